@@ -1,0 +1,62 @@
+"""Named errors: each says what is wrong, where, and what to do, and carries the exit code of its kind.
+
+Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+class SheepOpError(Exception):
+    """An error the user can act on. The command line prints its message without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(SheepOpError):
+    """A setting is unknown, out of range, or contradicts another."""
+
+    exit_code = 2
+
+
+class UsageError(SheepOpError):
+    """A command or function was called in a way that cannot be honoured."""
+
+    exit_code = 2
+
+
+class DeviceError(SheepOpError):
+    """A device or precision was asked for that this machine does not have."""
+
+    exit_code = 2
+
+
+class DataError(SheepOpError):
+    """Input files or a corpus directory cannot be used."""
+
+    exit_code = 3
+
+
+class TokenizerError(SheepOpError):
+    """A tokenizer cannot be trained, read, or does not fit what it is used with."""
+
+    exit_code = 3
+
+
+class CheckpointError(SheepOpError):
+    """A model, checkpoint or run directory is missing, damaged, foreign or of a newer format."""
+
+    exit_code = 3
+
+
+class StorageError(SheepOpError):
+    """The file system refused a write: full, read-only, or not permitted."""
+
+
+class Interrupted(SheepOpError):
+    """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number."""
+
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

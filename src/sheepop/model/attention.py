@@ -1,0 +1,101 @@
+"""Causal self-attention: softmax(Q K^T / sqrt(C) + M) V W_O, with one mask for every way of running the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheepop.model.cache import Cache
+from sheepop.model.config import ModelConfig
+from sheepop.model.positions import rotate
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which keys a query may see. Without `allowed` it is the plain lower triangle over the last T of S keys.
+
+    `allowed` is boolean, (B, 1, T, S) or broadcastable to it, and always lies within that triangle: it is built
+    by `causal_mask` alone, so no other code can let a query see the future.
+    """
+
+    allowed: Tensor | None = None
+
+
+def causal_mask(
+    num_queries: int,
+    num_keys: int,
+    *,
+    document_ids: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> AttentionMask:
+    """The mask for T queries that are the last T of S keys.
+
+    `document_ids` (B, S) keeps attention within a document (S = T then); `key_mask` (B, S) is False at padding.
+    A padded query sees itself, which keeps its softmax finite; nothing reads its result.
+    """
+    if document_ids is None and key_mask is None and num_queries in (1, num_keys):
+        return AttentionMask()
+    queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    keys = torch.arange(num_keys, device=device)[None, :]
+    allowed = (keys <= queries)[None, None]
+    if document_ids is not None:
+        allowed = allowed & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    if key_mask is not None:
+        allowed = (allowed & key_mask[:, None, None, :]) | (keys == queries)[None, None]
+    return AttentionMask(allowed)
+
+
+def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1); returns (B, H, T, C).
+
+    K key-value heads serve H query heads in groups of H / K (Ainslie et al. 2023).
+    """
+    return F.scaled_dot_product_attention(
+        q_BHTC,
+        k_BKSC,
+        v_BKSC,
+        attn_mask=mask.allowed,
+        dropout_p=dropout,
+        # One query is the newest position and may see every key; otherwise T = S and the triangle is meant.
+        is_causal=mask.allowed is None and q_BHTC.shape[2] > 1,
+        enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
+    )
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped key-value heads; (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_size
+        self.attention_dropout = config.dropout
+        q_width, kv_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
+        self.q_proj = nn.Linear(config.d_model, q_width, bias=config.bias)
+        self.k_proj = nn.Linear(config.d_model, kv_width, bias=config.bias)
+        self.v_proj = nn.Linear(config.d_model, kv_width, bias=config.bias)
+        self.o_proj = nn.Linear(q_width, config.d_model, bias=config.bias)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        mask: AttentionMask,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds."""
+        q_BHTC, k_BKTC, v_BKTC = (
+            projection(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if rotary is not None:
+            q_BHTC, k_BKTC = rotate(q_BHTC, *rotary), rotate(k_BKTC, *rotary)
+        if q_BHTC.dtype != v_BKTC.dtype:  # the angles are float32, autocast's projections are not
+            q_BHTC, k_BKTC = q_BHTC.to(v_BKTC.dtype), k_BKTC.to(v_BKTC.dtype)
+        keys, values = (k_BKTC, v_BKTC) if cache is None else cache.update(self.layer, k_BKTC, v_BKTC)
+        out_BHTC = attend(q_BHTC, keys, values, mask, self.attention_dropout if self.training else 0.0)
+        return self.o_proj(out_BHTC.transpose(1, 2).flatten(2))

@@ -1,0 +1,84 @@
+"""Keys and values of tokens already seen, so that a new token runs the network on one position only."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sheepop.model.config import ModelConfig
+
+
+class Cache(Protocol):
+    """What the network needs of a key-value store. S counts the slots in use after the update."""
+
+    @property
+    def length(self) -> int:
+        """Slots in use in every row before this forward pass."""
+
+    def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores T new positions of one layer; returns all keys and values (B, K, S, C)."""
+
+    def key_mask(self, num_tokens: int) -> Tensor | None:
+        """(B, S) True where a slot holds a real token once T more are stored, or None when every slot does."""
+
+    def advance(self, num_tokens: int) -> None:
+        """Called once per forward pass, after the last layer has stored its positions."""
+
+
+class KeyValueCache:
+    """A dense cache (B, K, capacity, C) per layer, allocated once.
+
+    Rows of different length are left-padded: `padding` (B,) counts the slots at the start of each row that hold
+    no token; they are never attended to.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch_size: int,
+        capacity: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        padding: Tensor | None = None,
+    ) -> None:
+        shape = (config.num_layers, batch_size, config.kv_heads, capacity, config.head_size)
+        self._keys = torch.zeros(shape, device=device, dtype=dtype)
+        self._values = torch.zeros(shape, device=device, dtype=dtype)
+        self._capacity = capacity
+        self._length = 0
+        self._padding = None if padding is None or not padding.any() else padding.to(device)
+
+    @property
+    def length(self) -> int:
+        """Slots in use in every row, padding included."""
+        return self._length
+
+    def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores T new positions of one layer behind the old ones; raises `ValueError` when they do not fit."""
+        end = self._length + keys_BKTC.shape[2]
+        if end > self._capacity:
+            raise ValueError(f"the cache holds {self._capacity} positions; {end} were asked for")
+        self._keys[layer, :, :, self._length : end] = keys_BKTC
+        self._values[layer, :, :, self._length : end] = values_BKTC
+        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+
+    def key_mask(self, num_tokens: int) -> Tensor | None:
+        """(B, S) False at left padding; None when no row is padded."""
+        if self._padding is None:
+            return None
+        slots = torch.arange(self._length + num_tokens, device=self._padding.device)
+        return slots[None, :] >= self._padding[:, None]
+
+    def advance(self, num_tokens: int) -> None:
+        """Makes the T positions stored by this pass part of the past."""
+        self._length += num_tokens
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Drops the rows of finished sequences; `rows` (B',) are the indices that stay, in their new order."""
+        self._keys = self._keys[:, rows]
+        self._values = self._values[:, rows]
+        if self._padding is not None:
+            self._padding = self._padding[rows]
