@@ -11,23 +11,35 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
 
 C = TypeVar("C", bound="Config")
+_MOST_VALUES = 100_000
+_SHOWN_CHARACTERS = 100
 
 
 class Config(BaseModel):
-    """A subtree of the configuration: immutable, with unknown keys and NaN refused."""
+    """A subtree of the configuration: immutable; unknown keys, NaN, and true or false for a number are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_for_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python counts True as 1; in a config file it is a mistake."""
+        types = _types_within(cls.model_fields[info.field_name or ""].annotation)
+        takes_numbers_only = types & {int, float} and not types & {bool, Any}
+        if takes_numbers_only and _holds_truth_value(value):
+            raise ValueError("a number is needed here, not true or false")
+        return value
 
     def replace(self: C, **changes: Any) -> C:
         """A validated copy in which the given fields differ."""
@@ -38,12 +50,12 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     """Reads a YAML or JSON mapping; raises `ConfigError` with the line when it cannot be parsed."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"Config file {path} does not exist. Give the path of a YAML or JSON file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config file {path} cannot be read: {error}.") from None
-    return parse_config(text, where=str(path), is_json=path.suffix == ".json")
+    return parse_config(text, where=str(path), is_json=path.suffix.lower() == ".json")
 
 
 def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, Any]:
@@ -59,10 +71,13 @@ def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, A
         raise ConfigError(f"{where}{line}: not valid YAML ({problem}).") from None
     except ValueError as error:
         raise ConfigError(f"{where}: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply for a config.") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{where} holds a {type(loaded).__name__}; a config is a mapping of keys to values.")
+    _refuse_expanding(loaded, where)
     return loaded
 
 
@@ -78,8 +93,13 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
             )
         try:
             value = yaml.load(text, _UniqueKeyLoader) if text.strip() else ""
+        except yaml.constructor.ConstructorError as error:
+            raise ConfigError(f"Override {override!r}: {error.problem}.") from None
         except yaml.YAMLError:
-            value = text
+            value = text  # text such as *.pyc means something else in YAML; here it is what the user typed
+        except (ValueError, RecursionError):
+            raise ConfigError(f"Override {_shown(override)}: the value cannot be read.") from None
+        _refuse_expanding(value, f"Override {key}")
         *parents, leaf = key.split(".")
         node = result
         for parent in parents:
@@ -114,7 +134,7 @@ def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:
 
 def dump_config(config: Config) -> str:
     """The config as YAML text that `validate` reads back to an equal tree."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
@@ -128,7 +148,42 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
         return f"{path}: this key is required."
     if not location or isinstance(detail["input"], dict | BaseModel):
         return f"{path}: {message}" if path else message
-    return f"{path} = {detail['input']!r}: {message}"
+    if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+        message += "; to give this as text, write it in quotes"
+    return f"{path} = {_shown(detail['input'])}: {message}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def _types_within(annotation: Any) -> set[Any]:
+    """The plain types an annotation is made of; a literal counts as the type of its values."""
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    arguments = get_args(annotation)
+    if not arguments:
+        return {annotation}
+    return set().union(*(_types_within(argument) for argument in arguments))
+
+
+def _holds_truth_value(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds_truth_value(item) for item in value)
+    return isinstance(value, bool)
+
+
+def _refuse_expanding(tree: Any, where: str) -> None:
+    """Refuses a tree that names itself, or that a few YAML aliases blow up to millions of values."""
+    pending, count = [tree], 0
+    while pending:
+        node = pending.pop()
+        children = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+        count += len(children)
+        if count > _MOST_VALUES:
+            raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting what aliases repeat.")
+        pending.extend(children)
 
 
 def _nearest(config_class: type[Config], location: list[str]) -> str:
@@ -170,24 +225,45 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML that refuses duplicate keys and reads ``1e-3`` as a number, as JSON does."""
+    """Safe YAML that refuses duplicate keys; numbers are those of YAML 1.2, so ``1e-3`` is one and ``1:30`` is not."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} stands twice", node.start_mark)
+        seen = set()
+        for key_node, _ in node.value:
+            name = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else id(key_node)
+            if name in seen:
+                problem = f"the key {key_node.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        """Decimal, or 0x and 0o; a leading zero is no octal sign."""
+        digits = str(node.value)
+        return int(digits, 0 if re.match("[-+]?0[xo]", digits) else 10)
 
-def _construct_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(node.value))
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that this module, or a YAML 1.1 reader, would take for something else."""
 
 
-_UniqueKeyLoader.yaml_implicit_resolvers = {
-    key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_UniqueKeyLoader.add_implicit_resolver(
-    "!exponent", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+_INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_NUMBER_PATTERNS = (
+    (_INTEGER, re.compile(r"[-+]?[0-9][0-9_]*$|0x[0-9a-fA-F]+$|0o[0-7]+$"), "-+0123456789"),
+    (
+        _FLOAT,
+        re.compile(
+            r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+        ),
+        "-+.0123456789",
+    ),
 )
-_UniqueKeyLoader.add_constructor("!exponent", _construct_number)
+_UniqueKeyLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INTEGER, _FLOAT, _TIMESTAMP)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern, _first in _NUMBER_PATTERNS:
+    for _class in (_UniqueKeyLoader, _Dumper):
+        _class.add_implicit_resolver(_tag, _pattern, list(_first))
+_UniqueKeyLoader.add_constructor(_INTEGER, _UniqueKeyLoader.construct_integer)

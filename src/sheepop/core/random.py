@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-_ROUNDS = 6
+_ROUNDS = 8
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -58,7 +58,7 @@ class Permutation:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         self.size = size
-        self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._half_bits = max(3, ((size - 1).bit_length() + 1) // 2)
         self._round_keys = [np.uint64(derive_seed(key, "permutation round", number)) for number in range(_ROUNDS)]
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:

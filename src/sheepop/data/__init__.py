@@ -1,0 +1,27 @@
+"""Files to documents, documents to tokens, tokens to batches."""
+
+from sheepop.data.batches import IGNORED_LABEL, Batch, Batches
+from sheepop.data.build import build_corpus
+from sheepop.data.chunks import PaddedBatches
+from sheepop.data.config import DataConfig
+from sheepop.data.corpus import Corpus
+from sheepop.data.documents import Document
+from sheepop.data.manifest import is_corpus
+from sheepop.data.order import SampleOrder
+from sheepop.data.packing import PackedBatches
+from sheepop.data.shards import TokenSplit
+
+__all__ = [
+    "IGNORED_LABEL",
+    "Batch",
+    "Batches",
+    "Corpus",
+    "DataConfig",
+    "Document",
+    "PackedBatches",
+    "PaddedBatches",
+    "SampleOrder",
+    "TokenSplit",
+    "build_corpus",
+    "is_corpus",
+]

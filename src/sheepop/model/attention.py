@@ -17,8 +17,8 @@ from sheepop.model.positions import rotate
 class AttentionMask:
     """Which keys a query may see. Without `allowed` it is the plain lower triangle over the last T of S keys.
 
-    `allowed` is boolean, (B, 1, T, S) or broadcastable to it, and always lies within that triangle: it is built
-    by `causal_mask` alone, so no other code can let a query see the future.
+    `allowed` is boolean, (B, 1, T, S) or broadcastable to it. `causal_mask` is the only place that builds one, and
+    what it builds lies within that triangle, so no setting lets a query see the future.
     """
 
     allowed: Tensor | None = None
@@ -35,8 +35,14 @@ def causal_mask(
     """The mask for T queries that are the last T of S keys.
 
     `document_ids` (B, S) keeps attention within a document (S = T then); `key_mask` (B, S) is False at padding.
-    A padded query sees itself, which keeps its softmax finite; nothing reads its result.
+    A padded query sees itself, which keeps its softmax finite; nothing reads its result. Raises `ValueError` when a
+    shape does not fit.
     """
+    for name, given in (("document_ids", document_ids), ("key_mask", key_mask)):
+        if given is not None and (given.ndim != 2 or given.shape[1] != num_keys):
+            raise ValueError(f"{name} has shape {tuple(given.shape)}; a row for each sequence of {num_keys} is needed")
+    if document_ids is not None and num_queries != num_keys:
+        raise ValueError(f"document_ids need every position as a query; got {num_queries} of {num_keys}")
     if document_ids is None and key_mask is None and num_queries in (1, num_keys):
         return AttentionMask()
     queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
@@ -52,8 +58,12 @@ def causal_mask(
 def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1); returns (B, H, T, C).
 
-    K key-value heads serve H query heads in groups of H / K (Ainslie et al. 2023).
+    K key-value heads serve H query heads in groups of H / K (Ainslie et al. 2023). Raises `ValueError` for a mask
+    without `allowed` over 1 < T < S queries: that triangle has to be built.
     """
+    num_queries, num_keys = q_BHTC.shape[2], k_BKSC.shape[2]
+    if mask.allowed is None and num_queries not in (1, num_keys):
+        raise ValueError(f"{num_queries} queries over {num_keys} keys need a mask built by causal_mask")
     return F.scaled_dot_product_attention(
         q_BHTC,
         k_BKSC,
@@ -61,7 +71,7 @@ def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, 
         attn_mask=mask.allowed,
         dropout_p=dropout,
         # One query is the newest position and may see every key; otherwise T = S and the triangle is meant.
-        is_causal=mask.allowed is None and q_BHTC.shape[2] > 1,
+        is_causal=mask.allowed is None and num_queries > 1,
         enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
     )
 
@@ -94,8 +104,6 @@ class Attention(nn.Module):
         )
         if rotary is not None:
             q_BHTC, k_BKTC = rotate(q_BHTC, *rotary), rotate(k_BKTC, *rotary)
-        if q_BHTC.dtype != v_BKTC.dtype:  # the angles are float32, autocast's projections are not
-            q_BHTC, k_BKTC = q_BHTC.to(v_BKTC.dtype), k_BKTC.to(v_BKTC.dtype)
         keys, values = (k_BKTC, v_BKTC) if cache is None else cache.update(self.layer, k_BKTC, v_BKTC)
         out_BHTC = attend(q_BHTC, keys, values, mask, self.attention_dropout if self.training else 0.0)
         return self.o_proj(out_BHTC.transpose(1, 2).flatten(2))

@@ -58,6 +58,8 @@ class KeyValueCache:
 
     def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
         """Stores T new positions of one layer behind the old ones; raises `ValueError` when they do not fit."""
+        if keys_BKTC.shape[0] != self._keys.shape[1]:
+            raise ValueError(f"the cache holds {self._keys.shape[1]} sequences; {keys_BKTC.shape[0]} were given")
         end = self._length + keys_BKTC.shape[2]
         if end > self._capacity:
             raise ValueError(f"the cache holds {self._capacity} positions; {end} were asked for")

@@ -12,7 +12,8 @@ from sheepop.model.presets import PRESETS
 PositionEncoding = Literal["sinusoidal", "learned", "rope"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
-PositiveInt = Annotated[int, Field(ge=1)]
+# Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers.
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
 
 
 class ModelConfig(Config):
@@ -28,7 +29,9 @@ class ModelConfig(Config):
     num_heads: PositiveInt = 8
     num_kv_heads: PositiveInt | None = Field(None, description="null is num_heads (multi-head attention)")
     head_dim: PositiveInt | None = Field(None, description="null is d_model / num_heads")
-    d_ff: PositiveInt | None = Field(None, description="null is 4 d_model, or 8/3 d_model for swiglu")
+    d_ff: PositiveInt | None = Field(
+        None, description="null is 4 d_model; for swiglu 8/3 d_model, up to a multiple of 32"
+    )
     max_seq_len: PositiveInt = 256
     position_encoding: PositionEncoding = "sinusoidal"
     position_base: float = Field(10000.0, gt=1.0, description="the 10000 of sinusoids and rotary angles")
@@ -45,7 +48,7 @@ class ModelConfig(Config):
         if not isinstance(given, dict):
             return given
         preset = given.get("preset")
-        if preset is not None and preset not in PRESETS:
+        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise ValueError(f"preset {preset!r} is not known. Known presets: {', '.join(PRESETS)}")
         values = {**(PRESETS[preset] if preset else {}), **given}
         d_model, num_heads = _size(cls, values, "d_model"), _size(cls, values, "num_heads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
@@ -14,26 +15,28 @@ def sinusoidal_table(num_positions: int, d_model: int, base: float = 10000.0) ->
     Column c of position p holds sin or cos of ``p / base^(2 floor(c/2) / d_model)`` (Vaswani et al. 2017, 3.5).
     Computed in float64, so that far positions keep their phase.
     """
-    columns = torch.arange(d_model, dtype=torch.float64)
+    # An explicit device: the tables hold values even when the network is laid out on the meta device.
+    columns = torch.arange(d_model, dtype=torch.float64, device="cpu")
     exponents = 2 * torch.div(columns, 2, rounding_mode="floor") / d_model
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] / base**exponents
+    angles = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None] / base**exponents
     return torch.where(columns.long() % 2 == 0, angles.sin(), angles.cos()).float()
 
 
 def rotary_tables(num_positions: int, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """Cosines and sines (num_positions, head_dim / 2), of ``p base^(-2i / head_dim)`` (Su et al. 2021, 3.2.2)."""
-    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
+    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+    angles = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None] * frequencies
     return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns column pairs (i, i + C/2) of every head by the angle of its position; norms are kept.
 
-    `cos` and `sin` broadcast against (B, H, T, C/2).
+    `cos` and `sin` broadcast against (B, H, T, C/2). Under autocast they are float32 and `x_BHTC` is not: the
+    products are taken in float32 and the result has the dtype of `x_BHTC`.
     """
     first, second = x_BHTC.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
 
 
 class AddedPositions(nn.Module):
@@ -51,7 +54,7 @@ class AddedPositions(nn.Module):
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Adds the vector of each token's position; None means 0, 1, 2, ... in every row."""
-        vectors = self.table[: x_BTD.shape[1]] if positions_BT is None else self.table[positions_BT]
+        vectors = self.table[: x_BTD.shape[1]] if positions_BT is None else F.embedding(positions_BT, self.table)
         return x_BTD + vectors.to(x_BTD.dtype)
 
 
@@ -71,4 +74,4 @@ class RotaryPositions(nn.Module):
         """Cosines and sines that broadcast against (B, H, T, C/2)."""
         if positions_BT is None:
             return self.cos[:num_positions], self.sin[:num_positions]
-        return self.cos[positions_BT][:, None], self.sin[positions_BT][:, None]
+        return F.embedding(positions_BT, self.cos)[:, None], F.embedding(positions_BT, self.sin)[:, None]

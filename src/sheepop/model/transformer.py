@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from sheepop.model.attention import causal_mask
@@ -33,7 +34,11 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = build_norm(config)
         self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
-        if config.tie_weights:
+        self.tie()
+
+    def tie(self) -> None:
+        """Makes the output projection and the embedding one parameter, when the configuration says so."""
+        if self.config.tie_weights:
             self.lm_head.weight = self.embedding.weight
 
     def hidden_states(
@@ -46,27 +51,29 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
 
-        `positions` (B, T) default to 0, 1, 2, ... behind what `cache` holds; `document_ids` (B, T) keep attention
-        within equal ids. Raises `ValueError` for a sequence longer than `max_seq_len`.
+        `positions` (B, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its left
+        padding not counted; `document_ids` (B, T) keep attention within equal ids. Raises `ValueError` for a
+        sequence longer than `max_seq_len`, or an argument of another shape.
         """
+        if input_ids.ndim != 2:
+            raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
         num_tokens = input_ids.shape[1]
         past = 0 if cache is None else cache.length
         if num_tokens > self.config.max_seq_len or (positions is None and past + num_tokens > self.config.max_seq_len):
             raise ValueError(f"{past + num_tokens} positions do not fit max_seq_len = {self.config.max_seq_len}")
         if cache is not None and document_ids is not None:
             raise ValueError("document_ids are for packed training batches; a cache holds one document per row")
-        if positions is None and past:
-            positions = input_ids.new_tensor(range(past, past + num_tokens))[None]
+        key_mask = None if cache is None else cache.key_mask(num_tokens)
+        if positions is None and key_mask is not None:
+            positions = (key_mask.cumsum(1) - 1).clamp(min=0)[:, past:]
+        elif positions is None and past:
+            positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
         x_BTD = self.embedding(input_ids) * self.embedding_scale
         if self.added_positions is not None:
             x_BTD = self.added_positions(x_BTD, positions)
         rotary = None if self.rotary_positions is None else self.rotary_positions(num_tokens, positions)
         mask = causal_mask(
-            num_tokens,
-            past + num_tokens,
-            document_ids=document_ids,
-            key_mask=None if cache is None else cache.key_mask(num_tokens),
-            device=input_ids.device,
+            num_tokens, past + num_tokens, document_ids=document_ids, key_mask=key_mask, device=input_ids.device
         )
         x_BTD = self.dropout(x_BTD)
         for block in self.blocks:

@@ -1,0 +1,38 @@
+"""Text to token ids and back: characters, byte-level BPE, training a vocabulary, streaming text."""
+
+from sheepop.tokenizer.byte_level import ByteLevelBPE
+from sheepop.tokenizer.character import CharTokenizer
+from sheepop.tokenizer.config import TokenizerConfig
+from sheepop.tokenizer.files import load_tokenizer, tokenizer_from_json
+from sheepop.tokenizer.interface import (
+    BOS,
+    EOS,
+    PAD,
+    SETTINGS_FILE,
+    SPECIAL_TOKENS,
+    TOKENIZER_FILE,
+    UNK,
+    SpecialRole,
+    Tokenizer,
+)
+from sheepop.tokenizer.stream import StreamDecoder
+from sheepop.tokenizer.training import train_tokenizer
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "SETTINGS_FILE",
+    "SPECIAL_TOKENS",
+    "TOKENIZER_FILE",
+    "UNK",
+    "ByteLevelBPE",
+    "CharTokenizer",
+    "SpecialRole",
+    "StreamDecoder",
+    "Tokenizer",
+    "TokenizerConfig",
+    "load_tokenizer",
+    "tokenizer_from_json",
+    "train_tokenizer",
+]

@@ -1,0 +1,80 @@
+# Every target makes the virtual environment it needs. Works with GNU make 3.81, which macOS ships.
+
+PYTHON ?= python3
+VENV := .venv
+# Where torch itself comes from; empty means pip's own configuration. PyTorch's CPU builds, which are much smaller:
+#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+MINUTES ?= 5
+DATA ?=
+OUTPUT ?= runs/quickstart
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+# Workers share the cores; tests/conftest.py gives each its part of the threads.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
+ifneq ($(strip $(TORCH_INDEX)),)
+CHOSEN_TORCH := chosen-torch
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test test-system test-faults lint bench chosen-torch
+
+help:
+	@echo "make quickstart    make a language model from real files and let it write"
+	@echo "                     MINUTES=5 budget, DATA=PATH your own files, OUTPUT=runs/quickstart"
+	@echo "make test          every test that a Python environment can run"
+	@echo "make test-system   tests that need programs of the operating system"
+	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"
+	@echo "make lint          ruff and mypy"
+	@echo "make bench         the benchmarks"
+	@echo
+	@echo "Each target installs what it needs into $(VENV). Variables for that:"
+	@echo "  PYTHON=python3     the interpreter to use, 3.11 or newer"
+	@echo "  TORCH_INDEX=URL    the package index torch comes from (default: pip's own), for example"
+	@echo "                     https://download.pytorch.org/whl/cpu for the small build without CUDA"
+
+quickstart: $(VENV)/.installed
+	$(BIN)/sheepop quickstart --output "$(OUTPUT)" --minutes "$(MINUTES)" $(if $(DATA),--data "$(DATA)")
+
+test: $(VENV)/.installed-dev
+	$(PYTEST) -m "not system and not campaign" $(PARALLEL)
+
+test-system: $(VENV)/.installed-dev
+	$(PYTEST) -m "system and not campaign"
+
+test-faults: $(VENV)/.installed-dev
+	$(PYTEST) -m campaign --timeout 3600
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/sheepop bench
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "SheepOp needs Python 3.11 or newer; '$(PYTHON)' is missing or older." >&2; \
+	  echo "Install one and name it, for example: make PYTHON=python3.12 quickstart" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Runs whenever TORCH_INDEX is given, and installs only when that index differs from the one used last.
+# Without dependencies: an index of torch builds need not hold the versions that constraints.txt names.
+chosen-torch: $(VENV)/.created
+	@if [ "$$(cat $(VENV)/.torch-index 2>/dev/null)" != "$(TORCH_INDEX)" ]; then \
+	  $(PIP_INSTALL) --no-deps --force-reinstall --index-url "$(TORCH_INDEX)" torch \
+	  && echo "$(TORCH_INDEX)" > $(VENV)/.torch-index; fi
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
+	$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,173 @@
+"""The directory of a training run: configuration, metrics, samples, and checkpoints that are whole or absent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.files import (
+    TEMPORARY_MARK,
+    atomic_directory,
+    damaged_files,
+    remove_partial,
+    remove_tree,
+    storage_errors,
+    write_atomic,
+)
+
+CONFIG = "config.yaml"
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and checkpoints of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
+        """Prepares a directory for a new run.
+
+        Refuses one that holds a run, unless `overwrite`; one that holds anything else is always refused, so that
+        no mistyped path costs somebody's files.
+        """
+        run = cls(Path(path))
+        with storage_errors(run.path):
+            if run.path.is_dir() and any(run.path.iterdir()):
+                if not run.holds_run():
+                    raise UsageError(
+                        f"The output directory {run.path} is not empty and does not hold a run. Choose another one."
+                    )
+                if not overwrite:
+                    raise UsageError(
+                        f"The output directory {run.path} already holds a run. Go on with it (--resume auto), "
+                        "replace it (--overwrite), or choose another one."
+                    )
+                for entry in run.path.iterdir():
+                    remove_tree(entry)
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """A directory that holds a run already; raises `CheckpointError` otherwise."""
+        run = cls(Path(path))
+        if not run.holds_run():
+            raise CheckpointError(f"{run.path} does not hold a run: {run.path / CONFIG} is missing.")
+        return run
+
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / CONFIG).is_file() or self.checkpoints.is_dir()
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / CONFIG
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line: the one source of truth about the run's course."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples_file(self) -> Path:
+        """Text written by the model while it was trained, one JSON object a line."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def plots(self) -> Path:
+        """Pictures of the metrics."""
+        return self.path / "plots"
+
+    @property
+    def corpus(self) -> Path:
+        """The corpus, when the run built its own."""
+        return self.path / "corpus"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints and of the pointers to the latest and best."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of `step` is kept."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint directory, ascending."""
+        if not self.checkpoints.is_dir():
+            return []
+        matches = (_STEP_NAME.fullmatch(entry.name) for entry in self.checkpoints.iterdir() if entry.is_dir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    @contextmanager
+    def write_checkpoint(self, step: int) -> Iterator[Path]:
+        """Yields a directory to fill; it becomes the latest checkpoint once it is whole and on the disk."""
+        remove_partial(self.checkpoints)
+        with atomic_directory(self.checkpoint(step), replace=True) as directory:
+            yield directory
+        self._point("latest", step)
+
+    def mark_best(self, step: int) -> None:
+        """Points ``best`` at a finished checkpoint."""
+        self._point("best", step)
+
+    def pointer(self, name: str) -> int | None:
+        """The step that ``latest`` or ``best`` names, or None when it is missing or names no checkpoint."""
+        try:
+            match = _STEP_NAME.fullmatch((self.checkpoints / name).read_text(encoding="utf-8").strip())
+        except (OSError, UnicodeDecodeError):
+            return None
+        step = int(match[1]) if match else None
+        return step if step is not None and self.checkpoint(step).is_dir() else None
+
+    def latest_good(self, warn: Callable[[str], None]) -> int | None:
+        """The newest step whose checkpoint is undamaged; every damaged one passed over is named to `warn`."""
+        for step in reversed(self.steps()):
+            problems = damaged_files(self.checkpoint(step))
+            if not problems:
+                return step
+            warn(f"Checkpoint {self.checkpoint(step)} is passed over: {'; '.join(problems)}.")
+        return None
+
+    def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
+        """Removes checkpoints up to step `newest` except the last `keep_last`, milestones, and the one marked best.
+
+        A checkpoint is renamed before it is removed, so that a kill in between leaves none half deleted.
+        """
+        steps = [step for step in self.steps() if step <= newest]
+        kept = milestones | {self.pointer("best"), self.pointer("latest")} | set(steps[-keep_last:])
+        for step in steps:
+            if step not in kept:
+                doomed = self.checkpoint(step).with_name(f".{self.checkpoint(step).name}{TEMPORARY_MARK}pruned")
+                self.checkpoint(step).rename(doomed)
+                remove_tree(doomed)
+
+    def _point(self, name: str, step: int) -> None:
+        write_atomic(self.checkpoints / name, self.checkpoint(step).name + "\n")
+
+
+def resolve_model_directory(path: str | Path) -> Path:
+    """The model directory that `path` means: itself, a checkpoint, or a run's best (else latest) checkpoint."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist. Give a model directory, a checkpoint or a run directory.")
+    if (path / "config.json").is_file():
+        return path
+    run = RunDirectory(path)
+    if run.holds_run():
+        step = run.pointer("best")
+        if step is None:
+            step = run.pointer("latest")
+        if step is None:
+            raise CheckpointError(f"The run in {path} has no finished checkpoint yet.")
+        return run.checkpoint(step)
+    raise CheckpointError(
+        f"{path} is not a model: it holds neither config.json (a model directory) nor checkpoints/ (a run)."
+    )

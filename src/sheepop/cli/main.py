@@ -1,0 +1,72 @@
+"""The ``sheepop`` program: its verbs, and how an error becomes one paragraph and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import sheepop
+from sheepop.cli import bench, data, doctor, generate, quickstart, tokenizer, train
+from sheepop.core.errors import SheepOpError
+
+app = typer.Typer(
+    name="sheepop",
+    help="A language model's whole life: a folder of files becomes a model that writes.",
+    epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(data.app, name="data")
+app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sheepop {sheepop.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Runs the command line of this process; the entry point of the installed program."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    try:
+        app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
+    except SheepOpError as error:
+        if debug:
+            raise
+        sys.exit(_report(str(error), error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(_report("Interrupted.", 130))
+    except Exception as error:
+        if debug:
+            raise
+        fault = (
+            f"An unexpected fault: {type(error).__name__}: {error}\nRun the command again with --debug to see where."
+        )
+        sys.exit(_report(fault, 1))
+
+
+def _report(message: str, exit_code: int) -> int:
+    name = "Stopped" if exit_code > 128 else "Error"
+    sys.stdout.flush()
+    print(f"{name}: {message}", file=sys.stderr)
+    return exit_code

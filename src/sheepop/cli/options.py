@@ -1,0 +1,30 @@
+"""Options that several verbs share, and the console they write to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sheepop.core.console import Console
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings, for example training.learning_rate=0.001", metavar="[KEY=VALUE]..."),
+]
+
+
+def make_console(quiet: bool) -> Console:
+    """The console of a command."""
+    return Console(quiet=quiet)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,51 @@
+"""``sheepop quickstart``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
+
+
+def quickstart(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
+    minutes: Annotated[float, typer.Option(help="Time to train.")] = 5.0,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", help="Your own files instead of Python's standard library; may be repeated."),
+    ] = None,
+    device: Device = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives another model.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted quickstart.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make a small language model from real files, read what it writes, see how good it is.
+
+    Examples:
+
+      sheepop quickstart
+
+      sheepop quickstart --data notes/ --output runs/notes --minutes 10
+    """
+    from sheepop.jobs.quickstart import quickstart as quickstart_job
+    from sheepop.jobs.quickstart import render_outcome
+
+    outcome = quickstart_job(
+        output,
+        minutes=minutes,
+        paths=data or [],
+        device=device or "auto",
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        console=make_console(quiet),
+    )
+    if as_json:
+        print_json(outcome.to_dict())
+    else:
+        typer.echo(render_outcome(outcome))

@@ -1,0 +1,90 @@
+"""``sheepop tokenizer train | encode | show``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sheepop.cli.options import Json, Quiet, make_console, print_json
+from sheepop.core.errors import UsageError
+
+app = typer.Typer(help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True)
+
+
+@app.command("train")
+def train(
+    inputs: Annotated[list[Path], typer.Argument(help="Files and folders of text.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
+    algorithm: Annotated[str, typer.Option(help="bpe or char.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary (bpe).")] = 4096,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a vocabulary on files.
+
+    Example:  sheepop tokenizer train notes/ --output tokenizers/notes --vocab-size 2048
+    """
+    from sheepop.jobs.tokenizer import train_from_files
+
+    result = train_from_files(inputs, output, algorithm, vocab_size, make_console(quiet))
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        typer.echo(
+            f"Wrote {result['path']}: {result['vocab_size']:,} tokens, "
+            f"{result['bytes_per_token']:.2f} bytes per token on the text it was trained on."
+        )
+
+
+@app.command("encode")
+def encode(
+    tokenizer: Annotated[Path, typer.Argument(help="A tokenizer, model or run directory.")],
+    text: Annotated[str | None, typer.Argument(help="Text; without it standard input is read.")] = None,
+    allow_special: Annotated[
+        bool, typer.Option("--allow-special", help="Read <eos> and the like as special tokens.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the tokens of a text.
+
+    Example:  sheepop tokenizer encode runs/quickstart "def main():"
+    """
+    from sheepop.jobs.tokenizer import encode_text
+
+    if text is None:
+        if sys.stdin.isatty():
+            raise UsageError("Give the text as an argument, or pipe it in.")
+        text = sys.stdin.read()
+    rows = encode_text(tokenizer, text, allow_special)
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            typer.echo(f"{row['id']:>7}  {row['text']!r}")
+
+
+@app.command("show")
+def show(
+    tokenizer: Annotated[Path, typer.Argument(help="A tokenizer, model or run directory.")],
+    limit: Annotated[int, typer.Option(min=1, help="Longest tokens to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show what a vocabulary consists of.
+
+    Example:  sheepop tokenizer show runs/quickstart
+    """
+    from sheepop.jobs.tokenizer import describe_tokenizer
+
+    result = describe_tokenizer(tokenizer, limit)
+    if as_json:
+        print_json(result)
+        return
+    for key in ("algorithm", "vocab_size", "fingerprint"):
+        typer.echo(f"{key:<12} {result[key]}")
+    specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items())
+    typer.echo(f"{'special':<12} {specials}\nlongest tokens:")
+    for row in result["longest"]:
+        typer.echo(f"{row['id']:>7}  {row['text']!r}")

@@ -1,0 +1,82 @@
+"""``sheepop train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json
+from sheepop.core.errors import UsageError
+
+
+def train(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="A file, folder or corpus directory; may be repeated.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
+    ] = None,
+    device: Device = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="auto|PATH", help="Go on with the run at PATH; auto: at --output, or start."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model on files.
+
+    Examples:
+
+      sheepop train --data notes/ --output runs/notes training.max_minutes=10
+
+      sheepop train --data book.txt --config config.json --device cpu
+
+      sheepop train --resume runs/notes
+    """
+    from sheepop.jobs.config import load_config
+    from sheepop.jobs.resume import find_resumable
+    from sheepop.jobs.train import train as train_job
+
+    if resume is not None and overwrite:
+        raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+    options: dict[str, object] = {}
+    if data:
+        options["data"] = {"paths": [str(path) for path in data]}
+    if device is not None:
+        options["device"] = device
+    path = output
+    if resume is not None and resume != "auto":
+        path = Path(resume)
+        if output is not None and output != path:
+            raise UsageError(f"--resume names {resume} and --output names {output}; give one of them.")
+        if find_resumable(path) is None:
+            raise UsageError(f"{path} does not hold a run to go on with. Use --resume auto to start one there.")
+    if path is not None:
+        options["output_dir"] = str(path)
+    settings = load_config(config, overrides or (), options=options)
+    stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
+    if resume == "auto" and settings.output_dir is None:
+        raise UsageError("--resume auto needs to know the run: give --output DIR.")
+    if stored is not None:
+        settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
+    outcome = train_job(settings, resume=resume is not None, overwrite=overwrite, console=make_console(quiet))
+    result = {
+        "run": str(outcome.run),
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "best_step": outcome.best_step,
+        **(outcome.scores.to_dict() if outcome.scores else {}),
+    }
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        typer.echo(f"Done: {outcome.run}")
+        if outcome.scores is not None:
+            typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
+        typer.echo(f'Report: {outcome.run / "report.html"}\nNext: sheepop generate {outcome.run} --prompt "..."')

@@ -1,0 +1,90 @@
+"""A corpus directory, opened: documents, token splits, the tokenizer, and the manifest that ties them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sheepop.core.errors import DataError
+from sheepop.core.files import damaged_files
+from sheepop.data.documents import Document, read_documents
+from sheepop.data.manifest import read_manifest
+from sheepop.data.shards import FILE_PREFIX, TokenSplit
+from sheepop.data.split import SplitName
+from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+DOCUMENTS, TOKENS, TOKENIZER, QUARANTINE = "documents", "tokens", "tokenizer", "quarantine.jsonl"
+_TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+class Corpus:
+    """A finished corpus; open one with `Corpus.open`. Tokens are memory maps, documents are streamed."""
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        try:
+            self._dtype = _TYPES[manifest["tokens"]["type"]]
+            self.train = self._open_split("train")
+            self.validation = self._open_split("validation")
+            self._tokenizer_fingerprint = str(manifest["tokenizer"]["fingerprint"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"The manifest of {directory} is damaged: {type(error).__name__} {error}. Build the corpus again."
+            ) from None
+
+    @classmethod
+    def open(cls, directory: str | Path, *, verify: bool = True) -> Corpus:
+        """Opens a corpus directory; with `verify` every file is read and compared with its checksum.
+
+        Raises `DataError` when the directory is not a corpus, is damaged (naming the files), or was written by a
+        newer SheepOp.
+        """
+        directory = Path(directory)
+        manifest = read_manifest(directory)
+        problems = damaged_files(directory) if verify else []
+        if problems:
+            raise DataError(f"The corpus in {directory} is damaged. Build it again.\n" + "\n".join(problems))
+        return cls(directory, manifest)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the content of all token files and the tokenizer: equal for equal training data."""
+        content = {"tokenizer": self._tokenizer_fingerprint, "splits": {}}
+        content["splits"] = {name: _hashes(self._summary(name)) for name in FILE_PREFIX}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the tokens belong to."""
+        return load_tokenizer(self.directory / TOKENIZER)
+
+    def require_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raises `DataError` unless the corpus was tokenized with `tokenizer`."""
+        given = tokenizer.fingerprint()
+        if given != self._tokenizer_fingerprint:
+            raise DataError(
+                f"The corpus {self.directory} was built with another tokenizer: its fingerprint is "
+                f"{self._tokenizer_fingerprint[:16]}, and that of the tokenizer in use is {given[:16]}. Build the "
+                "corpus again with tokenizer.path set to the tokenizer in use, or use the corpus's own, "
+                f"{self.directory / TOKENIZER}."
+            )
+
+    def documents(self, split: SplitName) -> Iterator[Document]:
+        """The documents of a split, in the order of its tokens."""
+        return read_documents(self.directory / DOCUMENTS, FILE_PREFIX[split])
+
+    def _summary(self, split: str) -> Mapping[str, Any]:
+        summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]
+        return summary
+
+    def _open_split(self, split: SplitName) -> TokenSplit:
+        return TokenSplit.open(self.directory / TOKENS, self._summary(split), self._dtype)
+
+
+def _hashes(summary: Mapping[str, Any]) -> list[str]:
+    return [summary["index"]["sha256"], *(shard["sha256"] for shard in summary["shards"])]

@@ -1,0 +1,172 @@
+"""Bytes to text: the encoding is found, or the bytes are refused; newlines and indentation stay as they are.
+
+In this order: a byte order mark; the coding cookie of Python source (PEP 263); UTF-8; detection among the encodings
+that text on disk is likely to have. Text is never decoded with replacement characters.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# UTF-32 comes first: its little-endian mark begins with the mark of UTF-16.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf_32_le"),
+    (codecs.BOM_UTF32_BE, "utf_32_be"),
+    (codecs.BOM_UTF8, "utf_8"),
+    (codecs.BOM_UTF16_LE, "utf_16_le"),
+    (codecs.BOM_UTF16_BE, "utf_16_be"),
+)
+PYTHON_SUFFIXES = (".py", ".pyw", ".pyi")
+_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK_OR_COMMENT = re.compile(rb"^[ \t\f]*(?:#|$)")
+
+# Codecs that a cookie may name but that are escapes or host names, not encodings of text.
+_NOT_FOR_TEXT = frozenset({"unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined"})
+
+# Candidates are tried group by group; the next one only when nothing of the first fits. Cp1250 must not compete with
+# cp1252, because Western text read as cp1250 looks plausible too.
+_ISOLATED_ACCENTS = (("cp1252", "latin_1"), ("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"))
+_WHOLE_WORDS = (
+    ("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252", "latin_1"),
+    ("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"),
+)
+_HIGH_BYTE = re.compile(rb"[\x80-\xff]")
+_ISOLATED_HIGH_BYTE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+# Detection decodes what it is given once per candidate; a sample of this size decides as well as the whole.
+_DETECTION_BYTES = 2**18
+
+# Control characters that have no place in text: all of C0 but \a \b \t \n \v \f \r and escape.
+_CONTROLS = bytes(c for c in range(32) if c not in (7, 8, 9, 10, 11, 12, 13, 27)) + b"\x7f"
+_MAX_CONTROL_SHARE = {"utf_8": 0.1, "detected": 0.002}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Text without its byte order mark, and the encoding it had on disk."""
+
+    text: str
+    encoding: str
+
+
+class UndecodableError(ValueError):
+    """The bytes are not text; `reason` is ``binary`` or ``undecodable``, `detail` says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def decode(data: bytes, name: str = "") -> Decoded:
+    """The text in `data`; the file's `name` only tells whether a Python coding cookie counts.
+
+    Raises `UndecodableError` for binary content and for text in no encoding that is known here.
+    """
+    for decoder in (_by_mark, _refuse_nul, _python_cookie(name), _by_utf8, _by_detection):
+        decoded = decoder(data)
+        if decoded is not None:
+            return decoded
+    raise UndecodableError("undecodable", "its bytes fit none of the encodings that text usually has")
+
+
+def _by_mark(data: bytes) -> Decoded | None:
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            text = _strictly(data[len(mark) :], encoding)
+            if text is not None and "\0" not in text:
+                return Decoded(text, encoding)
+    return None
+
+
+def _refuse_nul(data: bytes) -> None:
+    position = data.find(b"\0")
+    if position >= 0:
+        raise UndecodableError("binary", f"it holds a NUL byte at offset {position:,}")
+
+
+def _python_cookie(name: str) -> Callable[[bytes], Decoded | None]:
+    return _by_cookie if name.lower().endswith(PYTHON_SUFFIXES) else lambda data: None
+
+
+def _by_cookie(data: bytes) -> Decoded | None:
+    """PEP 263: a comment in the first two lines names the encoding; the first line must then be blank or comment."""
+    for line in data[:1024].splitlines()[:2]:
+        match = _COOKIE.match(line)
+        if match:
+            return _by_name(data, match.group(1).decode("ascii"))
+        if not _BLANK_OR_COMMENT.match(line):
+            return None
+    return None
+
+
+def _by_name(data: bytes, encoding: str) -> Decoded | None:
+    try:
+        name = codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        return None
+    # Python source is ASCII up to its cookie, so a cookie such as utf-16 cannot be true.
+    if name in (*_NOT_FOR_TEXT, "utf-8") or _strictly(b"# coding", name) != "# coding":
+        return None
+    text = _strictly(data, name)
+    return None if text is None else Decoded(text, name.replace("-", "_"))
+
+
+def _by_utf8(data: bytes) -> Decoded | None:
+    text = _strictly(data, "utf_8")
+    if text is None:
+        return None
+    _refuse_controls(data, _MAX_CONTROL_SHARE["utf_8"])
+    return Decoded(text, "utf_8")
+
+
+def _by_detection(data: bytes) -> Decoded | None:
+    from charset_normalizer import from_bytes
+
+    _refuse_controls(data, _MAX_CONTROL_SHARE["detected"])
+    sample = _sample(data)
+    for candidates in _ISOLATED_ACCENTS if _is_mostly_latin(sample) else _WHOLE_WORDS:
+        for match in from_bytes(sample, cp_isolation=list(candidates), enable_fallback=False):
+            text = _strictly(data, match.encoding)
+            if text is not None:
+                return Decoded(text, match.encoding)
+    return None
+
+
+def _is_mostly_latin(data: bytes) -> bool:
+    """Whether most bytes beyond ASCII stand alone among ASCII, as accents do and other scripts do not."""
+    return 2 * len(_ISOLATED_HIGH_BYTE.findall(data)) > len(_HIGH_BYTE.findall(data))
+
+
+def _sample(data: bytes) -> bytes:
+    """The first lines that are not ASCII, which tell encodings apart; whole lines, so that no character is cut."""
+    if len(data) <= _DETECTION_BYTES:
+        return data
+    lines, size = [], 0
+    for line in data.splitlines(keepends=True):
+        if not line.isascii():
+            lines.append(line)
+            size += len(line)
+            if size >= _DETECTION_BYTES:
+                break
+    return b"".join(lines)
+
+
+def _refuse_controls(data: bytes, limit: float) -> None:
+    controls = len(data) - len(data.translate(None, _CONTROLS))
+    if controls > limit * len(data):
+        share = controls / len(data)
+        raise UndecodableError("binary", f"{share:.1%} of its bytes are control characters")
+
+
+def _strictly(data: bytes, encoding: str) -> str | None:
+    """The decoded text, or None when `data` is not valid in `encoding` or holds lone surrogates."""
+    try:
+        text = data.decode(encoding)
+        if encoding != "utf_8":
+            text.encode("utf-8")
+    except (LookupError, ValueError):
+        return None
+    return text

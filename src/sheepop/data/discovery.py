@@ -1,0 +1,221 @@
+"""The files below the given paths, in a fixed order, and for every other file the reason it is left out.
+
+Folders are walked in the order of their names with an explicit stack, so depth is not limited by recursion. Every
+real folder is entered once, whatever symbolic links lead to it, so loops end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pathspec
+
+from sheepop.core.errors import DataError
+from sheepop.data.manifest import is_corpus
+
+IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "__MACOSX"})
+IGNORE_FILES = (".gitignore", ".sheepopignore")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file to read: where it is, its printable path relative to the input, and its size in bytes."""
+
+    path: str
+    source: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file, or with `is_directory` a whole folder, that is left out: at which stage, and why."""
+
+    source: str
+    stage: str
+    reason: str
+    detail: str
+    is_directory: bool = False
+
+    def as_record(self) -> dict[str, str]:
+        """The line of ``quarantine.jsonl``; the name of a folder ends in a slash."""
+        name = f"{self.source}/" if self.is_directory else self.source
+        return {"file": name, "stage": self.stage, "reason": self.reason, "detail": self.detail}
+
+
+def discover(paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Iterator[FoundFile | Skipped]:
+    """Every file below `paths`, sorted by name within each folder, either to be read or skipped with a reason.
+
+    Skipped are hidden names, names matched by `ignore` or by a ``.gitignore`` or ``.sheepopignore`` inside the
+    folder, the folders in `IGNORED_FOLDERS`, finished corpus directories, what is not a regular file, and empty,
+    oversized and unreadable files. A path given by name is taken even when it is hidden or matches a pattern.
+    Raises `DataError` when a path does not exist.
+    """
+    given = [Path(path) for path in paths]
+    for path in given:
+        if not os.path.lexists(path):
+            raise DataError(f"Data path {printable(str(path))} does not exist. Give a file or a folder with text.")
+    walk = _Walk(max_file_bytes, ignore_spec(ignore))
+    for path, label in zip(given, input_labels(given), strict=True):
+        yield from walk.below(path, label, alone=len(given) == 1)
+
+
+def input_labels(paths: Iterable[Path]) -> list[str]:
+    """A distinct printable name for each input: its last component, numbered where two are the same."""
+    labels: list[str] = []
+    for path in paths:
+        name = printable(Path(os.path.abspath(path)).name or "root")  # noqa: PTH100 - resolves "..", keeps links
+        label, number = name, 1
+        while label in labels:
+            number += 1
+            label = f"{name} ({number})"
+        labels.append(label)
+    return labels
+
+
+def printable(name: str) -> str:
+    """A file name as valid Unicode: bytes that are not UTF-8 become ``\\xNN``."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def ignore_spec(patterns: Iterable[str]) -> pathspec.GitIgnoreSpec:
+    """Compiled ``.gitignore`` patterns; raises ValueError naming the one that is not valid."""
+    lines = list(patterns)
+    for line in lines:
+        try:
+            pathspec.GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error):
+            raise ValueError(f"the ignore pattern {line!r} is not a valid .gitignore pattern") from None
+    return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder being walked: where it is, its path relative to the input, and the rule files in force."""
+
+    path: str
+    relative: str
+    rules: tuple[tuple[str, pathspec.GitIgnoreSpec], ...]
+
+    def is_ignored(self, name: str, is_directory: bool, configured: pathspec.GitIgnoreSpec) -> bool:
+        """Whether `name` is excluded: the configured patterns win, then, as in git, the deepest rule file."""
+        relative = self.relative + name + ("/" if is_directory else "")
+        for prefix, spec in (("", configured), *reversed(self.rules)):
+            include = spec.check_file(relative[len(prefix) :]).include
+            if include is not None:
+                return bool(include)
+        return False
+
+
+class _Walk:
+    def __init__(self, max_file_bytes: int, ignore: pathspec.GitIgnoreSpec) -> None:
+        self._max_file_bytes = max_file_bytes
+        self._ignore = ignore
+        self._entered: set[tuple[int, int]] = set()
+
+    def below(self, path: Path, label: str, *, alone: bool) -> Iterator[FoundFile | Skipped]:
+        try:
+            status = path.stat()
+        except OSError as error:
+            yield Skipped(label, "discover", "unreadable", _reason(error))
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            yield self._file(str(path), label, status)
+            return
+        self._entered.add((status.st_dev, status.st_ino))
+        prefix = "" if alone else f"{label}/"
+        # A stack of half-walked folders: memory is that of the open path, not of the tree.
+        stack = [self._entries(_Folder(str(path), "", ()), prefix)]
+        while stack:
+            item = next(stack[-1], None)
+            if item is None:
+                stack.pop()
+            elif isinstance(item, _Folder):
+                stack.append(self._entries(item, prefix))
+            else:
+                yield item
+
+    def _entries(self, folder: _Folder, prefix: str) -> Iterator[FoundFile | Skipped | _Folder]:
+        try:
+            with os.scandir(folder.path) as scan:
+                entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            source = prefix + printable(folder.relative.rstrip("/"))
+            yield Skipped(source, "discover", "unreadable", _reason(error), is_directory=True)
+            return
+        folder, problems = self._with_rules(folder, {entry.name for entry in entries}, prefix)
+        for entry in entries:
+            yield problems.get(entry.name) or self._entry(entry, folder, prefix)
+
+    def _entry(self, entry: os.DirEntry[str], folder: _Folder, prefix: str) -> FoundFile | Skipped | _Folder:
+        source = prefix + printable(folder.relative + entry.name)
+        try:
+            status = entry.stat()
+        except OSError as error:
+            # A link that leads nowhere, or round in a circle, cannot be examined.
+            return Skipped(source, "discover", "unreadable", _reason(error))
+        is_directory = stat.S_ISDIR(status.st_mode)
+        if entry.name.startswith("."):
+            return Skipped(source, "discover", "hidden", "its name begins with a dot", is_directory)
+        if is_directory and entry.name in IGNORED_FOLDERS:
+            return Skipped(source, "discover", "ignored", "a folder of this name is never read", True)
+        if folder.is_ignored(entry.name, is_directory, self._ignore):
+            return Skipped(source, "discover", "ignored", "it matches an ignore pattern", is_directory)
+        if not is_directory:
+            return self._file(entry.path, source, status)
+        identity = (status.st_dev, status.st_ino)
+        if identity in self._entered:
+            return Skipped(source, "discover", "repeated", "this folder was already read by another path", True)
+        if is_corpus(entry.path):
+            return Skipped(source, "discover", "corpus", "it is a finished corpus, not text", True)
+        self._entered.add(identity)
+        return _Folder(entry.path, f"{folder.relative}{entry.name}/", folder.rules)
+
+    def _file(self, path: str, source: str, status: os.stat_result) -> FoundFile | Skipped:
+        if not stat.S_ISREG(status.st_mode):
+            return Skipped(source, "discover", "special", "it is a pipe, socket or device, not a regular file")
+        if status.st_size == 0:
+            return Skipped(source, "discover", "empty", "0 bytes")
+        if status.st_size > self._max_file_bytes:
+            detail = f"{status.st_size:,} bytes, over data.max_file_bytes = {self._max_file_bytes:,}"
+            return Skipped(source, "discover", "oversized", detail)
+        return FoundFile(path, source, status.st_size)
+
+    def _with_rules(self, folder: _Folder, names: set[str], prefix: str) -> tuple[_Folder, dict[str, Skipped]]:
+        rules, problems = folder.rules, {}
+        for name in IGNORE_FILES:
+            if name not in names:
+                continue
+            try:
+                rules = (*rules, (folder.relative, _valid_rules(_read_rules(f"{folder.path}/{name}"))))
+            except OSError as error:
+                source = prefix + printable(folder.relative + name)
+                problems[name] = Skipped(source, "discover", "unreadable", f"ignore rules: {_reason(error)}")
+        return _Folder(folder.path, folder.relative, rules), problems
+
+
+def _read_rules(path: str) -> list[str]:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - the path may hold bytes that are not UTF-8
+        raise OSError(0, "it is not a regular file")
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        return file.read(2**20).splitlines()
+
+
+def _valid_rules(lines: Iterable[str]) -> pathspec.GitIgnoreSpec:
+    """The patterns of an ignore file; like git, a line that is not a pattern matches nothing."""
+    valid = []
+    for line in lines:
+        try:
+            ignore_spec([line])
+        except ValueError:
+            continue
+        valid.append(line)
+    return pathspec.GitIgnoreSpec.from_lines(valid)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,64 @@
+"""Work spread over processes with its results in the order of the input, and never more than a few in flight."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import TypeVar
+
+from sheepop.core.errors import DataError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ordered_map(function: Callable[[T], R], tasks: Iterable[T], *, num_workers: int) -> Generator[R, None, None]:
+    """``function(task)`` for every task, in the order of `tasks`; with `num_workers` 0 in this process.
+
+    `function`, tasks and results are pickled to and from freshly started (spawned) processes, so a script that
+    uses workers needs the guard ``if __name__ == "__main__":``. At most ``2 * num_workers + 1`` tasks are pending,
+    so memory does not grow with their number. Raises `DataError` when a worker dies.
+    """
+    if num_workers == 0:
+        yield from map(function, tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_prepare_worker) as pool:
+        pending: deque[Future[R]] = deque()
+        try:
+            for task in tasks:
+                pending.append(pool.submit(function, task))
+                if len(pending) > 2 * num_workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            raise DataError(
+                "A worker process ended abruptly, most likely because memory ran out. Lower data.num_workers or "
+                "data.max_file_bytes and run the command again."
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    # Ctrl-C reaches the whole process group; only the parent answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Each worker is one thread of work: the tokenizer library would start one per core in every worker.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the parent is gone, which a killed parent cannot ask for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,59 @@
+"""The configuration subtree `generation`: how long to write, how to choose each token, when to stop."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from sheepop.core.config import Config
+
+
+class GenerationConfig(Config):
+    """How text is continued. Temperature 0 is greedy: the likeliest token each time, and no randomness at all."""
+
+    max_new_tokens: int = Field(default=256, ge=1, description="tokens to write at most")
+    temperature: float = Field(default=0.8, ge=0.0, description="below 1 sharpens, above 1 flattens; 0 is greedy")
+    top_k: int | None = Field(default=None, ge=1, description="sample among the k likeliest tokens; null is all")
+    top_p: float = Field(
+        default=0.95, gt=0.0, le=1.0, description="sample among the fewest tokens that have this probability; 1 is all"
+    )
+    # The bounds are far outside of use; beyond them products with logits could overflow.
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100.0,
+        description="above 1 makes tokens of the prompt and of the text so far less likely",
+    )
+    seed: int | None = Field(default=None, description="the same seed gives the same text; null draws one")
+    stop: tuple[str, ...] = Field(default=(), description="the text ends before the first of these strings")
+    use_cache: bool = Field(default=True, description="false runs the network on the whole text for every token")
+    on_overflow: Literal["refuse", "window"] = Field(
+        default="refuse",
+        description="refuse a prompt that fills the context and stop writing at its end, or window: "
+        "go on with the last tokens",
+    )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken each time."""
+        return self.temperature == 0
+
+    @field_validator("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a number is needed here, not true or false")
+        return value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_string_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _refuse_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty stop string would end every text before it begins. Leave it out")
+        return value

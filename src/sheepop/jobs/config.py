@@ -1,0 +1,52 @@
+"""The whole configuration tree, and how a command's file, presets and overrides become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from sheepop.core.config import Config, apply_overrides, merge, read_config_file, validate
+from sheepop.core.device import DeviceName
+from sheepop.data import DataConfig
+from sheepop.generate import GenerationConfig
+from sheepop.jobs.original import is_original, translate_original
+from sheepop.model import ModelConfig
+from sheepop.tokenizer import TokenizerConfig
+from sheepop.train import TrainingConfig
+
+
+class SheepOpConfig(Config):
+    """Every setting of a run. What is null is derived or measured once and written to the run's config.yaml."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    device: DeviceName = "auto"
+    seed: int = Field(0, ge=0)
+    deterministic: bool = Field(True, description="only algorithms that give the same bits every time")
+    output_dir: str | None = Field(None, description="the run directory; null is runs/ and the date")
+
+
+def load_config(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> SheepOpConfig:
+    """The validated tree of `base`, then the file at `path`, then `options`, then ``key=value`` overrides.
+
+    A ``config.json`` of the original system is translated first. Raises `ConfigError` for anything unknown or
+    out of range.
+    """
+    tree: dict[str, Any] = dict(base or {})
+    if path is not None:
+        found = read_config_file(path)
+        tree = merge(tree, translate_original(found) if is_original(found) else found)
+    tree = merge(tree, options or {})
+    return validate(SheepOpConfig, apply_overrides(tree, overrides))

@@ -1,0 +1,54 @@
+"""Continues prompts with a model from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from sheepop.checkpoint import load_model
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import UsageError
+from sheepop.generate import Completion, GenerationConfig, Generator
+
+
+def generate_text(
+    model: str | Path,
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    device: str = "auto",
+    batched: bool = True,
+    on_text: Callable[[int, str], None] | None = None,
+) -> list[Completion]:
+    """Loads the model that `model` means and continues every prompt; `on_text` hears text as it is written."""
+    device = resolve_device(device)
+    loaded = load_model(model, device)
+    return Generator(loaded.model, loaded.tokenizer).generate(prompts, config, batched=batched, on_text=on_text)
+
+
+def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: TextIO | None) -> list[str]:
+    """All prompts of a command: arguments, then files, then standard input when it is given.
+
+    One line end at the end of a file or of standard input is not part of the prompt.
+    """
+    prompts = list(texts)
+    for file in files:
+        try:
+            prompts.append(_without_last_newline(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise UsageError(f"The prompt file {file} does not exist.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"The prompt file {file} cannot be read as UTF-8 text: {error}.") from None
+    if standard_input is not None:
+        try:
+            prompts.append(_without_last_newline(standard_input.read()))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
+    if not prompts:
+        raise UsageError("There is no prompt. Give one with --prompt TEXT, --file FILE, or - for standard input.")
+    return prompts
+
+
+def _without_last_newline(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,160 @@
+"""The whole life of a small model in a few minutes: corpus, vocabulary, training, scores, samples, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import DataError
+from sheepop.data import Corpus, DataConfig, is_corpus
+from sheepop.data.discovery import FoundFile, discover
+from sheepop.generate import Completion, GenerationConfig
+from sheepop.jobs.baselines import Baselines, compress_validation
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.generate import generate_text
+from sheepop.jobs.quickstart_recipe import (
+    LIBRARY_PROMPTS,
+    choose_size,
+    choose_vocabulary,
+    library_paths,
+    recipe,
+)
+from sheepop.jobs.resume import RunRecord, find_resumable
+from sheepop.jobs.run_report import write_run_report
+from sheepop.jobs.stage_times import StageTimes
+from sheepop.jobs.train import TrainOutcome, train
+from sheepop.jobs.training_data import open_corpus
+from sheepop.model.speed import matrix_peak
+from sheepop.train.precision import candidates, torch_dtype
+from sheepop.train.validation import Scores
+
+_PROMPT_CHARACTERS = 48
+_SAMPLE_TOKENS = 120
+
+
+@dataclass(frozen=True)
+class QuickstartOutcome:
+    """What a quickstart made."""
+
+    run: Path
+    scores: Scores
+    baselines: Baselines
+    completions: list[Completion]
+    seconds: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as plain data."""
+        return {**asdict(self), "run": str(self.run)}
+
+
+def quickstart(
+    output: str | Path,
+    *,
+    minutes: float = 5.0,
+    paths: Sequence[str | Path] = (),
+    device: str = "auto",
+    seed: int = 0,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> QuickstartOutcome:
+    """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
+
+    Leaves a run directory at `output` whose ``report.html`` shows how it went.
+    """
+    console = console or Console.silent()
+    times = StageTimes()
+    output = Path(output)
+    stored = find_resumable(output) if resume else None
+    if stored is not None:
+        config = load_config(base=stored.record.asked, options={"device": device, "output_dir": str(output)})
+    else:
+        config = _configure(output, minutes, paths, resolve_device(device), seed, console)
+    outcome = train(config, resume=resume, overwrite=overwrite, console=console, times=times)
+    return _finish(outcome, config, bool(paths), times, console)
+
+
+def render_outcome(outcome: QuickstartOutcome) -> str:
+    """What the model writes and how good it is, for a terminal."""
+    lines = []
+    for completion in outcome.completions:
+        lines += ["", "-" * 72, completion.prompt + completion.text]
+    scores, baselines = outcome.scores, outcome.baselines
+    lines += [
+        "",
+        "-" * 72,
+        f"Held-out text, bits per byte (fewer is better), on the same {baselines.bytes:,} bytes:",
+        f"  gzip -9     {baselines.gzip:.3f}",
+        f"  xz -9       {baselines.xz:.3f}",
+        f"  this model  {scores.bits_per_byte:.3f}",
+        "",
+        "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
+        f"Report: {outcome.run / 'report.html'}",
+        f'Next:   sheepop generate {outcome.run} --prompt "def "',
+    ]
+    return "\n".join(lines)
+
+
+def _configure(
+    output: Path,
+    minutes: float,
+    paths: Sequence[str | Path],
+    device: str,
+    seed: int,
+    console: Console,
+) -> SheepOpConfig:
+    if paths:
+        inputs, ignore = [str(path) for path in paths], ()
+        console.info(f"Reading {', '.join(inputs)}.")
+    else:
+        inputs, ignore = library_paths()
+        console.info(f"Reading the standard library of this Python, {inputs[0]}.")
+    peak = max(matrix_peak(torch_dtype(precision), device) for precision in candidates("auto", device))
+    size = choose_size(peak, minutes)
+    console.info(
+        f"This machine multiplies matrices at {peak / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that suits "
+        f"{size.num_layers} layers of width {size.d_model}."
+    )
+    tree = recipe(size, _vocabulary(inputs, ignore), paths=inputs, ignore=ignore, minutes=minutes)
+    if not paths:
+        tree["training"]["sample_prompts"] = [LIBRARY_PROMPTS[0]]
+    return load_config(base=tree, options={"device": device, "seed": seed, "output_dir": str(output)})
+
+
+def _vocabulary(inputs: Sequence[str], ignore: Sequence[str]) -> int:
+    if any(is_corpus(path) for path in inputs):
+        return choose_vocabulary(0)  # a finished corpus brings its own
+    found = discover(inputs, max_file_bytes=DataConfig().max_file_bytes, ignore=ignore)
+    return choose_vocabulary(sum(file.size for file in found if isinstance(file, FoundFile)))
+
+
+def _finish(
+    outcome: TrainOutcome, config: SheepOpConfig, own_data: bool, times: StageTimes, console: Console
+) -> QuickstartOutcome:
+    """Scores, samples and the report of a trained model."""
+    run = RunDirectory.open(outcome.run)
+    corpus = open_corpus(config, run, console)
+    if outcome.scores is None:
+        raise DataError("The corpus holds nothing out, so there is nothing to compare with. Build it with a split.")
+    with times("Comparison"):
+        baselines = compress_validation(corpus, console)
+    with times("Writing"):
+        settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
+        prompts = _own_prompts(corpus) if own_data else list(LIBRARY_PROMPTS)
+        completions = generate_text(run.path, prompts, settings, device=config.device)
+    record = RunRecord.read(run.path)
+    result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
+    write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions, seconds=times.seconds)
+    return result
+
+
+def _own_prompts(corpus: Corpus) -> list[str]:
+    """The beginnings of three held-out documents."""
+    beginnings = (document.text[:_PROMPT_CHARACTERS] for document in corpus.documents("validation"))
+    return list(islice((text for text in beginnings if text.strip()), 3))

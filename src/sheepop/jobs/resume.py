@@ -1,0 +1,135 @@
+"""Going on with a run: what was recorded when it started, and what may differ when it resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import sheepop
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import read_config_file, validate
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.files import read_json, write_json
+from sheepop.core.machine import describe_machine
+from sheepop.data import Corpus
+from sheepop.jobs.config import SheepOpConfig
+
+RECORD = "environment.json"
+
+# Settings that change nothing about the numbers of a step already taken.
+_MAY_CHANGE = {
+    "device",
+    "output_dir",
+    "training.max_steps",
+    "training.log_interval",
+    "training.eval_interval",
+    "training.eval_tokens",
+    "training.sample_interval",
+    "training.sample_prompts",
+    "training.sample_tokens",
+    "training.checkpoint_interval",
+    "training.keep_checkpoints",
+    "data.paths",
+    "data.num_workers",
+}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Where and with what a run was started, and what was measured then."""
+
+    sheepop_version: str
+    corpus_fingerprint: str
+    tokenizer_fingerprint: str
+    matrix_peak_flops: float
+    step_seconds: float | None
+    asked: dict[str, Any]  # the configuration before anything was derived or measured
+    machine: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls, corpus: Corpus, *, asked: SheepOpConfig, step_seconds: float | None, matrix_peak_flops: float
+    ) -> RunRecord:
+        """The record of a run that starts on this machine now."""
+        return cls(
+            sheepop_version=sheepop.__version__,
+            corpus_fingerprint=corpus.fingerprint,
+            tokenizer_fingerprint=corpus.tokenizer().fingerprint(),
+            matrix_peak_flops=matrix_peak_flops,
+            step_seconds=step_seconds,
+            asked=asked.model_dump(mode="json"),
+            machine=describe_machine().to_dict(),
+        )
+
+    def write(self, run: RunDirectory) -> None:
+        """Writes ``environment.json`` into the run."""
+        write_json(run.path / RECORD, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Reads it back; raises `CheckpointError` when it is missing or not a record."""
+        found = read_json(path / RECORD)
+        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
+            raise CheckpointError(f"{path / RECORD} is not the record of a run.")
+        return cls(**found)
+
+    def provenance(self) -> dict[str, Any]:
+        """What a checkpoint says about its making."""
+        return {
+            "sheepop_version": self.sheepop_version,
+            "corpus_fingerprint": self.corpus_fingerprint,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run found on disk: its resolved configuration and its record."""
+
+    config: SheepOpConfig
+    record: RunRecord
+
+
+def find_resumable(path: Path) -> StoredRun | None:
+    """The run at `path`, or None when none was started there (an interrupted preparation is no run yet)."""
+    run = RunDirectory(path)
+    if not run.config_file.is_file():
+        return None
+    return StoredRun(validate(SheepOpConfig, read_config_file(run.config_file)), RunRecord.read(path))
+
+
+def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """The resolved configuration to go on with, `wanted` being what the user asks for now.
+
+    Raises `ConfigError` naming every setting that would make it another run, and `CheckpointError` when the
+    corpus is not the one the run was started with.
+    """
+    if corpus.fingerprint != stored.record.corpus_fingerprint:
+        raise CheckpointError(
+            f"The corpus in {corpus.directory} is not the one this run was started with "
+            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). Start a new run for it."
+        )
+    before, after = dict(_leaves(stored.record.asked)), dict(_leaves(wanted.model_dump(mode="json")))
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
+    if refused:
+        what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
+        raise ConfigError(f"A resumed run keeps its settings, but {what}. Start a new run with another --output.")
+    tree = stored.config.model_dump(mode="json")
+    for key, value in changed.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    return validate(SheepOpConfig, tree)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

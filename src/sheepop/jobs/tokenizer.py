@@ -1,0 +1,82 @@
+"""Trains, applies and describes tokenizers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint import resolve_model_directory
+from sheepop.core.config import validate
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
+from sheepop.core.files import storage_errors
+from sheepop.data import DataConfig, build_corpus, is_corpus
+from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+
+
+def find_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer that `path` means: its own directory or file, or that of a model, run or corpus."""
+    path = Path(path)
+    if not path.exists():
+        raise TokenizerError(f"{path} does not exist. Give a tokenizer, model, run or corpus directory.")
+    if path.is_file() or (path / "tokenizer.json").is_file():
+        return load_tokenizer(path)
+    if is_corpus(path):
+        return load_tokenizer(path / "tokenizer")
+    try:
+        return load_tokenizer(resolve_model_directory(path))
+    except CheckpointError as error:
+        raise TokenizerError(f"{path} holds no tokenizer. {error}") from None
+
+
+def train_from_files(
+    inputs: Sequence[Path], output: Path, algorithm: str, vocab_size: int, console: Console
+) -> dict[str, Any]:
+    """Trains a tokenizer on every document of `inputs` and writes it to `output`."""
+    config = validate(TokenizerConfig, {"algorithm": algorithm, "vocab_size": vocab_size})
+    data = validate(DataConfig, {"paths": [str(path) for path in inputs], "validation_fraction": 0.0})
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
+    with storage_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # The corpus is made for its documents, and removed when the tokenizer is trained.
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tokenizer-") as scratch:
+            corpus = build_corpus(data, config, Path(scratch) / "corpus", seed=0, console=console)
+            tokenizer = corpus.tokenizer()
+            num_bytes, num_tokens = corpus.train.num_bytes, corpus.train.num_tokens
+    tokenizer.save(output)
+    return {
+        "path": str(output),
+        "algorithm": algorithm,
+        "vocab_size": tokenizer.vocab_size,
+        "bytes_per_token": num_bytes / num_tokens,
+        "fingerprint": tokenizer.fingerprint(),
+    }
+
+
+def encode_text(path: Path, text: str, allow_special: bool) -> list[dict[str, Any]]:
+    """The tokens of `text`, each with its id and the text it stands for."""
+    tokenizer = find_tokenizer(path)
+    return [_token(tokenizer, number) for number in tokenizer.encode(text, allow_special=allow_special)]
+
+
+def describe_tokenizer(path: Path, limit: int) -> dict[str, Any]:
+    """Size, special tokens, fingerprint and the `limit` longest tokens of a vocabulary."""
+    tokenizer = find_tokenizer(path)
+    lengths = tokenizer.byte_lengths()
+    longest = sorted(range(tokenizer.vocab_size), key=lambda number: (-int(lengths[number]), number))[:limit]
+    return {
+        "algorithm": tokenizer.algorithm,
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": tokenizer.special_tokens,
+        "fingerprint": tokenizer.fingerprint(),
+        "longest": [_token(tokenizer, number) for number in longest],
+    }
+
+
+def _token(tokenizer: Tokenizer, number: int) -> dict[str, Any]:
+    special = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
+    text = special.get(number) or tokenizer.token_bytes(number).decode("utf-8", errors="replace")
+    return {"id": int(number), "text": text}

@@ -1,0 +1,57 @@
+"""The corpus of a run and the batches made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
+from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches, TokenSplit, build_corpus, is_corpus
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+
+def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> Corpus:
+    """The corpus of `data.paths`: opened when it is a corpus directory, else built once into the run."""
+    paths = config.data.paths
+    if not paths:
+        raise ConfigError("data.paths is empty: name a file, a folder or a corpus directory with --data PATH.")
+    prebuilt = [path for path in paths if is_corpus(path)]
+    if prebuilt:
+        if len(paths) > 1:
+            raise ConfigError(
+                f"data.paths mixes the corpus directory {prebuilt[0]} with other inputs. "
+                "Give one corpus directory alone, or only files and folders."
+            )
+        corpus = Corpus.open(Path(paths[0]))
+        if config.tokenizer.path is not None:
+            corpus.require_tokenizer(load_tokenizer(config.tokenizer.path))
+        return corpus
+    if is_corpus(run.corpus):
+        return Corpus.open(run.corpus)
+    return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
+
+
+def build_batches(
+    config: SheepOpConfig, split: TokenSplit, tokenizer: Tokenizer, *, evaluation: bool = False
+) -> Batches:
+    """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say.
+
+    For `evaluation` every token is counted once, overlapping chunks or not.
+    """
+    max_length = config.data.max_length or config.model.max_seq_len
+    if max_length > config.model.max_seq_len:
+        raise ConfigError(
+            f"data.max_length = {max_length} is more than model.max_seq_len = {config.model.max_seq_len}. "
+            "Lower the first or raise the second."
+        )
+    if config.data.packing:
+        return PackedBatches(split, max_length=max_length, pad_id=tokenizer.pad_id)
+    stride = config.data.stride or max_length
+    if stride > max_length:
+        raise ConfigError(
+            f"data.stride = {stride} is more than the chunk length {max_length}, so tokens between chunks would be "
+            "lost. Choose a stride of at most the length."
+        )
+    return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.pad_id, stride=stride, count_once=evaluation)

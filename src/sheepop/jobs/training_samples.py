@@ -1,0 +1,33 @@
+"""Text that a model writes while it is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.core.random import derive_seed
+from sheepop.generate import Generator
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
+
+
+class TrainingSamples:
+    """Continues `training.sample_prompts` with the settings of `generation`; the callback of the loop."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: SheepOpConfig, device: str) -> None:
+        self._model = model
+        self._config = config
+        self._generator = Generator(model, tokenizer, device=device)
+
+    def __call__(self, step: int) -> list[dict[str, Any]]:
+        """One row per prompt, with a seed that depends on the step alone."""
+        prompts = self._config.training.sample_prompts
+        if not prompts:
+            return []
+        settings = self._config.generation.replace(
+            max_new_tokens=self._config.training.sample_tokens,
+            seed=derive_seed(self._config.seed, "training sample", step),
+        )
+        self._model.eval()
+        completions = self._generator.generate(list(prompts), settings)
+        return [{"prompt": done.prompt, "text": done.text} for done in completions]

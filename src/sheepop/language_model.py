@@ -1,0 +1,51 @@
+"""`LanguageModel`, the small Python API: load a model, look at its logits, let it write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint import load_model
+from sheepop.core.config import validate
+from sheepop.core.device import resolve_device
+from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.jobs.tokenizer import find_tokenizer
+from sheepop.model import ModelConfig, Transformer
+from sheepop.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: ModelConfig
+
+    def generate(self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any) -> Completion:
+        """Continues `prompt`; keyword arguments are the fields of `GenerationConfig`.
+
+        `on_text` hears the text as it is written. Raises `ConfigError` for a setting that is unknown or out of
+        range, `UsageError` for a prompt that is empty or too long.
+        """
+        return self.generate_batch([prompt], on_text=on_text and (lambda _, text: on_text(text)), **settings)[0]
+
+    def generate_batch(
+        self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Any
+    ) -> list[Completion]:
+        """Continues several prompts together; the text of each is what `generate` would write for it."""
+        config = validate(GenerationConfig, settings)
+        return Generator(self.model, self.tokenizer).generate(prompts, config, on_text=on_text)
+
+
+def load(path: str | Path, device: str = "auto") -> LanguageModel:
+    """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`."""
+    loaded = load_model(path, resolve_device(device))
+    return LanguageModel(loaded.model, loaded.tokenizer, loaded.config)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Reads the tokenizer of a tokenizer file or directory, or of a model, run or corpus."""
+    return find_tokenizer(path)

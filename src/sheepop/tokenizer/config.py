@@ -1,0 +1,35 @@
+"""The ``tokenizer`` subtree of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from sheepop.core.config import Config
+
+# Four special tokens and what the vocabulary holds before any training: 256 bytes, or the 124 other ASCII characters.
+SMALLEST_VOCABULARY = {"bpe": 260, "char": 128}
+
+
+class TokenizerConfig(Config):
+    """Which tokenizer to use, or how to train one.
+
+    `vocab_size` is the exact size for ``bpe`` and the largest size allowed for ``char``, whose size is 128 plus the
+    other characters found. `path` names a tokenizer to use instead of training one. Training reads at most
+    `max_training_bytes` of UTF-8 text, from the start of the corpus.
+    """
+
+    algorithm: Literal["bpe", "char"] = "bpe"
+    vocab_size: int = Field(default=4096, le=2**24)
+    path: str | None = None
+    max_training_bytes: int = Field(default=64 * 2**20, ge=1)
+
+    @field_validator("vocab_size")
+    @classmethod
+    def _holds_the_alphabet(cls, value: int, info: ValidationInfo) -> int:
+        algorithm = info.data.get("algorithm", "bpe")
+        smallest = SMALLEST_VOCABULARY[algorithm]
+        if value < smallest:
+            raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
+        return value

@@ -1,0 +1,92 @@
+"""From a corpus and a config to a tokenizer: one row per algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from sheepop.core.console import Console, Progress
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.byte_level import ByteLevelBPE
+from sheepop.tokenizer.character import CharTokenizer
+from sheepop.tokenizer.config import TokenizerConfig
+from sheepop.tokenizer.files import load_tokenizer
+from sheepop.tokenizer.interface import Tokenizer
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, console: Console | None = None) -> Tokenizer:
+    """The tokenizer that `config` asks for, trained on `texts`, which are read once and in order.
+
+    With ``config.path`` it is read from there and `texts` are not touched. Training stops reading at
+    ``config.max_training_bytes`` and says so on `console` (standard error when None is given). Raises
+    `TokenizerError` when there is no text, or not enough of it for ``config.vocab_size`` tokens (for ``char``: too
+    many different characters).
+    """
+    if config.path is not None:
+        return load_tokenizer(config.path)
+    console = console or Console()
+    with console.progress("Training the tokenizer", None, "bytes read") as progress:
+        reader = _Reader(texts, config.max_training_bytes, progress)
+        tokenizer = _TRAINERS[config.algorithm](reader, config)
+    if reader.capped:
+        console.info(
+            f"The tokenizer was trained on the first {reader.bytes_read:,} bytes of the text "
+            f"(tokenizer.max_training_bytes = {config.max_training_bytes:,}); the rest was not read for it."
+        )
+    return tokenizer
+
+
+def _train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    return ByteLevelBPE.train(texts, config.vocab_size)
+
+
+def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    tokenizer = CharTokenizer.train(texts)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise TokenizerError(
+            f"The text has {len(tokenizer.extra_characters)} different characters beyond ASCII, which makes a "
+            f"vocabulary of {tokenizer.vocab_size}, but tokenizer.vocab_size is {config.vocab_size}. Set "
+            f"tokenizer.vocab_size={tokenizer.vocab_size} or more, or use algorithm bpe."
+        )
+    return tokenizer
+
+
+_TRAINERS: dict[str, Callable[[Iterable[str], TokenizerConfig], Tokenizer]] = {
+    "bpe": _train_byte_level,
+    "char": _train_characters,
+}
+
+
+class _Reader:
+    """Hands on texts until their UTF-8 bytes reach a limit; the last one is cut at a character."""
+
+    def __init__(self, texts: Iterable[str], max_bytes: int, progress: Progress) -> None:
+        self._texts, self._max_bytes, self._progress = texts, max_bytes, progress
+        self.bytes_read = 0
+        self.capped = False
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            left = self._max_bytes - self.bytes_read
+            encoded = text.encode("utf-8", errors="surrogatepass")
+            if len(encoded) > left:
+                self.capped = True
+                text, encoded = _first_bytes(encoded, left)
+            if text:
+                self.bytes_read += len(encoded)
+                self._progress.advance(len(encoded))
+                yield text
+            if self.capped:
+                break
+        if self.bytes_read == 0:
+            raise TokenizerError(
+                "There is no text to train a tokenizer on. Give at least one file that is not empty, and a "
+                "tokenizer.max_training_bytes that holds at least one character."
+            )
+        self._progress.describe("merging")
+
+
+def _first_bytes(encoded: bytes, limit: int) -> tuple[str, bytes]:
+    """The longest whole-character start of UTF-8 text that fits in `limit` bytes."""
+    while limit > 0 and encoded[limit] & 0xC0 == 0x80:
+        limit -= 1
+    return encoded[:limit].decode("utf-8", errors="surrogatepass"), encoded[:limit]

@@ -1,0 +1,98 @@
+"""The course of a run as data: ``metrics.jsonl``, one JSON object a line, and TensorBoard beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import storage_errors
+
+
+class JsonLines:
+    """An append-only file of JSON objects whose length is part of every checkpoint.
+
+    On resume the file is cut back to the length the checkpoint recorded, so that no line is repeated or missing.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        self.path = path
+        with storage_errors(path):
+            self._file = path.open("ab")
+            size = path.stat().st_size
+            if size < length:
+                self._file.close()
+                raise CheckpointError(
+                    f"{path} has {size} bytes, but the checkpoint was written when it had {length}. "
+                    "Restore the file, or start a new run."
+                )
+            self._file.truncate(length)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes one object; numbers that are not finite become null, which JSON can hold."""
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+        with storage_errors(self.path):
+            self._file.write(json.dumps(finite, ensure_ascii=False).encode("utf-8") + b"\n")
+            self._file.flush()
+
+    def sync(self) -> int:
+        """Flushes to the disk and returns the length in bytes."""
+        with storage_errors(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All rows of a JSON-lines file; an unfinished last line is left out, an absent file has no rows."""
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+class Sink(Protocol):
+    """Something that wants every row of metrics."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Hears one row."""
+
+
+class TensorBoard:
+    """Scalars of every row as TensorBoard events, under ``split/name`` by step."""
+
+    def __init__(self, directory: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory), purge_step=first_step)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds the row's numbers."""
+        for key, value in row.items():
+            if key not in ("step", "split") and isinstance(value, int | float):
+                self._writer.add_scalar(f"{row['split']}/{key}", value, row["step"])
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        self._writer.close()
+
+
+@contextmanager
+def tensorboard(directory: Path, first_step: int) -> Iterator[TensorBoard]:
+    """A TensorBoard sink that is closed when the block ends."""
+    sink = TensorBoard(directory, first_step)
+    try:
+        yield sink
+    finally:
+        sink.close()

@@ -1,0 +1,66 @@
+"""What a training step minimises: a function from the model and a batch to summed losses and their number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sheepop.data import Batch
+from sheepop.model import IGNORE_INDEX, cross_entropy_sum
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows."""
+
+    input_ids: Tensor
+    labels: Tensor
+    positions: Tensor | None
+    document_ids: Tensor | None
+
+    @classmethod
+    def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
+        """Copies a batch to `device`. Rows without a document boundary take the plain causal path."""
+        packed = batch.has_boundaries
+        return cls(
+            input_ids=_tensor(batch.input_ids, device),
+            labels=_tensor(batch.labels, device),
+            positions=_tensor(batch.positions, device) if packed else None,
+            document_ids=_tensor(batch.document_ids, device) if packed else None,
+        )
+
+
+class Objective(Protocol):
+    """The loss of a micro-batch, summed, so that a step of several micro-batches divides once by all its tokens."""
+
+    def supervised(self, batch: Batch) -> int:
+        """How many positions of the batch count."""
+
+    def loss_sum(self, model: nn.Module, batch: TensorBatch) -> Tensor:
+        """The summed loss (scalar, float32) of the positions that count."""
+
+
+class NextToken:
+    """Cross-entropy of the next token, the objective of pre-training."""
+
+    def supervised(self, batch: Batch) -> int:
+        """Positions whose label is not -100."""
+        return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
+
+    def loss_sum(self, model: nn.Module, batch: TensorBatch) -> Tensor:
+        """``-sum log p(label)`` over those positions."""
+        return cross_entropy_sum(logits_of(model, batch), batch.labels)
+
+
+def logits_of(model: nn.Module, batch: TensorBatch) -> Tensor:
+    """Logits (B, T, V) of a batch under its own positions and documents."""
+    return model(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
+
+
+def _tensor(array: NDArray[np.int64], device: str) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

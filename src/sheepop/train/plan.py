@@ -1,0 +1,163 @@
+"""What is derived or measured once before a run: precision, number of steps, intervals.
+
+The result is written into the run's configuration, so that a resumed run measures nothing again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
+from sheepop.data import Batches
+from sheepop.model import Transformer
+from sheepop.train.config import TrainingConfig
+from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.optimizer import build_optimizers, clip_gradients
+from sheepop.train.precision import autocast, candidates
+
+_WARMUP_SHARE = 0.05
+_MEASURE_SHARE = 0.04  # of a budget in minutes
+_FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
+_IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long one optimizer step takes in one precision."""
+
+    precision: str
+    seconds: float
+
+
+def measure_step(
+    make_model: Callable[[], Transformer],
+    batches: Batches,
+    config: TrainingConfig,
+    device: str,
+    *,
+    seconds: float,
+    console: Console,
+) -> StepTime:
+    """Times real optimizer steps of a throw-away model in every candidate precision; returns the fastest.
+
+    `seconds` bounds the time spent on each candidate after two untimed steps.
+    """
+    timings = []
+    for precision in candidates(config.precision, device):
+        times = _time_steps(make_model(), batches, config, device, precision, seconds)
+        timings.append(StepTime(precision, statistics.median(times)))
+    fastest = min(timings, key=lambda timing: timing.seconds)
+    shown = ", ".join(f"{timing.precision} {timing.seconds * 1000:,.0f} ms" for timing in timings)
+    console.info(f"Measured one step: {shown}. Using {fastest.precision}.")
+    return fastest
+
+
+def needs_measuring(config: TrainingConfig, device: str) -> bool:
+    """Whether the plan depends on how fast this machine is."""
+    return config.max_minutes is not None or len(candidates(config.precision, device)) > 1
+
+
+def measuring_seconds(config: TrainingConfig) -> float:
+    """The time to spend on measuring: a small share of a budget in minutes, else two seconds."""
+    return 2.0 if config.max_minutes is None else max(2.0, config.max_minutes * 60 * _MEASURE_SHARE)
+
+
+def resolve_training(
+    config: TrainingConfig,
+    timing: StepTime | None,
+    *,
+    device: str,
+    num_samples: int,
+    seq_len: int,
+    validation_tokens: int,
+) -> TrainingConfig:
+    """`config` with every null that the loop needs filled in; `timing` is required for a budget in minutes.
+
+    All budgets become `max_steps`: a run made from the result takes the same steps on any machine.
+    """
+    precision = timing.precision if timing is not None else candidates(config.precision, device)[0]
+    steps = _total_steps(config, timing, num_samples, seq_len, validation_tokens)
+    warmup = config.warmup_steps
+    if warmup is None:
+        warmup = min(steps, math.ceil(steps * _WARMUP_SHARE))
+    elif warmup > steps:
+        raise ConfigError(
+            f"training.warmup_steps = {warmup} is more than the {steps} steps that the budget allows. "
+            "Lower it, or leave it out for 5 percent of the steps."
+        )
+    tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
+    return config.replace(
+        max_steps=steps,
+        max_epochs=None,
+        max_tokens=None,
+        max_minutes=None,
+        precision=precision,
+        warmup_steps=warmup,
+        micro_batch_size=config.micro_batch_size or config.global_batch_size,
+        eval_interval=config.eval_interval or tenth,
+        sample_interval=config.sample_interval or fifth,
+        checkpoint_interval=config.checkpoint_interval or tenth,
+    )
+
+
+def _total_steps(
+    config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: int, validation_tokens: int
+) -> int:
+    limits = []
+    steps_per_epoch = num_samples / config.global_batch_size
+    if config.max_steps is not None:
+        limits.append(config.max_steps)
+    if config.max_epochs is not None:
+        limits.append(math.ceil(config.max_epochs * steps_per_epoch))
+    if config.max_tokens is not None:
+        limits.append(math.ceil(config.max_tokens / (config.global_batch_size * seq_len)))
+    if config.max_minutes is not None:
+        if timing is None:
+            raise ValueError("a budget in minutes needs a measured step time")
+        step_tokens = config.global_batch_size * seq_len
+        per_validation = validation_tokens / step_tokens * timing.seconds * _FORWARD_SHARE
+        available = config.max_minutes * 60 * (1 - _MEASURE_SHARE) - _IDLE_SECONDS
+        validations = 10.0
+        if config.eval_interval is not None:
+            validations = available / (timing.seconds * config.eval_interval + per_validation)
+        limits.append(max(1, int((available - validations * per_validation) / timing.seconds)))
+    return min(limits) if limits else math.ceil(steps_per_epoch)
+
+
+def _time_steps(
+    model: Transformer, batches: Batches, config: TrainingConfig, device: str, precision: str, seconds: float
+) -> list[float]:
+    optimizers = build_optimizers(model, config)
+    size = config.global_batch_size
+    micro = config.micro_batch_size or size
+    objective = NextToken()
+    times: list[float] = []
+    number, started = -2, time.monotonic()
+    while number < 3 or time.monotonic() - started < seconds:
+        begin = time.perf_counter()
+        for start in range(0, size, micro):
+            samples = (max(0, number) * size + start + np.arange(micro)) % batches.num_samples
+            batch = TensorBatch.from_numpy(batches.batch(samples), device)
+            with autocast(device, precision):
+                loss = objective.loss_sum(model, batch)
+            torch.autograd.backward(loss / batch.labels.numel())
+        clip_gradients(model.parameters(), config.max_grad_norm).item()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if number >= 0:
+            times.append(time.perf_counter() - begin)
+        elif number == -1:
+            started = time.monotonic()
+        number += 1
+    return times

@@ -1,0 +1,89 @@
+"""How well a model predicts held-out text: loss, perplexity, next-token accuracy, bits per byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from sheepop.data import Batches
+from sheepop.model import IGNORE_INDEX, cross_entropy_sum
+from sheepop.train.objective import TensorBatch, logits_of
+from sheepop.train.precision import autocast
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over the predicted tokens of a held-out split."""
+
+    loss: float  # nats per token
+    perplexity: float  # exp(loss)
+    accuracy: float  # share of tokens whose most likely prediction is right
+    bits_per_byte: float  # total loss in bits over the UTF-8 bytes of the predicted tokens
+    tokens: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"loss {self.loss:.4f}, perplexity {self.perplexity:,.2f}, accuracy {self.accuracy:.1%}, "
+            f"{self.bits_per_byte:.4f} bits per byte"
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """The scores as plain data."""
+        return asdict(self)
+
+
+def validate(
+    model: nn.Module,
+    batches: Batches,
+    byte_lengths: NDArray[np.int64],
+    *,
+    batch_size: int,
+    precision: str,
+    device: str,
+    max_tokens: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Scores:
+    """Scores `model` on the samples of `batches` in order; the model's mode is restored afterwards.
+
+    `byte_lengths` (V,) gives the bytes each token stands for. With `max_tokens` the samples are taken evenly from
+    the whole split until that many positions are covered. `on_batch` hears the number of samples finished.
+    """
+    count = batches.num_samples
+    if max_tokens is not None:
+        count = min(count, max(1, max_tokens // batches.max_length))
+    chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
+    loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for start in range(0, count, batch_size):
+                samples = batches.batch(chosen[start : start + batch_size])
+                batch = TensorBatch.from_numpy(samples, device)
+                with autocast(device, precision):
+                    logits = logits_of(model, batch)
+                loss_sum += cross_entropy_sum(logits, batch.labels).item()
+                correct += int((logits.argmax(-1) == batch.labels).sum())
+                labels = samples.labels[samples.labels != IGNORE_INDEX]
+                num_tokens += labels.size
+                num_bytes += int(byte_lengths[labels].sum())
+                if on_batch is not None:
+                    on_batch(len(samples.labels))
+    finally:
+        model.train(was_training)
+    loss = loss_sum / max(1, num_tokens)
+    return Scores(
+        loss=loss,
+        perplexity=math.exp(loss) if loss < 700 else math.inf,
+        accuracy=correct / max(1, num_tokens),
+        bits_per_byte=loss_sum / math.log(2) / max(1, num_bytes),
+        tokens=num_tokens,
+        bytes=num_bytes,
+    )

@@ -1,0 +1,10 @@
+"""Settings of the whole suite: one computing thread per test process, and no way out to the network."""
+
+from __future__ import annotations
+
+import os
+
+# Toy models gain nothing from threads, and test processes that run side by side would fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAYON_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"

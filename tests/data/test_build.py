@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, DataError, TokenizerError
+from sheepop.data import Corpus, DataConfig, build_corpus
+from sheepop.tokenizer import CharTokenizer, TokenizerConfig
+
+Tree = Callable[..., Path]
+Build = Callable[..., Corpus]
+
+
+def many_files(count: int = 60) -> dict[str, str]:
+    return {
+        f"{i % 7}/file {i:03d}.txt": f"This is file {i}.\n\tIt has é and ü.\r\n" * (1 + i % 5) for i in range(count)
+    }
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def quarantine(corpus: Corpus) -> list[dict[str, Any]]:
+    lines = (corpus.directory / "quarantine.jsonl").read_bytes().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_tokens_are_the_documents_each_with_its_end(tree: Tree, build: Build) -> None:
+    files = many_files()
+    corpus = build(tree(files), validation_fraction=0.2)
+    tokenizer = corpus.tokenizer()
+    seen = {}
+    for name, split in (("train", corpus.train), ("validation", corpus.validation)):
+        documents = list(corpus.documents(name))  # type: ignore[arg-type]
+        assert split.num_documents == len(documents) > 0
+        assert split.num_bytes == sum(len(d.text.encode()) for d in documents)
+        for number, document in enumerate(documents):
+            ids = split.document(number).tolist()
+            assert ids == [*tokenizer.encode(document.text), tokenizer.eos_id]
+            seen[document.source] = document.text
+    assert seen == files
+
+
+def test_the_split_is_recorded_and_known_by_content(tree: Tree, build: Build) -> None:
+    files = many_files()
+    corpus = build(tree(files), validation_fraction=0.2, seed=9)
+    renamed = build(
+        tree({f"x/{i}": t for i, t in enumerate(files.values())}, "renamed"),
+        output="b",
+        seed=9,
+        validation_fraction=0.2,
+    )
+    assert {d.text for d in corpus.documents("validation")} == {d.text for d in renamed.documents("validation")}
+    assert corpus.manifest["split"]["method"] == "document"
+    assert "keyed by the seed 9, is below 0.2" in corpus.manifest["split"]["words"]
+
+
+def test_counts_reconcile_and_every_skip_is_listed(tree: Tree, build: Build) -> None:
+    root = tree(
+        {
+            **{f"{i}.md": f"text {i}" for i in range(30)},
+            "copy.md": "text 3",
+            "blank.md": " \n\t\n",
+            "empty.md": "",
+            "photo.jpg": b"\xff\xd8\xff\xe0\0\0binary",
+            "latin.txt": "Où êtes-vous né ? À l'été, déjà !\n".encode("latin-1"),
+            "text.bin": "text is text whatever its name",
+            ".hidden": "x",
+            "__pycache__/x.pyc": "x",
+            "big.txt": "y" * 5000,
+        }
+    )
+    corpus = build(root, max_file_bytes=4000)
+    files, documents = corpus.manifest["files"], corpus.manifest["documents"]
+    assert files["found"] == 38
+    assert files["read"] == 34
+    assert files["skipped"] == {"binary": 1, "empty": 1, "hidden": 1, "oversized": 1}
+    assert files["folders_skipped"] == {"ignored": 1}
+    assert files["encodings"] == {"cp1252": 1, "utf_8": 33}
+    assert documents["in"] == 34
+    assert (documents["kept"], documents["duplicates"], documents["empty"]) == (32, 1, 1)
+    splits = corpus.manifest["tokens"]["splits"].values()
+    assert sum(split["documents"] for split in splits) == 32
+    assert sum(split["bytes"] for split in splits) == documents["bytes"]
+    assert [(line["file"], line["stage"], line["reason"]) for line in quarantine(corpus)] == [
+        (".hidden", "discover", "hidden"),
+        ("__pycache__/", "discover", "ignored"),
+        ("big.txt", "discover", "oversized"),
+        ("empty.md", "discover", "empty"),
+        ("photo.jpg", "decode", "binary"),
+    ]
+
+
+def test_the_first_of_equal_documents_is_kept(tree: Tree, build: Build) -> None:
+    corpus = build(tree({"b.txt": "same\n", "a.txt": "same\n", "c.txt": "other\n"}))
+    sources = [d.source for name in ("train", "validation") for d in corpus.documents(name)]  # type: ignore[arg-type]
+    assert sources == ["a.txt", "c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected", "empty"),
+    [
+        ("file", [("a.txt", 0, "one\n\n  two\nthree\n"), ("b.txt", 0, "four\nfive\n")], 0),
+        (
+            "line",
+            [
+                ("a.txt", 0, "one"),
+                ("a.txt", 2, "  two"),
+                ("a.txt", 3, "three"),
+                ("b.txt", 0, "four"),
+                ("b.txt", 1, "five"),
+            ],
+            1,
+        ),
+        ("blank_line", [("a.txt", 0, "one"), ("a.txt", 1, "  two\nthree"), ("b.txt", 0, "four\nfive")], 0),
+    ],
+)
+def test_what_a_document_is(
+    tree: Tree, build: Build, mode: str, expected: list[tuple[str, int, str]], empty: int
+) -> None:
+    root = tree({"a.txt": "one\n\n  two\nthree\n", "b.txt": "four\nfive\n"})
+    corpus = build(root, documents=mode, validation_fraction=0)
+    assert [(d.source, d.part, d.text) for d in corpus.documents("train")] == expected
+    assert corpus.manifest["documents"]["empty"] == empty
+    assert corpus.validation.num_tokens == 0
+
+
+def test_few_documents_are_split_by_a_tail_and_the_manifest_says_so(tree: Tree, build: Build) -> None:
+    text = "".join(f"line {i}\n" for i in range(100))
+    corpus = build(tree({"book.txt": text}), validation_fraction=0.1)
+    (train,), (held_out,) = corpus.documents("train"), corpus.documents("validation")
+    assert train.text + held_out.text == text
+    assert train.text.endswith("\n") and len(held_out.text) == pytest.approx(0.1 * len(text), abs=8)
+    assert corpus.manifest["split"]["method"] == "tail"
+    assert corpus.manifest["split"]["cut_documents"] == 1
+    assert "fewer than 20 documents (1)" in corpus.manifest["split"]["words"]
+
+
+class TestSameInputSameBytes:
+    def test_whatever_the_number_of_workers_and_the_place(self, tree: Tree, build: Build) -> None:
+        files: dict[str, str | bytes] = {
+            **many_files(),
+            "latin.txt": "Ça va déjà ? L'été\n".encode("latin-1"),
+            "x.gz": b"\0",
+        }
+        first = build(tree(files, "here"), output="a", num_workers=0)
+        (first.directory.parent / "elsewhere").mkdir()
+        moved = tree(files, "elsewhere/here")
+        second = build(moved, output="b", num_workers=2)
+        assert content(first.directory) == content(second.directory)
+        assert first.fingerprint == second.fingerprint
+
+    def test_with_bpe_too(self, tree: Tree, tmp_path: Path) -> None:
+        root = tree(many_files(30))
+        for output, workers in (("a", 0), ("b", 2)):
+            config = DataConfig(paths=(str(root),), num_workers=workers)
+            build_corpus(config, TokenizerConfig(vocab_size=300), tmp_path / output, seed=0, console=Console.silent())
+        assert content(tmp_path / "a") == content(tmp_path / "b")
+
+    def test_no_time_and_no_absolute_path_is_written(self, tree: Tree, build: Build, tmp_path: Path) -> None:
+        corpus = build(tree(many_files()))
+        text = (corpus.directory / "manifest.json").read_text()
+        assert str(tmp_path) not in text
+        assert corpus.manifest["inputs"] == ["input"]
+
+    def test_another_seed_gives_another_split(self, tree: Tree, build: Build) -> None:
+        root = tree(many_files())
+        first, second = build(root, output="a", seed=1), build(root, output="b", seed=2)
+        assert first.fingerprint != second.fingerprint
+
+
+def test_the_tokenizer_learns_from_training_text_only(tree: Tree, build: Build) -> None:
+    text = "".join(f"line {i}\n" for i in range(50)) + "Ωμέγα\n"
+    corpus = build(tree({"a.txt": text}), validation_fraction=0.05)
+    assert "Ω" not in corpus.tokenizer().decode(range(corpus.tokenizer().vocab_size))
+    assert corpus.manifest["tokens"]["splits"]["validation"]["unknown"] == 5
+    assert corpus.manifest["tokens"]["splits"]["train"]["unknown"] == 0
+
+
+def test_a_given_tokenizer_is_used_and_named(tree: Tree, tmp_path: Path) -> None:
+    tokenizer = CharTokenizer("é")
+    tokenizer.save(tmp_path / "mine")
+    console_text = StringIO()
+    corpus = build_corpus(
+        DataConfig(paths=(str(tree({"a.txt": "é\nü\n"})),), validation_fraction=0),
+        TokenizerConfig(path=str(tmp_path / "mine")),
+        tmp_path / "corpus",
+        seed=0,
+        console=Console(file=console_text),
+    )
+    assert corpus.manifest["tokenizer"] == {
+        "fingerprint": tokenizer.fingerprint(),
+        "vocab_size": 129,
+        "origin": "given",
+    }
+    assert corpus.train.tokens(0, 5).tolist() == [128, 10, tokenizer.unk_id, 10, tokenizer.eos_id]
+    assert "1 characters of the train split are not in the tokenizer's vocabulary" in console_text.getvalue()
+
+
+def test_a_tokenizer_that_is_missing_is_found_out_first(tree: Tree, tmp_path: Path) -> None:
+    config = DataConfig(paths=(str(tree({"a.txt": "text"})),))
+    with pytest.raises(TokenizerError):
+        build_corpus(config, TokenizerConfig(path=str(tmp_path / "none")), tmp_path / "corpus", seed=0)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS file systems refuse names that are not UTF-8")
+def test_odd_names_go_through_every_file_that_is_written(tree: Tree, build: Build) -> None:
+    root = tree({"two\nlines.txt": "first\n", "plain.txt": "second\n"})
+    for name, data in ((b"caf\xe9.txt", b"third\n"), (b"caf\xe9.bin", b"\0")):
+        Path(os.fsdecode(os.fsencode(root) + b"/" + name)).write_bytes(data)
+    corpus = build(root, num_workers=1)
+    sources = {d.source for name in ("train", "validation") for d in corpus.documents(name)}  # type: ignore[arg-type]
+    assert sources == {"two\nlines.txt", "plain.txt", "caf\\xe9.txt"}
+    assert [line["file"] for line in quarantine(corpus)] == ["caf\\xe9.bin"]
+
+
+class TestNothingToUse:
+    def test_no_paths(self, build: Build) -> None:
+        with pytest.raises(DataError, match=r"Set data.paths"):
+            build()
+
+    def test_missing_folder(self, build: Build, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"nowhere does not exist"):
+            build(tmp_path / "nowhere")
+
+    def test_empty_folder(self, build: Build, tree: Tree) -> None:
+        with pytest.raises(DataError, match=r"There is no text in .*: 0 files found, 0 read\."):
+            build(tree({}))
+
+    def test_nothing_readable_lists_the_reasons(self, build: Build, tree: Tree, tmp_path: Path) -> None:
+        root = tree({"a": b"\0", "b": b"\0\1", "c": "", ".d": "x", "e": "  ", "node_modules/f": "x"})
+        with pytest.raises(DataError) as caught:
+            build(root)
+        assert (
+            "5 files found, 1 read; files skipped: binary 2, empty 1, hidden 1; folders skipped: ignored 1, "
+            "1 empty documents"
+        ) in str(caught.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["input"], "a failed build leaves nothing behind"
+
+    def test_a_single_line_cannot_be_split(self, build: Build, tree: Tree, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"validation_fraction=0"):
+            build(tree({"a.txt": "one line"}))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["input"]
+
+
+class TestOutputInTheWay:
+    def test_an_existing_directory_is_kept(self, build: Build, tree: Tree, tmp_path: Path) -> None:
+        root = tree({"a.txt": "1\n2\n"})
+        (tmp_path / "corpus").mkdir()
+        (tmp_path / "corpus/mine.txt").write_text("precious")
+        for overwrite in (False, True):
+            with pytest.raises(DataError, match=r"already exists|is not a corpus"):
+                build(root, overwrite=overwrite)
+        assert (tmp_path / "corpus/mine.txt").read_text() == "precious"
+
+    def test_an_empty_directory_is_filled(self, build: Build, tree: Tree, tmp_path: Path) -> None:
+        (tmp_path / "corpus").mkdir()
+        assert build(tree({"a.txt": "1\n2\n"})).train.num_tokens > 0
+
+    def test_a_corpus_is_replaced_when_asked(self, build: Build, tree: Tree) -> None:
+        root = tree({"a.txt": "1\n2\n"})
+        build(root)
+        with pytest.raises(DataError, match="already exists"):
+            build(root)
+        (root / "b.txt").write_text("3\n4\n")
+        assert build(root, overwrite=True).manifest["files"]["read"] == 2
+
+    def test_a_corpus_is_not_text(self, build: Build, tree: Tree) -> None:
+        root = tree({"a.txt": "1\n2\n", "b.txt": "3\n"})
+        inside = build(root, output="input/corpus")
+        with pytest.raises(DataError, match="is a finished corpus already"):
+            build(inside.directory, output="again")
+        again = build(root, output="again")
+        assert [(line["file"], line["reason"]) for line in quarantine(again)] == [("corpus/", "corpus")]
+        assert again.fingerprint == inside.fingerprint
+
+
+def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None:
+    console_text = StringIO()
+    build_corpus(
+        DataConfig(paths=(str(tree({"a.txt": "one\ntwo\n", "b": b"\0"})),)),
+        TokenizerConfig(algorithm="char"),
+        tmp_path / "corpus",
+        seed=0,
+        console=Console(file=console_text),
+    )
+    assert (
+        "Corpus: 2 files found, 1 read; files skipped: binary 1. 1 documents kept, 0 duplicates and 0 empty ones "
+        "dropped. 5 training and 5 validation tokens."
+    ) in console_text.getvalue()
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """Forty megabytes of lines, more than the process may hold on top of what its libraries take."""
+    text = "".join(f"{i:07d} {'word ' * 10}\n" for i in range(5000))
+    root = tmp_path / "input"
+    root.mkdir()
+    for i in range(140):
+        (root / f"{i:03d}.txt").write_text(text.replace("word", f"w{i}"))
+    script = f"""
+import resource, sys
+from pathlib import Path
+from sheepop.data import DataConfig, build_corpus
+from sheepop.tokenizer import TokenizerConfig, CharTokenizer
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+config = DataConfig(paths=({str(root)!r},), documents="line")
+from sheepop.data.build import _Build, Console
+staging = Path({str(tmp_path / "staging")!r}); staging.mkdir()
+build = _Build(config, TokenizerConfig(algorithm="char"), 0, staging, Console.silent())
+(staging / "documents").mkdir()
+build._discover(); build._read(); build._split()
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+unit = 1 if sys.platform == "darwin" else 1024
+print((after - before) * unit, build._census.num_bytes)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    grown, total = map(int, result.stdout.split())
+    assert total > 35_000_000
+    assert grown < 2 * total
+
+
+def test_a_config_error_is_raised_before_anything_is_read() -> None:
+    with pytest.raises((ConfigError, ValueError)):
+        DataConfig.model_validate({"paths": ["x"], "validation_fraction": 1})

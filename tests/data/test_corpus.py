@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sheepop.core.errors import DataError
+from sheepop.core.files import write_checksums
+from sheepop.data import Corpus, is_corpus
+from sheepop.tokenizer import CharTokenizer
+
+Tree = Callable[..., Path]
+Build = Callable[..., Corpus]
+
+
+@pytest.fixture
+def corpus(tree: Tree, build: Build) -> Corpus:
+    return build(tree({f"{i}.txt": f"text number {i}\n" for i in range(40)}))
+
+
+def change_manifest(corpus: Corpus, **changes: object) -> None:
+    path = corpus.directory / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_checksums(corpus.directory)
+
+
+def test_a_corpus_opens_as_it_was_built(corpus: Corpus) -> None:
+    opened = Corpus.open(corpus.directory)
+    assert opened.manifest == corpus.manifest
+    assert opened.fingerprint == corpus.fingerprint
+    assert (
+        opened.train.tokens(0, opened.train.num_tokens).tolist()
+        == corpus.train.tokens(0, corpus.train.num_tokens).tolist()
+    )
+    assert is_corpus(corpus.directory)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens/train-00000.bin",
+        "tokens/val.idx",
+        "documents/train-00000.jsonl.zst",
+        "manifest.json",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_a_flipped_bit_is_found_and_the_file_named(corpus: Corpus, name: str) -> None:
+    path = corpus.directory / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        Corpus.open(corpus.directory)
+    assert name.rsplit("/", 1)[-1] in str(caught.value)
+
+
+def test_a_missing_shard_is_named_even_without_checksums(corpus: Corpus) -> None:
+    (corpus.directory / "tokens/train-00000.bin").unlink()
+    for verify in (True, False):
+        with pytest.raises(DataError, match=r"train-00000.bin is missing"):
+            Corpus.open(corpus.directory, verify=verify)
+
+
+def test_a_newer_format_is_refused(corpus: Corpus) -> None:
+    change_manifest(corpus, format_version=2)
+    with pytest.raises(DataError, match=r"has corpus format 2, and this SheepOp reads formats up to 1. Upgrade"):
+        Corpus.open(corpus.directory)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format_version": "1"},
+        {"format_version": 0},
+        {"tokens": {}},
+        {"tokens": None},
+        {"tokenizer": []},
+        {"format": "something else"},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(corpus: Corpus, changes: dict[str, object]) -> None:
+    change_manifest(corpus, **changes)
+    with pytest.raises(DataError, match=r"damaged|not the manifest"):
+        Corpus.open(corpus.directory)
+
+
+def test_a_folder_of_text_is_no_corpus(tree: Tree) -> None:
+    root = tree({"a.txt": "x"})
+    assert not is_corpus(root)
+    with pytest.raises(DataError, match=r"is not a corpus directory: it has no manifest.json"):
+        Corpus.open(root)
+
+
+def test_another_programs_manifest_is_no_corpus(tree: Tree) -> None:
+    assert not is_corpus(tree({"manifest.json": '{"name": "extension"}'}))
+    assert not is_corpus(tree({"manifest.json/x": "1"}, "folder"))
+
+
+def test_the_tokenizer_must_be_the_one_it_was_built_with(corpus: Corpus) -> None:
+    corpus.require_tokenizer(corpus.tokenizer())
+    other = CharTokenizer("é")
+    with pytest.raises(DataError) as caught:
+        corpus.require_tokenizer(other)
+    assert other.fingerprint()[:16] in str(caught.value)
+    assert corpus.tokenizer().fingerprint()[:16] in str(caught.value)
+
+
+def test_the_fingerprint_knows_the_tokenizer_and_the_tokens(corpus: Corpus, build: Build, tree: Tree) -> None:
+    same_text = {f"{i}.txt": f"text number {i}\n" for i in range(40)}
+    assert build(tree(same_text, "same"), output="b").fingerprint == corpus.fingerprint
+    changed = {**same_text, "0.txt": "text number O\n"}
+    assert build(tree(changed, "changed"), output="c").fingerprint != corpus.fingerprint

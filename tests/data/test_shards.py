@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sheepop.core.errors import DataError
+from sheepop.data import TokenSplit
+from sheepop.data.shards import TokenWriter, token_type
+
+documents_of_ids = st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=20), max_size=12)
+
+
+def write(directory: Path, documents: list[list[int]], shard_tokens: int = 8, vocab_size: int = 65536) -> TokenSplit:
+    dtype = token_type(vocab_size)
+    with TokenWriter(directory, "train", dtype, shard_tokens=shard_tokens) as writer:
+        for document in documents:
+            writer.write(document, num_bytes=len(document))
+    return TokenSplit.open(directory, writer.summary(), dtype)
+
+
+@given(documents_of_ids, st.integers(1, 40), st.sampled_from([300, 65536, 65537]), st.data())
+def test_tokens_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    shard_tokens: int,
+    vocab_size: int,
+    data: st.DataObject,
+) -> None:
+    documents = [[i % vocab_size for i in document] for document in documents]
+    split = write(tmp_path_factory.mktemp("tokens"), documents, shard_tokens, vocab_size)
+    flat = [token for document in documents for token in document]
+    assert (split.num_documents, split.num_tokens, split.num_bytes) == (len(documents), len(flat), len(flat))
+    assert [split.document(i).tolist() for i in range(len(documents))] == documents
+    start = data.draw(st.integers(0, len(flat)))
+    stop = data.draw(st.integers(start, len(flat)))
+    assert split.tokens(start, stop).tolist() == flat[start:stop]
+
+
+def test_the_format_on_disk(tmp_path: Path) -> None:
+    write(tmp_path, [[1, 2, 258], [4], [5] * 8, [6]], shard_tokens=4)
+    # Little endian, two bytes a token; a shard ends with the document that fills it.
+    assert (tmp_path / "train-00000.bin").read_bytes() == bytes([1, 0, 2, 0, 2, 1, 4, 0])
+    assert (tmp_path / "train-00001.bin").read_bytes() == bytes([5, 0] * 8)
+    assert (tmp_path / "train-00002.bin").read_bytes() == bytes([6, 0])
+    index = (tmp_path / "train.idx").read_bytes()
+    assert index == b"".join(n.to_bytes(8, "little") for n in (0, 3, 4, 12, 13))
+
+
+def test_the_type_follows_the_vocabulary(tmp_path: Path) -> None:
+    assert token_type(65536) == np.dtype("<u2")
+    assert token_type(65537) == np.dtype("<u4")
+    assert write(tmp_path, [[70000]], vocab_size=70001).tokens(0, 1).tolist() == [70000]
+
+
+def test_the_summary_names_files_and_hashes(tmp_path: Path) -> None:
+    with TokenWriter(tmp_path, "val", np.dtype("<u2")) as writer:
+        writer.write([1, 2])
+    summary = writer.summary()
+    assert summary["shards"] == [
+        {"file": "val-00000.bin", "tokens": 2, "sha256": hashlib.sha256(b"\1\0\2\0").hexdigest()}
+    ]
+    assert (summary["documents"], summary["tokens"]) == (1, 2)
+
+
+@pytest.mark.parametrize("bad", [[], [65536], [-1], [1.5], [[1]]])
+def test_what_is_no_document_is_refused(tmp_path: Path, bad: list[object]) -> None:
+    with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer, pytest.raises(ValueError, match=r"token|document"):
+        writer.write(bad)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (3, 2)])
+def test_tokens_outside_are_refused(start: int, stop: int) -> None:
+    split = TokenSplit.from_documents([[1, 2], [3]])
+    with pytest.raises(IndexError, match="outside a split of 3"):
+        split.tokens(start, stop)
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer:
+        writer.write([1, 2, 3])
+    summary = writer.summary()
+    (tmp_path / "train-00000.bin").write_bytes(b"\1\0")
+    with pytest.raises(DataError, match=r"train-00000.bin is damaged: it has 2 bytes where 3 entries of 2"):
+        TokenSplit.open(tmp_path, summary, np.dtype("<u2"))
+    (tmp_path / "train-00000.bin").unlink()
+    with pytest.raises(DataError, match=r"train-00000.bin is missing"):
+        TokenSplit.open(tmp_path, summary, np.dtype("<u2"))
+
+
+def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer:
+        writer.write([1])
+    summary = writer.summary()
+    summary["shards"][0]["file"] = "../train-00000.bin"
+    with pytest.raises(DataError, match="not a file name"):
+        TokenSplit.open(tmp_path, summary, np.dtype("<u2"))
+
+
+def test_no_documents_make_an_empty_split(tmp_path: Path) -> None:
+    split = write(tmp_path, [])
+    assert (split.num_documents, split.num_tokens) == (0, 0)
+    assert split.tokens(0, 0).tolist() == []

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from sheepop.core.errors import DataError
+from sheepop.data.workers import ordered_map
+
+# Workers import what they run, and test modules cannot be imported there; functions of the standard library can.
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_results_keep_the_order_of_the_tasks(num_workers: int) -> None:
+    numbers = [20_000, *range(12)]  # the first takes longest
+    assert list(ordered_map(math.factorial, numbers, num_workers=num_workers)) == [math.factorial(n) for n in numbers]
+
+
+def test_tasks_are_drawn_only_as_they_are_needed() -> None:
+    drawn = []
+
+    def tasks() -> Iterator[int]:
+        for value in range(1000):
+            drawn.append(value)
+            yield value
+
+    results = ordered_map(math.factorial, tasks(), num_workers=1)
+    assert next(results) == 1
+    results.close()
+    assert drawn == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_arrives_as_it_is(num_workers: int) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        list(ordered_map(math.factorial, [-1], num_workers=num_workers))
+
+
+def test_a_dead_worker_is_reported() -> None:
+    with pytest.raises(DataError, match="A worker process ended abruptly"):
+        list(ordered_map(os._exit, [9], num_workers=1))

@@ -1,0 +1,378 @@
+"""Whole completions: against a plain loop without cache, batch or window code, and against texts known by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
+from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.model import Transformer
+from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, train_tokenizer
+
+Build = Callable[..., Transformer]
+
+PROMPTS = ["def main(argument):", "x", "It was a dark and stormy", "<eos>"]
+GREEDY = GenerationConfig(temperature=0, max_new_tokens=24)
+SAMPLED = GenerationConfig(temperature=1.0, top_p=0.95, max_new_tokens=24, seed=5)
+
+
+def texts(completions: Sequence[Completion]) -> list[str]:
+    return [completion.text for completion in completions]
+
+
+@torch.no_grad()
+def plain_greedy(model: Transformer, tokenizer: Tokenizer, prompt: str, count: int) -> str:
+    """Greedy continuation by the book; a full context starts again from its last half."""
+    context = tokenizer.encode(prompt)
+    room = min(count, model.config.max_seq_len // 2)
+    if len(context) >= model.config.max_seq_len:
+        context = context[len(context) - (model.config.max_seq_len - room) :]
+    written: list[int] = []
+    while len(written) < count:
+        logits = model(torch.tensor([context]))[0, -1].tolist()
+        choices = [i for i in range(tokenizer.vocab_size) if i not in (0, 1, 2)]
+        token = max(choices, key=lambda i: logits[i])
+        written.append(token)
+        context.append(token)
+        if token == tokenizer.eos_id:
+            break
+        if len(context) > model.config.max_seq_len:
+            context = context[len(context) - max(1, model.config.max_seq_len // 2) :]
+    return tokenizer.decode(written)
+
+
+@pytest.mark.parametrize(
+    ("position_encoding", "norm", "num_kv_heads"),
+    list(product(["sinusoidal", "learned", "rope"], ["layernorm", "rmsnorm"], [2, 4])),
+)
+def test_greedy_text_is_the_same_with_and_without_cache_together_and_apart(
+    toy_model: Build, characters: CharTokenizer, position_encoding: str, norm: str, num_kv_heads: int
+) -> None:
+    model = toy_model(position_encoding=position_encoding, norm=norm, num_kv_heads=num_kv_heads)
+    expected = [plain_greedy(model, characters, prompt, 24) for prompt in PROMPTS]
+    assert len(set("".join(expected))) > 10  # the text varies
+    generator = Generator(model, characters)
+    for use_cache, batched in product([True, False], [True, False]):
+        assert texts(generator.generate(PROMPTS, GREEDY.replace(use_cache=use_cache), batched=batched)) == expected
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 9, 16])
+def test_windowed_greedy_text_equals_the_plain_loop(
+    toy_model: Build, characters: CharTokenizer, max_seq_len: int
+) -> None:
+    model = toy_model(max_seq_len=max_seq_len, position_encoding="learned")
+    expected = [plain_greedy(model, characters, prompt, 40) for prompt in PROMPTS]
+    generator = Generator(model, characters)
+    for use_cache, batched in product([True, False], [True, False]):
+        config = GREEDY.replace(on_overflow="window", max_new_tokens=40, use_cache=use_cache)
+        completions = generator.generate(PROMPTS, config, batched=batched)
+        assert texts(completions) == expected
+        assert {c.finish_reason for c in completions} <= {"length", "stop"}
+        assert all(len(c.token_ids) == 40 or c.finish_reason == "stop" for c in completions)
+
+
+def test_sampled_text_does_not_depend_on_cache_batch_or_order_of_calls(
+    toy_model: Build, characters: CharTokenizer
+) -> None:
+    model = toy_model()
+    expected = texts(Generator(model, characters).generate(PROMPTS, SAMPLED))
+    for use_cache, batched, size in product([True, False], [True, False], [2, 3]):
+        generator = Generator(model, characters, max_batch_size=size)
+        torch.manual_seed(size)
+        assert texts(generator.generate(PROMPTS, SAMPLED.replace(use_cache=use_cache), batched=batched)) == expected
+    assert texts(Generator(model, characters).generate(PROMPTS[:2], SAMPLED)) == expected[:2]
+
+
+def test_requests_differ_seeds_differ_and_a_drawn_seed_repeats_the_text(
+    toy_model: Build, characters: CharTokenizer
+) -> None:
+    generator = Generator(toy_model(), characters)
+    first, second = generator.generate(["same", "same"], SAMPLED)
+    assert first.text != second.text
+    assert generator.generate(["same"], SAMPLED.replace(seed=6))[0].text != first.text
+    drawn = generator.generate(["same"], SAMPLED.replace(seed=None))[0]
+    again = generator.generate(["same"], SAMPLED.replace(seed=None))[0]
+    assert drawn.text != again.text
+    assert generator.generate(["same"], SAMPLED.replace(seed=drawn.seed))[0] == drawn
+
+
+def test_only_tokens_of_the_tokenizer_are_written(toy_model: Build, characters: CharTokenizer) -> None:
+    model = toy_model(vocab_size=160)
+    config = GenerationConfig(temperature=1e6, top_p=1.0, max_new_tokens=60, seed=1)
+    completions = Generator(model, characters).generate(["a"] * 12, config)
+    written = {token for completion in completions for token in completion.token_ids}
+    assert len(written) > 100  # nearly uniform, yet
+    assert written <= set(range(3, 128))
+
+
+def test_eos_ends_the_text_and_the_rest_of_the_batch_goes_on(toy_model: Build, characters: CharTokenizer) -> None:
+    config = GenerationConfig(temperature=1e6, top_p=1.0, max_new_tokens=60, seed=1)
+    generator = Generator(toy_model(), characters)
+    completions = generator.generate(["a"] * 12, config)
+    ended = [completion for completion in completions if completion.finish_reason == "stop"]
+    assert 0 < len(ended) < 12
+    assert len({len(completion.token_ids) for completion in ended}) > 1
+    for completion in completions:
+        has_eos = completion.token_ids[-1] == 3
+        assert (completion.finish_reason == "stop") == has_eos
+        assert 3 not in completion.token_ids[:-1]
+        assert completion.text == characters.decode(completion.token_ids)
+        assert len(completion.token_ids) == 60 or has_eos
+        assert len(completion.logprobs) == len(completion.token_ids)
+    apart = generator.generate(["a"] * 12, config, batched=False)
+    assert [c.token_ids for c in apart] == [c.token_ids for c in completions]
+
+
+def test_log_probabilities_are_the_models_own(toy_model: Build, characters: CharTokenizer) -> None:
+    model = toy_model(vocab_size=140)
+    config = SAMPLED.replace(temperature=0.3, top_k=4, repetition_penalty=1.5)
+    completion = Generator(model, characters).generate(["log"], config)[0]
+    sequence = characters.encode("log") + completion.token_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([sequence]))[0].numpy().astype(np.float64)
+    for place, (token, logprob) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+        row = logits[2 + place]
+        assert logprob == pytest.approx(row[token] - math.log(np.exp(row).sum()), abs=1e-5)
+
+
+def test_a_log_probability_by_hand(chain_model: Build, characters: CharTokenizer) -> None:
+    model = chain_model(characters, characters.encode("abc"), score=2.0)
+    completion = Generator(model, characters).generate(["a"], GREEDY.replace(max_new_tokens=2))[0]
+    # One logit is 2, the other 127 are 0.
+    assert completion.text == "bc"
+    assert completion.logprobs == pytest.approx([2 - math.log(math.exp(2) + 127)] * 2, abs=1e-6)
+
+
+def test_repetition_penalty_counts_prompt_and_text(chain_model: Build, characters: CharTokenizer) -> None:
+    # In the cycle abcd every next logit is 4 and all others 0. A penalty of 100 makes 0.04 of it: still the largest.
+    model = chain_model(characters, characters.encode("abcd"), score=4.0)
+    generator = Generator(model, characters)
+    assert generator.generate(["a"], GREEDY.replace(max_new_tokens=6, repetition_penalty=100.0))[0].text == "bcdabc"
+    # At temperature 1 the successor has e^4 of e^4 + 124 (31 %); penalised it has e^0.04 of e^0.04 + 124 (1 %).
+    config = GenerationConfig(temperature=1.0, top_p=1.0, max_new_tokens=1, seed=2)
+    fresh = generator.generate(["a"] * 400, config)
+    repeated = generator.generate(["ba"] * 400, config.replace(repetition_penalty=100.0))
+    assert sum(c.text == "b" for c in fresh) == pytest.approx(400 * 0.306, abs=4 * 9.2)
+    assert sum(c.text == "b" for c in repeated) < 15
+
+
+def test_a_new_token_runs_the_network_on_one_position(toy_model: Build, characters: CharTokenizer) -> None:
+    model = toy_model()
+    counts: list[int] = []
+    hook = model.embedding.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].numel()))
+    config = GREEDY.replace(max_new_tokens=6)
+    Generator(model, characters).generate(["hello"], config)
+    assert counts == [5, 1, 1, 1, 1, 1]
+    counts.clear()
+    Generator(model, characters).generate(["hello"], config.replace(use_cache=False))
+    assert counts == [5, 6, 7, 8, 9, 10]
+    hook.remove()
+
+
+def test_writing_stops_at_the_end_of_the_context(toy_model: Build, characters: CharTokenizer) -> None:
+    model = toy_model(max_seq_len=16)
+    prompts = ["a" * 15, "b" * 10, "c"]
+    for batched in (True, False):
+        completions = Generator(model, characters).generate(prompts, GREEDY, batched=batched)
+        assert [len(c.token_ids) for c in completions] == [1, 6, 15]
+        assert {c.finish_reason for c in completions} == {"length"}
+
+
+def test_a_prompt_that_fills_the_context_is_refused_or_cut_on_request(
+    toy_model: Build, characters: CharTokenizer
+) -> None:
+    generator = Generator(toy_model(max_seq_len=16), characters)
+    with pytest.raises(UsageError, match=r"Prompt 1 has 16 tokens.*max_seq_len = 16.*on_overflow=window"):
+        generator.generate(["fine", "x" * 16], GREEDY)
+    text = "0123456789abcdefghijklmnop"
+    for count, dropped in ((4, 26 - 12), (100, 26 - 8)):
+        config = GREEDY.replace(on_overflow="window", max_new_tokens=count)
+        completion = generator.generate([text], config)[0]
+        assert completion.num_prompt_tokens == 26
+        assert completion.num_dropped_prompt_tokens == dropped
+        assert completion.prompt == text
+        assert completion.text[:4] == generator.generate([text[dropped:]], GREEDY)[0].text[:4]
+    assert generator.generate(["short"], GREEDY)[0].num_dropped_prompt_tokens == 0
+
+
+def collected(generator: Generator, prompts: Sequence[Any], config: GenerationConfig) -> tuple[list[Completion], Any]:
+    pieces: dict[int, list[str]] = defaultdict(list)
+    completions = generator.generate(prompts, config, on_text=lambda index, text: pieces[index].append(text))
+    return completions, pieces
+
+
+def test_streamed_pieces_join_to_the_text(toy_model: Build, characters: CharTokenizer) -> None:
+    generator = Generator(toy_model(), characters, max_batch_size=3)
+    completions, pieces = collected(generator, PROMPTS, SAMPLED.replace(stop=("e", "qu")))
+    assert sorted(pieces) == [c for c in range(4) if completions[c].text]
+    for index, completion in enumerate(completions):
+        assert "".join(pieces[index]) == completion.text
+        assert all(pieces[index])
+
+
+@pytest.mark.parametrize("stop", [("cde",), ("gh", "cdefghij"), ("e", "fgh"), ("bcdefg",), ("f", "ef", "def")])
+def test_stop_strings_of_several_tokens(chain_model: Build, characters: CharTokenizer, stop: tuple[str, ...]) -> None:
+    model = chain_model(characters, characters.encode("abcdefghijk"))
+    completions, pieces = collected(Generator(model, characters), ["a"], GREEDY.replace(stop=stop))
+    endings = {
+        ("cde",): "b",
+        ("gh", "cdefghij"): "bcdef",
+        ("e", "fgh"): "bcd",
+        ("bcdefg",): "",
+        ("f", "ef", "def"): "bc",
+    }
+    assert completions[0].text == endings[stop]
+    assert completions[0].finish_reason == "stop"
+    assert "".join(pieces[0]) == endings[stop]
+    assert characters.decode(completions[0].token_ids).endswith(stop)
+
+
+def test_a_stop_string_that_never_completes_is_shown_in_the_end(chain_model: Build, characters: CharTokenizer) -> None:
+    model = chain_model(characters, characters.encode("abcdefghijk"))
+    config = GREEDY.replace(stop=("fgX", "jka"), max_new_tokens=10)
+    completions, pieces = collected(Generator(model, characters), ["a"], config)
+    assert completions[0].text == "bcdefghijk"
+    assert completions[0].finish_reason == "length"
+    assert pieces[0] == ["b", "c", "d", "e", "fgh", "i", "jk"]
+
+
+def test_a_stop_string_in_the_prompt_does_not_count(chain_model: Build, characters: CharTokenizer) -> None:
+    model = chain_model(characters, characters.encode("abcdefghijk"))
+    completion = Generator(model, characters).generate(["cda"], GREEDY.replace(stop=("ab", "cd")))[0]
+    assert completion.text == "b"
+
+
+@pytest.fixture(scope="module")
+def single_bytes() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(algorithm="bpe", vocab_size=260), ["bytes without merges"])
+
+
+def test_characters_of_several_bytes_appear_whole(chain_model: Build, single_bytes: Tokenizer) -> None:
+    cycle = "é漢😀"  # two, three and four bytes, all different
+    ids = single_bytes.encode(cycle)
+    assert len(set(ids)) == 9
+    generator = Generator(chain_model(single_bytes, ids), single_bytes)
+    completions, pieces = collected(generator, ["é"], GREEDY.replace(max_new_tokens=9))
+    assert pieces[0] == ["漢", "😀", "é"]
+    assert completions[0].text == "漢😀é"
+
+    completions, pieces = collected(generator, ["é"], GREEDY.replace(max_new_tokens=5))
+    assert pieces[0] == ["漢", "\ufffd"]
+    assert completions[0].text == "漢\ufffd" == single_bytes.decode(completions[0].token_ids)
+
+    completions, pieces = collected(generator, ["é"], GREEDY.replace(stop=("😀é",)))
+    assert pieces[0] == ["漢"]
+    assert completions[0].finish_reason == "stop"
+    assert len(completions[0].token_ids) == 9
+
+
+def test_text_like_a_special_token_is_ordinary_text(chain_model: Build, single_bytes: Tokenizer) -> None:
+    generator = Generator(chain_model(single_bytes, single_bytes.encode("<eos>")), single_bytes)
+    completions = generator.generate(["<eos>"], GREEDY.replace(max_new_tokens=10))
+    assert completions[0].num_prompt_tokens == 5
+    assert completions[0].text == "<eos><eos>"
+
+
+def test_token_ids_are_prompts_too(toy_model: Build, characters: CharTokenizer) -> None:
+    generator = Generator(toy_model(), characters)
+    expected = generator.generate(["hello"], SAMPLED)[0]
+    for ids in (
+        characters.encode("hello"),
+        np.array(characters.encode("hello")),
+        torch.tensor([104, 101, 108, 108, 111]),
+    ):
+        assert generator.generate([ids], SAMPLED)[0] == expected
+    assert generator.generate([[104, 3, 101]], SAMPLED)[0].num_prompt_tokens == 3  # a document's end may be given
+    assert generator.generate([], SAMPLED) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ("one text", r"pass \[prompt\]"),
+        ([""], "The prompt is empty. Give at least one character"),
+        (["a", ""], "Prompt 1 is empty"),
+        ([[]], "empty"),
+        ([[5, 128]], "token id 128 at position 1 is not in the vocabulary. Ids run from 0 to 127"),
+        ([[-1]], "token id -1 at position 0"),
+        ([[1.5]], "neither text nor a list of token ids"),
+        ([7], "neither text nor a list of token ids"),
+        (["bad \udcff byte"], "not valid Unicode text: character 4"),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused(
+    toy_model: Build, characters: CharTokenizer, prompts: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        Generator(toy_model(), characters).generate(prompts, GREEDY)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(toy_model: Build) -> None:
+    with pytest.raises(TokenizerError, match="129 tokens and the model only 128"):
+        Generator(toy_model(), CharTokenizer("é"))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_damaged_weights_are_named_with_the_position(
+    toy_model: Build, characters: CharTokenizer, use_cache: bool
+) -> None:
+    model = toy_model(position_encoding="learned")
+    with torch.no_grad():
+        model.added_positions.table[10] = math.nan
+    generator = Generator(model, characters)
+    for config in (GREEDY, SAMPLED):
+        with pytest.raises(CheckpointError, match=r"position 11 of prompt 1 .*earlier checkpoint"):
+            generator.generate(["abc", "12345678"], config.replace(use_cache=use_cache))
+
+
+def test_the_caller_can_stop_it(chain_model: Build, characters: CharTokenizer) -> None:
+    generator = Generator(chain_model(characters, characters.encode("abcdefghijk")), characters, max_batch_size=2)
+    answers = iter([False, False, False, True, True])
+    pieces: list[str] = []
+    completions = generator.generate(
+        ["a", "e", "a"],
+        GREEDY.replace(stop=("dX",)),
+        on_text=lambda index, text: pieces.append(f"{index}{text}"),
+        should_stop=lambda: next(answers),
+    )
+    assert texts(completions) == ["bcd", "fgh", ""]
+    assert {c.finish_reason for c in completions} == {"abort"}
+    assert "".join(pieces) == "0b1f0c1g1h0d"
+
+
+def test_a_model_in_training_writes_without_dropout_and_goes_on_training(
+    toy_model: Build, characters: CharTokenizer
+) -> None:
+    model = toy_model(dropout=0.5)
+    generator = Generator(model, characters)
+    expected = texts(generator.generate(PROMPTS, GREEDY))
+    model.train()
+    state = torch.get_rng_state()
+    assert texts(generator.generate(PROMPTS, GREEDY)) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert texts(generator.generate(PROMPTS, GREEDY)) == expected
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    loss = model(torch.tensor([[5, 6, 7]])).sum()
+    loss.backward()  # generation left no inference tensors behind
+
+
+@pytest.mark.parametrize("position_encoding", ["sinusoidal", "learned", "rope"])
+def test_bfloat16_parameters_write_in_bfloat16(
+    chain_model: Build, toy_model: Build, characters: CharTokenizer, position_encoding: str
+) -> None:
+    model = toy_model(position_encoding=position_encoding).to(torch.bfloat16)
+    for completion in Generator(model, characters).generate(PROMPTS, SAMPLED):
+        assert completion.text
+        assert all(math.isfinite(logprob) for logprob in completion.logprobs)
+    chain = chain_model(characters, characters.encode("abcd")).to(torch.bfloat16)
+    assert Generator(chain, characters).generate(["a"], GREEDY.replace(max_new_tokens=5))[0].text == "bcdab"

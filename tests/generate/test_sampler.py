@@ -1,0 +1,208 @@
+"""The sampler against hand-worked values, a slow reference in NumPy, statistics, and transformers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sheepop.core.random import torch_generator
+from sheepop.generate import GenerationConfig
+from sheepop.generate.sampler import (
+    apply_repetition_penalty,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    next_token_probabilities,
+    sample,
+)
+
+# One decimal, so that equal logits are common.
+LOGITS = st.lists(st.integers(-80, 80).map(lambda tenths: tenths / 10), min_size=1, max_size=30)
+
+
+def reference_softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.array([0.0 if x == -math.inf else math.exp(x - max(logits)) for x in logits])
+    return weights / math.fsum(weights)
+
+
+def reference_order(values: np.ndarray) -> list[int]:
+    return sorted(range(len(values)), key=lambda i: (-values[i], i))
+
+
+def reference(logits: list[float], config: GenerationConfig) -> np.ndarray:
+    scores = np.array(logits, dtype=np.float64) / config.temperature
+    order = reference_order(scores)
+    if config.top_k is not None:
+        scores[order[config.top_k :]] = -math.inf
+    probabilities = reference_softmax(scores)
+    if config.top_p < 1:
+        kept: list[int] = []
+        for i in order:
+            kept.append(i)
+            total = math.fsum(probabilities[kept])
+            assume(abs(total - config.top_p) > 1e-9)
+            if total > config.top_p:
+                break
+        probabilities = np.array([p if i in kept else 0.0 for i, p in enumerate(probabilities)])
+    return probabilities / math.fsum(probabilities)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=LOGITS,
+    temperature=st.floats(0.05, 20.0),
+    top_k=st.none() | st.integers(1, 40),
+    top_p=st.floats(0.01, 1.0),
+)
+def test_the_distribution_equals_the_slow_reference(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float
+) -> None:
+    config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    probabilities = next_token_probabilities(torch.tensor(logits, dtype=torch.float64), config).numpy()
+    np.testing.assert_allclose(probabilities, reference(logits, config), rtol=1e-9, atol=1e-15)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.lists(st.floats(-50, 50), min_size=12, max_size=12), min_size=1, max_size=5))
+def test_every_row_of_a_batch_is_on_its_own_and_sums_to_one(rows: list[list[float]]) -> None:
+    logits = torch.tensor(rows, dtype=torch.float64)
+    config = GenerationConfig(top_k=7, top_p=0.9, temperature=0.7)
+    together = next_token_probabilities(logits, config)
+    for row, alone in zip(together, logits, strict=True):
+        torch.testing.assert_close(row, next_token_probabilities(alone, config), rtol=1e-12, atol=0)
+    torch.testing.assert_close(together.sum(-1), torch.ones(len(rows), dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def log(probabilities: list[float]) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "p", "kept"),
+    [
+        ([0.5, 0.3, 0.15, 0.05], 0.95, [0, 1, 2]),  # the sum reaches 0.95 exactly
+        ([0.5, 0.3, 0.15, 0.05], 0.96, [0, 1, 2, 3]),
+        ([0.5, 0.3, 0.15, 0.05], 0.9, [0, 1, 2]),  # 0.8 is short of it: the token that crosses is kept
+        ([0.05, 0.15, 0.3, 0.5], 0.9, [1, 2, 3]),  # order of ids does not matter
+        ([0.5, 0.3, 0.15, 0.05], 1e-13, [0]),  # never empty
+        ([0.25, 0.25, 0.25, 0.25], 0.5, [0, 1]),  # of equals, the smaller ids
+        ([0.2, 0.4, 0.2, 0.2], 0.6, [0, 1]),
+        ([0.5, 0.3, 0.15, 0.05], 1.0, [0, 1, 2, 3]),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(probabilities: list[float], p: float, kept: list[int]) -> None:
+    result = apply_top_p(log(probabilities), p)
+    assert result.isfinite().nonzero().flatten().tolist() == kept
+
+
+def test_kept_probabilities_are_renormalised() -> None:
+    # 0.5 + 0.3 + 0.15 = 0.95 is kept, so the rest is divided by 0.95.
+    config = GenerationConfig(temperature=1.0, top_p=0.95)
+    expected = torch.tensor([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(next_token_probabilities(log([0.5, 0.3, 0.15, 0.05]), config), expected)
+    # The two largest of four: 0.5 / 0.8 and 0.3 / 0.8.
+    config = GenerationConfig(temperature=1.0, top_k=2, top_p=1.0)
+    expected = torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(next_token_probabilities(log([0.5, 0.3, 0.15, 0.05]), config), expected)
+
+
+def test_temperature_by_hand() -> None:
+    # Squaring probabilities is temperature 1/2: 4, 1 -> 16, 1 over 17.
+    config = GenerationConfig(temperature=0.5, top_p=1.0)
+    expected = torch.tensor([16 / 17, 1 / 17], dtype=torch.float64)
+    torch.testing.assert_close(next_token_probabilities(log([0.8, 0.2]), config), expected)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e300])
+def test_no_temperature_overflows(temperature: float) -> None:
+    config = GenerationConfig(temperature=temperature, top_p=1.0)
+    probabilities = next_token_probabilities(torch.tensor([1e3, -1e3, 999.0], dtype=torch.float64), config)
+    expected = [1.0, 0.0, 0.0] if temperature < 1 else [1 / 3] * 3
+    torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_top_k_of_equal_logits_keeps_exactly_k_with_the_smaller_ids() -> None:
+    kept = apply_top_k(torch.tensor([1.0, 2.0, 1.0, 1.0, 0.0]), 3).isfinite()
+    assert kept.tolist() == [True, True, True, False, False]
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
+    logits = torch.tensor([1.0, -torch.inf, 3.0])
+    assert apply_top_k(logits, 10).tolist() == logits.tolist()
+
+
+def test_repetition_penalty_by_hand() -> None:
+    logits = torch.tensor([[3.0, -3.0, 3.0, -3.0, 0.0]])
+    seen = torch.tensor([[True, True, False, False, True]])
+    assert apply_repetition_penalty(logits, seen, 1.5).tolist() == [[2.0, -4.5, 3.0, -3.0, 0.0]]
+
+
+def chi_square(draws: list[int], probabilities: list[float]) -> float:
+    expected = np.array(probabilities) * len(draws)
+    observed = np.bincount(draws, minlength=len(probabilities))
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def test_sampled_frequencies_fit_the_distribution() -> None:
+    probabilities = [0.35, 0.25, 0.2, 0.1, 0.07, 0.03]
+    tensor = torch.tensor(probabilities, dtype=torch.float64)
+    along_a_text = [sample(tensor, torch_generator(5, "token", place)) for place in range(10_000)]
+    across_seeds = [sample(tensor, torch_generator(seed, "token", 0)) for seed in range(10_000)]
+    # The chi-square distribution with 5 degrees of freedom exceeds 20.515 once in a thousand times.
+    assert chi_square(along_a_text, probabilities) < 20.515
+    assert chi_square(across_seeds, probabilities) < 20.515
+    # Neighbouring draws are independent: 35 degrees of freedom, 66.619 once in a thousand times.
+    pairs = [6 * first + second for first, second in zip(along_a_text[::2], along_a_text[1::2], strict=True)]
+    assert chi_square(pairs, np.outer(probabilities, probabilities).ravel().tolist()) < 66.619
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    probabilities = torch.tensor([0.0, 1e-300, 0.0, 1.0], dtype=torch.float64)
+    assert {sample(probabilities, torch_generator(1, place)) for place in range(500)} == {3}
+
+
+def test_a_draw_is_a_function_of_its_generator_alone() -> None:
+    probabilities = torch.full((50,), 0.02, dtype=torch.float64)
+    first = [sample(probabilities, torch_generator(3, "token", place)) for place in range(20)]
+    torch.manual_seed(99)
+    assert [sample(probabilities, torch_generator(3, "token", place)) for place in reversed(range(20))][::-1] == first
+    assert [sample(probabilities, torch_generator(4, "token", place)) for place in range(20)] != first
+
+
+def test_an_unlikely_candidate_more_or_less_leaves_the_draw_as_it_is() -> None:
+    with_it = torch.tensor([0.3, 0.3, 0.3999, 1e-4], dtype=torch.float64)
+    without = torch.tensor([0.3, 0.3, 0.3999, 0.0], dtype=torch.float64)
+    draws = [(sample(with_it, torch_generator(place)), sample(without, torch_generator(place))) for place in range(300)]
+    assert all(first == second for first, second in draws)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_warpers_agree_with_transformers(penalty: float) -> None:
+    process = pytest.importorskip("transformers.generation.logits_process")
+    torch.manual_seed(0)
+    logits = torch.randn(4, 300, dtype=torch.float64) * 4
+    input_ids = torch.randint(0, 300, (4, 25))
+    seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, input_ids, True)
+
+    expected = process.RepetitionPenaltyLogitsProcessor(penalty)(input_ids, logits.clone())
+    actual = apply_repetition_penalty(logits, seen, penalty)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+    expected = process.TemperatureLogitsWarper(0.7)(input_ids, expected)
+    actual = apply_temperature(actual, 0.7)
+    torch.testing.assert_close(actual.softmax(-1), expected.softmax(-1), rtol=1e-12, atol=0)
+
+    for k in (1, 5, 80, 300):
+        assert torch.equal(apply_top_k(actual, k).isfinite(), process.TopKLogitsWarper(k)(None, expected).isfinite())
+    for p in (0.01, 0.5, 0.95, 0.999):
+        assert torch.equal(apply_top_p(actual, p).isfinite(), process.TopPLogitsWarper(p)(None, expected).isfinite())
+
+    config = GenerationConfig(temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=penalty)
+    expected = process.TopPLogitsWarper(0.9)(None, process.TopKLogitsWarper(40)(None, expected)).softmax(-1)
+    actual = next_token_probabilities(apply_repetition_penalty(logits, seen, penalty), config)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)

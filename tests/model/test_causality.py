@@ -1,0 +1,117 @@
+"""Given any network SheepOp can build, when a later token changes, then no earlier logit does, to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model
+from sheepop.model.config import Activation, NormKind, PositionEncoding
+
+VOCAB, LENGTH = 23, 10
+PRECISIONS = ("float32", "bfloat16", "autocast")
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1, 2], [0, 0, 1, 2, 2, 2, 2, 2, 2, 2]])
+RESTARTING = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0], [0, 1, 0, 0, 1, 2, 3, 4, 5, 6]])
+
+
+def build(precision: str = "float32", **settings: Any) -> Transformer:
+    sizes = {"vocab_size": VOCAB, "d_model": 16, "num_layers": 2, "num_heads": 4, "max_seq_len": 16}
+    model = build_model(ModelConfig(**{**sizes, "dropout": 0.0, **settings}), seed=3)
+    return model.to(torch.bfloat16) if precision == "bfloat16" else model
+
+
+def run(model: Transformer, input_ids: Tensor, precision: str, **arguments: Any) -> Tensor:
+    autocast = torch.autocast("cpu", torch.bfloat16) if precision == "autocast" else contextlib.nullcontext()
+    with torch.no_grad(), autocast:
+        return model(input_ids, **arguments)
+
+
+def tokens(seed: int) -> Tensor:
+    return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+ARCHITECTURES = [
+    pytest.param(
+        {"position_encoding": encoding, "norm": norm, "activation": activation, "num_kv_heads": kv_heads},
+        id=f"{encoding}-{norm}-{activation}-{kv_heads}kv",
+    )
+    for encoding in get_args(PositionEncoding)
+    for norm in get_args(NormKind)
+    for activation in get_args(Activation)
+    for kv_heads in (4, 2)
+]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_later_token_never_changes_an_earlier_logit(architecture, packed, precision):
+    model = build(precision, **architecture)
+    arguments = {"document_ids": DOCUMENTS, "positions": RESTARTING} if packed else {}
+    before_ids, other_ids = tokens(0), tokens(1)
+    before = run(model, before_ids, precision, **arguments)
+    assert torch.isfinite(before).all()
+    for cut in range(1, LENGTH):
+        changed = torch.cat((before_ids[:, :cut], other_ids[:, cut:]), dim=1)
+        after = run(model, changed, precision, **arguments)
+        assert torch.equal(after[:, :cut], before[:, :cut])
+        assert not torch.equal(after[:, cut:], before[:, cut:])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("encoding", get_args(PositionEncoding))
+def test_another_document_never_changes_this_ones_logits(encoding, precision):
+    model = build(precision, position_encoding=encoding, num_kv_heads=2)
+    before_ids, other_ids = tokens(0), tokens(1)
+    before = run(model, before_ids, precision, document_ids=DOCUMENTS, positions=RESTARTING)
+    for document in range(3):
+        own = document == DOCUMENTS
+        changed = torch.where(own, before_ids, other_ids)
+        after = run(model, changed, precision, document_ids=DOCUMENTS, positions=RESTARTING)
+        assert torch.equal(after[own], before[own])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("encoding", get_args(PositionEncoding))
+def test_left_padding_and_later_tokens_change_no_logit_of_the_text(encoding, precision):
+    model = build(precision, position_encoding=encoding, num_kv_heads=2)
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    padding = torch.tensor([0, 4])
+
+    def logits(input_ids: Tensor) -> Tensor:
+        cache = KeyValueCache(model.config, 2, LENGTH, dtype=dtype, padding=padding)
+        return run(model, input_ids, precision, cache=cache)
+
+    before_ids, other_ids = tokens(0), tokens(1)
+    before = logits(before_ids)
+    assert torch.isfinite(before).all()
+    is_padding = torch.arange(LENGTH)[None, :] < padding[:, None]
+    for cut in range(5, LENGTH + 1):
+        changed = torch.cat((before_ids[:, :cut], other_ids[:, cut:]), dim=1)
+        after = logits(torch.where(is_padding, other_ids, changed))
+        for row, start in enumerate(padding.tolist()):
+            assert torch.equal(after[row, start:cut], before[row, start:cut])
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_causality_holds_for_any_packing_and_any_change(data):
+    encoding = data.draw(st.sampled_from(get_args(PositionEncoding)))
+    heads, kv_heads = data.draw(st.sampled_from([(4, 4), (4, 1), (6, 3), (1, 1)]))
+    model = build(position_encoding=encoding, num_heads=heads, num_kv_heads=kv_heads, head_dim=4)
+    length = data.draw(st.integers(2, 14))
+    ids = st.lists(st.integers(0, VOCAB - 1), min_size=length, max_size=length)
+    starts = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
+    document_ids = torch.tensor(starts).cumsum(0)[None]
+    cut = data.draw(st.integers(1, length - 1))
+    first, second = torch.tensor([data.draw(ids)]), torch.tensor([data.draw(ids)])
+    second[:, :cut] = first[:, :cut]
+    before = run(model, first, "float32", document_ids=document_ids)
+    after = run(model, second, "float32", document_ids=document_ids)
+    assert torch.equal(after[:, :cut], before[:, :cut])

@@ -1,0 +1,204 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_tokenizer
+
+SAMPLE = "def f(x):\n    return 'é🐑' <eos>\r\n"
+
+
+def gpt2_style(*, with_bytes: int = 256) -> dict[str, Any]:
+    """A small file as GPT-2's: bytes, one merge, <|endoftext|> last, the pattern built into the library."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = [chr(b) for b in printable] + [chr(0x100 + i) for i in range(256 - len(printable))]
+    vocabulary = {c: i for i, c in enumerate(alphabet[:with_bytes])} | {"Ġt": with_bytes}
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    end = {"id": with_bytes + 1, "content": "<|endoftext|>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+        "padding": None,
+        "added_tokens": [{**end, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": step,
+        "post_processor": step,
+        "decoder": step,
+        "model": {"vocab": vocabulary, "merges": ["Ġ t"]},
+    }
+
+
+def write(directory: Path, content: object, settings: object = None) -> Path:
+    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    if settings is not None:
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(params=["bpe", "char"])
+def tokenizer(request: pytest.FixtureRequest, bpe: Tokenizer) -> Tokenizer:
+    return bpe if request.param == "bpe" else CharTokenizer("é🐑")
+
+
+def test_save_and_load_give_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "a" / "b", model_max_length=77)
+    for path in (tmp_path / "a" / "b", tmp_path / "a" / "b" / "tokenizer.json"):
+        loaded = load_tokenizer(path)
+        assert loaded.algorithm == tokenizer.algorithm
+        assert loaded.encode(SAMPLE) == tokenizer.encode(SAMPLE)
+        assert loaded.special_tokens == tokenizer.special_tokens
+        assert loaded.fingerprint() == tokenizer.fingerprint()
+    settings = json.loads((tmp_path / "a" / "b" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 77 and settings["eos_token"] == "<eos>"
+
+
+def test_saving_twice_gives_the_same_bytes(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path / "first")
+    load_tokenizer(tmp_path / "first").save(tmp_path / "second")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_the_fingerprint_does_not_see_the_formatting(tokenizer: Tokenizer, tmp_path: Path):
+    content = json.loads(tokenizer.to_json())
+    reordered = dict(reversed(content.items()))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(reordered, indent=7, ensure_ascii=True))
+    assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
+
+
+def test_fingerprints_differ_with_the_vocabulary(bpe: Tokenizer, source_texts: list[str]):
+    others = [ByteLevelBPE.train(source_texts, 699), ByteLevelBPE.train(source_texts[1:], 700), CharTokenizer()]
+    assert len({t.fingerprint() for t in [bpe, *others]}) == 4
+
+
+def test_a_gpt2_style_file_is_read(tmp_path: Path):
+    tokenizer = load_tokenizer(write(tmp_path, gpt2_style()))
+    assert tokenizer.vocab_size == 258
+    assert tokenizer.special_tokens == {"<|endoftext|>": 257}
+    assert tokenizer.eos_id == tokenizer.bos_id == 257
+    # No more than the truncation of 3 that the file asks for would be silent loss.
+    assert tokenizer.encode("a tt") == [64, 256, 83]
+    assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
+    assert 257 not in tokenizer.encode("<|endoftext|>")
+    assert tokenizer.encode("a<|endoftext|>", allow_special=True) == [64, 257]
+
+
+def test_a_role_that_a_foreign_tokenizer_lacks_is_an_error_where_it_is_needed(tmp_path: Path):
+    settings = {"eos_token": {"content": "<|endoftext|>"}, "pad_token": None, "chat_template": "kept"}
+    tokenizer = load_tokenizer(write(tmp_path, gpt2_style(), settings))
+    assert tokenizer.eos_id == 257 and tokenizer.special_id("pad") is None
+    with pytest.raises(TokenizerError, match="no pad_token"):
+        _ = tokenizer.pad_id
+    tokenizer.save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text()) == settings
+
+
+def test_an_added_token_that_is_not_special_stands_for_its_text(tmp_path: Path):
+    content = gpt2_style()
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    content["added_tokens"].append({"id": 258, "content": "<tool é>", **flags})
+    tokenizer = load_tokenizer(write(tmp_path, content))
+    assert tokenizer.encode("a<tool é>") == [64, 258]
+    assert tokenizer.token_bytes(258) == "<tool é>".encode()
+    assert tokenizer.decode([64, 258]) == "a<tool é>"
+
+
+def test_missing_files_are_named(tmp_path: Path):
+    with pytest.raises(TokenizerError, match=r"no tokenizer at .*tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="no tokenizer at .*absent"):
+        load_tokenizer(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[]", b"3", b"{}", b'{"model": 1}', b"[" * 100_000, b'{"model": {"type": "BPE"}}'],
+)
+def test_damaged_files_are_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_truncated_file_is_refused_at_every_length(bpe: Tokenizer, tmp_path: Path):
+    content = bpe.to_json()
+    for length in range(0, len(content), len(content) // 20):
+        (tmp_path / "tokenizer.json").write_text(content[:length], encoding="utf-8")
+        with pytest.raises(TokenizerError, match="damaged"):
+            load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("settings", ["[]", "{", '{"eos_token": 3}', '{"added_tokens_decoder": 3}'])
+def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, settings: str):
+    bpe.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(TokenizerError, match="tokenizer_config"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel", "BPE"])
+def test_other_kinds_are_refused_and_the_supported_ones_named(kind: str, tmp_path: Path):
+    models = pytest.importorskip("tokenizers.models")
+    tokenizers = pytest.importorskip("tokenizers")
+    model = {
+        "WordPiece": lambda: models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"),
+        "Unigram": lambda: models.Unigram([("a", -1.0), ("b", -2.0)], unk_id=0),
+        "WordLevel": lambda: models.WordLevel({"hello": 0}, unk_token="hello"),
+        "BPE": lambda: models.BPE({"a": 0}, []),
+    }[kind]()
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=f"{kind} tokenizer .*SheepOp reads byte-level BPE"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_that_would_lose_bytes_is_refused(tmp_path: Path):
+    with pytest.raises(TokenizerError, match="lacks .* of the bytes"):
+        load_tokenizer(write(tmp_path, gpt2_style(with_bytes=200)))
+
+
+@pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix"])
+def test_options_of_the_model_that_would_change_text_or_chance_are_refused(option: str, tmp_path: Path):
+    content = gpt2_style()
+    content["model"][option] = 0.5 if option == "dropout" else ""
+    if option == "end_of_word_suffix":
+        content["model"][option] = "</w>"
+    if option == "continuing_subword_prefix":
+        content["model"]["merges"], content["model"][option] = [], "##"
+    with pytest.raises(TokenizerError, match=option):
+        load_tokenizer(write(tmp_path, content))
+
+
+def test_ids_that_are_out_of_place_are_refused(bpe: Tokenizer, tmp_path: Path):
+    content = json.loads(bpe.to_json())
+    content["added_tokens"][3]["id"] = 2
+    with pytest.raises(TokenizerError, match="out of place"):
+        load_tokenizer(write(tmp_path, content))
+
+    gap = gpt2_style()
+    gap["model"]["vocab"]["Ġt"] = 999
+    with pytest.raises(TokenizerError, match="out of place"):
+        load_tokenizer(write(tmp_path, gap))
+
+
+def test_characters_that_are_out_of_place_are_refused(tmp_path: Path):
+    content = json.loads(CharTokenizer("é🐑").to_json())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    with pytest.raises(TokenizerError, match="out of place: 'a' has the id 98"):
+        load_tokenizer(write(tmp_path, content))
+
+
+def test_special_ids_that_the_settings_contradict_are_refused(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    moved = {**settings, "added_tokens_decoder": {"5": {"content": "<eos>"}}}
+    file.write_text(json.dumps(moved))
+    with pytest.raises(TokenizerError, match="'<eos>' has the id 5, but tokenizer.json gives it 3"):
+        load_tokenizer(tmp_path)
+    file.write_text(json.dumps({**settings, "eos_token": "<end>"}))
+    with pytest.raises(TokenizerError, match="names '<end>' as eos_token"):
+        load_tokenizer(tmp_path)
