@@ -13,7 +13,7 @@ OUTPUT ?= runs/quickstart
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# Workers share the cores; tests/conftest.py gives each its part of the threads.
+# Test processes run side by side; tests/conftest.py gives each one computing thread.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 ifneq ($(strip $(TORCH_INDEX)),)
 CHOSEN_TORCH := chosen-torch

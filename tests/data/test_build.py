@@ -301,33 +301,29 @@ def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None
     ) in console_text.getvalue()
 
 
-def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Forty megabytes of lines, more than the process may hold on top of what its libraries take."""
-    text = "".join(f"{i:07d} {'word ' * 10}\n" for i in range(5000))
-    root = tmp_path / "input"
-    root.mkdir()
-    for i in range(140):
-        (root / f"{i:03d}.txt").write_text(text.replace("word", f"w{i}"))
-    script = f"""
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """The largest memory is measured in a process of its own, after a corpus and after one sixteen times as large."""
+    for name, count in (("small", 4), ("large", 64)):  # 3.4 and 56 megabytes
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            text = "".join(f"{i} {line:07d} some words\n" for line in range(40_000))
+            (tmp_path / name / f"{i:03d}.txt").write_text(text)
+    CharTokenizer().save(tmp_path / "tokenizer")
+    script = """
 import resource, sys
 from pathlib import Path
 from sheepop.data import DataConfig, build_corpus
-from sheepop.tokenizer import TokenizerConfig, CharTokenizer
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-config = DataConfig(paths=({str(root)!r},), documents="line")
-from sheepop.data.build import _Build, Console
-staging = Path({str(tmp_path / "staging")!r}); staging.mkdir()
-build = _Build(config, TokenizerConfig(algorithm="char"), 0, staging, Console.silent())
-(staging / "documents").mkdir()
-build._discover(); build._read(); build._split()
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-unit = 1 if sys.platform == "darwin" else 1024
-print((after - before) * unit, build._census.num_bytes)
+from sheepop.tokenizer import TokenizerConfig
+root = Path(sys.argv[1])
+tokenizer = TokenizerConfig(path=str(root / "tokenizer"))
+for name in ("small", "large"):
+    build_corpus(DataConfig(paths=(str(root / name),)), tokenizer, root / f"{name}-corpus", seed=0)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    grown, total = map(int, result.stdout.split())
-    assert total > 35_000_000
-    assert grown < 2 * total
+    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    small, large = map(int, result.stdout.split())
+    assert large - small < 16_000_000
+    assert sum(path.stat().st_size for path in (tmp_path / "large").iterdir()) > 50_000_000
 
 
 def test_a_config_error_is_raised_before_anything_is_read() -> None:

@@ -9,21 +9,22 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
 from sheepop.data.config import SplitMode
-from sheepop.data.documents import Document, content_id
+from sheepop.data.documents import Document
 from sheepop.data.split import Census, Splitter, split_key
 
 
 def split(
     texts: list[str], fraction: float, mode: SplitMode = "document", seed: int = 0
 ) -> tuple[dict[str, list[str]], Splitter]:
-    documents = [Document(text, f"{i}.txt", 0, content_id(text)) for i, text in enumerate(texts)]
+    documents = [Document.of(text, f"{i}.txt", 0) for i, text in enumerate(texts)]
     census = Census(seed)
     for document in documents:
         census.add(document.id, document.num_bytes)
     splitter = Splitter(mode, fraction, census)
     result: dict[str, list[str]] = {"train": [], "validation": []}
-    for name, document in splitter.assign(iter(documents)):
-        assert document.id == content_id(document.text)
+    for name, stored in splitter.assign(document.stored() for document in documents):
+        document = stored.document()
+        assert document == Document.of(document.text, document.source, document.part)
         result[name].append(document.text)
     return result, splitter
 

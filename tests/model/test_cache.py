@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 
-from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model
+from sheepop.model import KeyValueCache
 from sheepop.model.config import PositionEncoding
 
 ENCODINGS = get_args(PositionEncoding)
-
-
-def build(**settings: Any) -> Transformer:
-    sizes = {"vocab_size": 29, "d_model": 32, "num_layers": 3, "num_heads": 4, "max_seq_len": 24}
-    return build_model(ModelConfig(**{**sizes, "dropout": 0.0, **settings}), seed=5).eval()
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -25,8 +20,8 @@ def tokens(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("pieces", [[1] * 12, [12], [5, 1, 1, 5], [1, 4, 7]], ids=str)
-def test_incremental_equals_whole(encoding, kv_heads, pieces):
-    model = build(position_encoding=encoding, num_kv_heads=kv_heads)
+def test_incremental_equals_whole(toy_network, encoding, kv_heads, pieces):
+    model = toy_network(position_encoding=encoding, num_kv_heads=kv_heads)
     input_ids = tokens(2, 12)
     cache = KeyValueCache(model.config, 2, 12)
     with torch.inference_mode():
@@ -38,8 +33,8 @@ def test_incremental_equals_whole(encoding, kv_heads, pieces):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("given_positions", [True, False], ids=["positions", "default-positions"])
-def test_left_padded_rows_equal_the_rows_alone(encoding, given_positions):
-    model = build(position_encoding=encoding, num_kv_heads=2)
+def test_left_padded_rows_equal_the_rows_alone(toy_network, encoding, given_positions):
+    model = toy_network(position_encoding=encoding, num_kv_heads=2)
     rows = [tokens(9), tokens(4), tokens(6)]
     padding = torch.tensor([0, 5, 3])
     # The pad id is one that the texts may hold as well: the mask must not depend on it.
@@ -55,8 +50,8 @@ def test_left_padded_rows_equal_the_rows_alone(encoding, given_positions):
             torch.testing.assert_close(found[skipped:], model(row[None])[0], atol=1e-5, rtol=0)
 
 
-def test_kept_rows_go_on_as_if_alone_in_their_new_order():
-    model = build(position_encoding="rope", num_kv_heads=2)
+def test_kept_rows_go_on_as_if_alone_in_their_new_order(toy_network):
+    model = toy_network(position_encoding="rope", num_kv_heads=2)
     rows = [tokens(8), tokens(3), tokens(5)]
     padding = torch.tensor([0, 5, 3])
     padded = torch.stack([torch.cat((torch.zeros(8 - len(row), dtype=torch.long), row)) for row in rows])
@@ -72,8 +67,8 @@ def test_kept_rows_go_on_as_if_alone_in_their_new_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cache_of_the_networks_dtype_works_in_low_precision(dtype):
-    model = build(position_encoding="rope").to(dtype)
+def test_a_cache_of_the_networks_dtype_works_in_low_precision(toy_network, dtype):
+    model = toy_network(position_encoding="rope").to(dtype)
     cache = KeyValueCache(model.config, 2, 12, dtype=dtype)
     input_ids = tokens(2, 12)
     with torch.inference_mode():
@@ -83,8 +78,8 @@ def test_a_cache_of_the_networks_dtype_works_in_low_precision(dtype):
     torch.testing.assert_close(steps, whole, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=0)
 
 
-def test_more_positions_than_the_capacity_are_refused_and_the_past_stays():
-    model = build()
+def test_more_positions_than_the_capacity_are_refused_and_the_past_stays(toy_network):
+    model = toy_network()
     cache = KeyValueCache(model.config, 1, 5)
     with torch.inference_mode():
         model(tokens(1, 4), cache=cache)
@@ -99,20 +94,20 @@ def test_more_positions_than_the_capacity_are_refused_and_the_past_stays():
         )
 
 
-def test_a_batch_of_another_size_is_refused():
-    model = build()
+def test_a_batch_of_another_size_is_refused(toy_network):
+    model = toy_network()
     with pytest.raises(ValueError, match="holds 2 sequences; 1 were given"):
         model(tokens(1, 4), cache=KeyValueCache(model.config, 2, 8))
 
 
-def test_document_ids_and_a_cache_exclude_each_other():
-    model = build()
+def test_document_ids_and_a_cache_exclude_each_other(toy_network):
+    model = toy_network()
     with pytest.raises(ValueError, match="document_ids are for packed training batches"):
         model(tokens(1, 4), cache=KeyValueCache(model.config, 1, 8), document_ids=torch.zeros(1, 4))
 
 
-def test_positions_beyond_the_context_are_refused():
-    model = build()
+def test_positions_beyond_the_context_are_refused(toy_network):
+    model = toy_network()
     cache = KeyValueCache(model.config, 1, 30)
     model(tokens(1, 20), cache=cache)
     with pytest.raises(ValueError, match="25 positions do not fit max_seq_len = 24"):

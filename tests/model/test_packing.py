@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from sheepop.model import IGNORE_INDEX, ModelConfig, build_model, cross_entropy_sum
+from sheepop.model import IGNORE_INDEX, cross_entropy_sum
 from sheepop.model.config import PositionEncoding
 
 LENGTHS = (7, 1, 4)
@@ -15,14 +15,10 @@ LENGTHS = (7, 1, 4)
 
 @pytest.mark.parametrize("encoding", get_args(PositionEncoding))
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_packed_documents_equal_the_documents_apart(encoding, kv_heads):
-    config = ModelConfig(
-        vocab_size=31, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads,
-        max_seq_len=16, position_encoding=encoding, dropout=0.0,
-    )  # fmt: skip
-    model = build_model(config, seed=1)
+def test_packed_documents_equal_the_documents_apart(toy_network, encoding, kv_heads):
+    model = toy_network(position_encoding=encoding, num_kv_heads=kv_heads)
     generator = torch.Generator().manual_seed(0)
-    documents = [torch.randint(0, 31, (length,), generator=generator) for length in LENGTHS]
+    documents = [torch.randint(0, 29, (length,), generator=generator) for length in LENGTHS]
     labels = [torch.cat((document[1:], torch.tensor([IGNORE_INDEX]))) for document in documents]
 
     losses, logits = [], []
@@ -46,9 +42,8 @@ def test_packed_documents_equal_the_documents_apart(encoding, kv_heads):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_without_document_ids_the_second_document_sees_the_first():
-    config = ModelConfig(vocab_size=31, d_model=16, num_layers=1, num_heads=2, max_seq_len=8, dropout=0.0)
-    model = build_model(config, seed=1)
+def test_without_document_ids_the_second_document_sees_the_first(toy_network):
+    model = toy_network()
     ids, positions = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 1, 0, 1]])
     joined = model(ids, positions=positions)
     apart = model(ids, positions=positions, document_ids=torch.tensor([[0, 0, 1, 1]]))

@@ -3,20 +3,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_tokenizer
+from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
 
 SAMPLE = "def f(x):\n    return 'é🐑' <eos>\r\n"
 
 
-def gpt2_style(*, with_bytes: int = 256) -> dict[str, Any]:
+def gpt2_style(*, lacking: str = "") -> dict[str, Any]:
     """A small file as GPT-2's: bytes, one merge, <|endoftext|> last, the pattern built into the library."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(b) for b in printable] + [chr(0x100 + i) for i in range(256 - len(printable))]
-    vocabulary = {c: i for i, c in enumerate(alphabet[:with_bytes])} | {"Ġt": with_bytes}
+    vocabulary = {c: i for i, c in enumerate([c for c in alphabet if c not in lacking] + ["Ġt"])}
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    end = {"id": with_bytes + 1, "content": "<|endoftext|>", "special": True}
+    end = {"id": len(vocabulary), "content": "<|endoftext|>", "special": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -109,7 +111,7 @@ def test_an_added_token_that_is_not_special_stands_for_its_text(tmp_path: Path):
 def test_missing_files_are_named(tmp_path: Path):
     with pytest.raises(TokenizerError, match=r"no tokenizer at .*tokenizer\.json"):
         load_tokenizer(tmp_path)
-    with pytest.raises(TokenizerError, match="no tokenizer at .*absent"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer at .*absent"):
         load_tokenizer(tmp_path / "absent")
 
 
@@ -131,10 +133,32 @@ def test_a_truncated_file_is_refused_at_every_length(bpe: Tokenizer, tmp_path: P
             load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("settings", ["[]", "{", '{"eos_token": 3}', '{"added_tokens_decoder": 3}'])
-def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, settings: str):
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_hostile_file_is_refused_or_works(data: st.DataObject):
+    """Any value anywhere in the tree may be replaced; the result is a TokenizerError or a tokenizer that encodes."""
+    tree = gpt2_style()
+    node, key = tree, data.draw(st.sampled_from(sorted(tree)))
+    while isinstance(node[key], dict | list) and node[key] and data.draw(st.integers(0, 3)):
+        node = node[key]
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+    node[key] = data.draw(
+        st.sampled_from([None, -1, 0, 3, 2**40, 0.5, "", "x", "Ġ", True, [], {}, [0], {"type": "BPE"}])
+    )
+    try:
+        tokenizer = tokenizer_from_json(json.dumps(tree))
+    except TokenizerError:
+        return
+    ids = tokenizer.encode("t a <|endoftext|>", allow_special=True)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    assert len(tokenizer.byte_lengths()) == tokenizer.vocab_size
+    assert len(tokenizer.fingerprint()) == 64
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"eos_token": 3}', '{"added_tokens_decoder": 3}'])
+def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, content: str):
     bpe.save(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(settings)
+    (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(TokenizerError, match="tokenizer_config"):
         load_tokenizer(tmp_path)
 
@@ -150,13 +174,13 @@ def test_other_kinds_are_refused_and_the_supported_ones_named(kind: str, tmp_pat
         "BPE": lambda: models.BPE({"a": 0}, []),
     }[kind]()
     tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match=f"{kind} tokenizer .*SheepOp reads byte-level BPE"):
+    with pytest.raises(TokenizerError, match=rf"{kind} tokenizer.*SheepOp reads byte-level BPE"):
         load_tokenizer(tmp_path)
 
 
 def test_a_vocabulary_that_would_lose_bytes_is_refused(tmp_path: Path):
-    with pytest.raises(TokenizerError, match="lacks .* of the bytes"):
-        load_tokenizer(write(tmp_path, gpt2_style(with_bytes=200)))
+    with pytest.raises(TokenizerError, match=r"lacks 2 of the bytes .* \(0xC3 first\)"):
+        load_tokenizer(write(tmp_path, gpt2_style(lacking="Ãæ")))
 
 
 @pytest.mark.parametrize("option", ["dropout", "continuing_subword_prefix", "end_of_word_suffix"])
@@ -197,7 +221,7 @@ def test_special_ids_that_the_settings_contradict_are_refused(tokenizer: Tokeniz
     settings = json.loads(file.read_text())
     moved = {**settings, "added_tokens_decoder": {"5": {"content": "<eos>"}}}
     file.write_text(json.dumps(moved))
-    with pytest.raises(TokenizerError, match="'<eos>' has the id 5, but tokenizer.json gives it 3"):
+    with pytest.raises(TokenizerError, match=r"'<eos>' has the id 5, but tokenizer\.json gives it 3"):
         load_tokenizer(tmp_path)
     file.write_text(json.dumps({**settings, "eos_token": "<end>"}))
     with pytest.raises(TokenizerError, match="names '<end>' as eos_token"):

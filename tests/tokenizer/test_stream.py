@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from sheepop.tokenizer import CharTokenizer, StreamDecoder, Tokenizer
 
-
 # Random ids are mostly broken UTF-8; the first 260 are single bytes and special tokens.
 IDS = st.lists(st.integers(0, 699) | st.integers(0, 259), max_size=40)
 

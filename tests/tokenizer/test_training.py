@@ -46,7 +46,7 @@ def test_a_vocabulary_larger_than_the_corpus_allows_is_refused_with_the_possible
 
 def test_more_characters_than_the_config_allows_are_refused():
     config = TokenizerConfig(algorithm="char", vocab_size=129)
-    with pytest.raises(TokenizerError, match="vocabulary of 130, but tokenizer.vocab_size is 129"):
+    with pytest.raises(TokenizerError, match=r"vocabulary of 130, but tokenizer\.vocab_size is 129"):
         train_tokenizer(config, ["é€"], console=Console.silent())
     assert train_tokenizer(config, ["é"], console=Console.silent()).vocab_size == 129
 

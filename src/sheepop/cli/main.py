@@ -17,6 +17,7 @@ app = typer.Typer(
     epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

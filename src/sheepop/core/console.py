@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_EVERY_SECONDS = 5.0
+# File names and samples may hold escape sequences that would move a terminal's cursor or change its title.
+_VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Progress(Protocol):
@@ -87,10 +89,11 @@ class Console:
             yield _LiveProgress(live, live.add_task(description, total=total, detail=unit))
 
     def _print(self, message: str, style: str | None = None) -> None:
+        message = message.translate(_VISIBLE_CONTROLS)
         if self.is_terminal:
             self._console().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(message, file=self._file, flush=True)  # noqa: T201
+            print(message, file=self._file, flush=True)
 
     def _console(self) -> RichConsole:
         if self._rich is None:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -21,33 +22,47 @@ from sheepop.core.errors import CheckpointError, SheepOpError, StorageError
 
 CHECKSUMS = "checksums.json"
 TEMPORARY_MARK = ".partial-"
+_ASIDE_MARK = ".replaced-"
+_LEFT_BEHIND = re.compile(r"\.(?P<target>.+)(?P<mark>\.partial-|\.replaced-)[0-9a-f]{12}")
+
+_SPACE_REASONS = {
+    errno.ENOSPC: "the disk is full. Free some space and run the command again",
+    errno.EDQUOT: "the disk quota is used up. Free some space and run the command again",
+    errno.EFBIG: "the file would be larger than the file system or the process's limit allows. Choose another place",
+}
+_PLACE_REASONS = {
+    errno.EROFS: "the file system is read-only. Choose another place",
+    errno.EACCES: "permission is denied. Choose another place or change its permissions",
+    errno.EPERM: "the operation is not permitted. Choose another place",
+    errno.ENOTDIR: "part of the path is a file, not a directory. Choose another place",
+    errno.EISDIR: "a directory of that name is in the way. Choose another name",
+    errno.EEXIST: "something of that name is already there. Choose another name",
+    errno.ENOTEMPTY: "a directory of that name is already there. Choose another name",
+    errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
+}
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turns a refused write (full disk, read-only, no permission) into a `StorageError` that names the place."""
+def storage_errors(path: str | Path) -> Iterator[None]:
+    """Turns a refused write (full disk, read-only, no permission) into a `StorageError` that names the place.
+
+    An error about a file elsewhere, such as an input that may not be read inside the block, passes unchanged.
+    """
+    path = Path(path)
     try:
         yield
     except OSError as error:
-        reasons = {
-            errno.ENOSPC: "the disk is full. Free some space and run the command again",
-            errno.EDQUOT: "the disk quota is used up. Free some space and run the command again",
-            errno.EROFS: "the file system is read-only. Choose another place",
-            errno.EACCES: "permission is denied. Choose another place or change its permissions",
-            errno.EPERM: "the operation is not permitted. Choose another place",
-            errno.ENOTDIR: "part of the path is a file, not a directory. Choose another place",
-        }
-        reason = reasons.get(error.errno or 0)
+        reason = _SPACE_REASONS.get(error.errno or 0)
+        if reason is None and _concerns(error, path):
+            reason = _PLACE_REASONS.get(error.errno or 0)
         if reason is None:
             raise
         raise StorageError(f"Cannot write {path}: {reason}.") from error
     except Exception as error:
         # safetensors wraps the operating system's error in its own type and keeps only the text.
-        if "No space left on device" in str(error) and not isinstance(error, SheepOpError):
-            raise StorageError(
-                f"Cannot write {path}: the disk is full. Free some space and run the command again."
-            ) from error
-        raise
+        if isinstance(error, SheepOpError) or os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise StorageError(f"Cannot write {path}: {_SPACE_REASONS[errno.ENOSPC]}.") from error
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
@@ -77,7 +92,7 @@ def read_json(path: str | Path, error_class: type[SheepOpError] = CheckpointErro
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise error_class(f"{path} is missing.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise error_class(f"{path} is damaged: it is not valid JSON ({error}).") from None
     except OSError as error:
         raise error_class(f"{path} cannot be read: {error.strerror}.") from None
@@ -87,10 +102,13 @@ def read_json(path: str | Path, error_class: type[SheepOpError] = CheckpointErro
 def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a temporary directory that becomes `target`, checksummed and fsynced, when the block succeeds.
 
-    When the block raises, the temporary directory is removed and `target` is as it was. With `replace` an
-    existing target is moved aside before and removed after the rename.
+    When the block raises, the temporary directory is removed and `target` is as it was. Without `replace` a
+    target that holds something is refused at once. With it the old directory is moved aside for the moment of
+    the rename; a process killed in that moment leaves it there, and `remove_partial` puts it back.
     """
     target = Path(target)
+    if not replace and (target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir()))):
+        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EEXIST]}.")
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_beside(target)
@@ -99,17 +117,27 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
             yield temporary
             write_checksums(temporary)
             sync_tree(temporary)
-            aside: Path | None = None
-            if replace and target.exists():
-                aside = _temporary_beside(target)
-                target.rename(aside)
-            temporary.rename(target)
-            sync_directory(target.parent)
-            if aside is not None:
-                remove_tree(aside)
+            _move_into_place(temporary, target)
         except BaseException:
             remove_tree(temporary)
             raise
+
+
+def _move_into_place(temporary: Path, target: Path) -> None:
+    """Renames; what stood at `target` is removed after, and put back when the rename fails."""
+    aside = _temporary_beside(target, _ASIDE_MARK)
+    replaces = target.exists() or target.is_symlink()
+    if replaces:
+        target.rename(aside)
+    try:
+        temporary.rename(target)
+    except BaseException:
+        if replaces:
+            aside.rename(target)
+        raise
+    sync_directory(target.parent)
+    if replaces:
+        remove_tree(aside)
 
 
 def remove_tree(path: Path) -> None:
@@ -120,10 +148,20 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_partial(directory: Path) -> None:
-    """Removes what a killed writer left beside its targets in `directory`."""
-    for entry in directory.glob(f"*{TEMPORARY_MARK}*"):
-        remove_tree(entry)
+def remove_partial(directory: str | Path) -> None:
+    """Clears what a killed writer left beside its targets in `directory`; nobody else may be writing there.
+
+    A target that was moved aside and never replaced is put back under its name.
+    """
+    left_behind = [(entry, _LEFT_BEHIND.fullmatch(entry.name)) for entry in sorted(Path(directory).glob(".*"))]
+    for entry, match in left_behind:
+        if match is None:
+            continue
+        target = entry.with_name(match["target"])
+        if match["mark"] == _ASIDE_MARK and not target.exists():
+            entry.rename(target)
+        else:
+            remove_tree(entry)
 
 
 def sha256_file(path: str | Path) -> str:
@@ -134,7 +172,7 @@ def sha256_file(path: str | Path) -> str:
 
 def write_checksums(directory: Path) -> None:
     """Writes ``checksums.json``: the SHA-256 of every other file below `directory`."""
-    sums = {name: sha256_file(directory / name) for name in _files_below(directory)}
+    sums = {name: sha256_file(directory / name) for name in _files_below(directory) if name != CHECKSUMS}
     (directory / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
 
 
@@ -147,16 +185,25 @@ def damaged_files(directory: str | Path) -> list[str]:
     try:
         sums = json.loads(record.read_text(encoding="utf-8"))
         expected = {str(name): str(value) for name, value in sums.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return [f"{record} is damaged: it is not a table of checksums"]
-    problems = []
-    for name, value in sorted(expected.items()):
-        file = directory / name
-        if not file.is_file():
-            problems.append(f"{file} is missing")
-        elif sha256_file(file) != value:
-            problems.append(f"{file} is damaged: its checksum differs from the recorded one")
-    return problems
+    except OSError as error:
+        return [f"{record} cannot be read: {error.strerror}"]
+    problems = (_problem(directory, name, value) for name, value in sorted(expected.items()))
+    return [problem for problem in problems if problem]
+
+
+def _problem(directory: Path, name: str, expected: str) -> str | None:
+    file = directory / name
+    if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"{directory / CHECKSUMS} is damaged: {name!r} is not a file below the directory"
+    if not file.is_file():
+        return f"{file} is missing"
+    try:
+        actual = sha256_file(file)
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    return None if actual == expected else f"{file} is damaged: its checksum differs from the recorded one"
 
 
 def sync_tree(directory: Path) -> None:
@@ -164,7 +211,7 @@ def sync_tree(directory: Path) -> None:
     for name in _files_below(directory):
         _sync(directory / name)
     for child in directory.rglob("*"):
-        if child.is_dir():
+        if child.is_dir() and not child.is_symlink():
             sync_directory(child)
     sync_directory(directory)
 
@@ -183,9 +230,17 @@ def _sync(path: Path) -> None:
 
 
 def _files_below(directory: Path) -> list[str]:
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    return sorted(path.relative_to(directory).as_posix() for path in files)
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
 
-def _temporary_beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
+def _temporary_beside(path: Path, mark: str = TEMPORARY_MARK) -> Path:
+    return path.with_name(f".{path.name}{mark}{uuid.uuid4().hex[:12]}")
+
+
+def _concerns(error: OSError, path: Path) -> bool:
+    """Whether the error is about `path`, something below or beside it, or a directory on the way to it."""
+    if not isinstance(error.filename, str | bytes):
+        return True
+    named = Path(os.fsdecode(error.filename)).absolute()
+    place = path.absolute()
+    return place.parent in named.parents or named in (place.parent, *place.parents)

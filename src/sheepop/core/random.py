@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-_ROUNDS = 8
+_ROUNDS = 6
+_LARGEST_TABLE = 4096
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -23,7 +24,8 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 
     Different purposes give independent seeds (BLAKE2b of an unambiguous encoding).
     """
-    encoded = repr((int(seed), *purpose)).encode("utf-8")
+    parts = tuple(str(part) if isinstance(part, str) else int(part) for part in purpose)
+    encoded = repr((int(seed), *parts)).encode("utf-8")
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") >> 1
 
 
@@ -47,18 +49,22 @@ def seed_torch(seed: int, *purpose: str | int) -> None:
 
 
 class Permutation:
-    """A keyed bijection of ``range(size)`` computed index by index, without a table.
+    """A keyed bijection of ``range(size)`` computed index by index, in constant memory.
 
     A balanced Feistel network over the next even number of bits, with cycle walking back into the range (Black
-    and Rogaway 2002, "Ciphers with arbitrary finite domains"). Memory is constant, so the order of a billion
-    samples is one integer key.
+    and Rogaway 2002, "Ciphers with arbitrary finite domains"), so the order of a billion samples is one integer
+    key. Such a network is biased on a handful of values; a small range is sorted by random keys instead.
     """
 
     def __init__(self, size: int, key: int) -> None:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         self.size = size
-        self._half_bits = max(3, ((size - 1).bit_length() + 1) // 2)
+        self._table: NDArray[np.int64] | None = None
+        if size <= _LARGEST_TABLE:
+            sort_keys = np.random.Philox(key=derive_seed(key, "permutation table")).random_raw(size)
+            self._table = np.argsort(sort_keys, kind="stable")
+        self._half_bits = ((size - 1).bit_length() + 1) // 2
         self._round_keys = [np.uint64(derive_seed(key, "permutation round", number)) for number in range(_ROUNDS)]
 
     def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -66,6 +72,8 @@ class Permutation:
         values = np.asarray(indices, dtype=np.int64)
         if values.size and (values.min() < 0 or values.max() >= self.size):
             raise IndexError(f"index out of range for a permutation of {self.size}")
+        if self._table is not None:
+            return self._table[values]
         result = self._encrypt(values.astype(np.uint64).ravel())
         outside = result >= self.size
         while outside.any():

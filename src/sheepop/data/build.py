@@ -22,8 +22,8 @@ from sheepop.core.files import atomic_directory, remove_tree, write_json
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, TOKENIZER, TOKENS, Corpus
 from sheepop.data.counts import Counts
-from sheepop.data.discovery import FoundFile, Skipped, discover, input_labels
-from sheepop.data.documents import DocumentWriter, batched_by_size, read_documents
+from sheepop.data.discovery import FoundFile, Skipped, discover, input_labels, printable
+from sheepop.data.documents import DocumentWriter, batched_by_size, read_documents, read_stored
 from sheepop.data.duplicates import SeenContent
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST, is_corpus
@@ -35,7 +35,7 @@ from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer, train_
 
 _SPOOL = "spool"
 _FILE_LIST = "files.jsonl"
-_ENCODE_CHARACTERS = 2**20
+_ENCODE_BYTES = 2**20
 _PACKAGES = ("sheepop", "tokenizers", "charset-normalizer", "pathspec", "zstandard")
 
 
@@ -68,7 +68,9 @@ def _check_places(config: DataConfig, output: Path, overwrite: bool) -> None:
         raise DataError("There is no text to build a corpus from. Set data.paths to files or folders with text.")
     for path in config.paths:
         if is_corpus(path):
-            raise DataError(f"{path} is a finished corpus already. Use it as it is, or give the text it was made of.")
+            raise DataError(
+                f"{printable(path)} is a finished corpus already. Use it as it is, or give the text it was made of."
+            )
     if output.is_dir() and not any(output.iterdir()):
         return
     if overwrite and output.exists() and not is_corpus(output):
@@ -159,7 +161,7 @@ class _Build:
             DocumentWriter(self._documents, FILE_PREFIX["validation"]) as validation,
             self._console.progress("Writing documents", total, "MB") as progress,
         ):
-            for name, document in splitter.assign(read_documents(self._documents, _SPOOL)):
+            for name, document in splitter.assign(read_stored(self._documents, _SPOOL)):
                 (train if name == "train" else validation).write(document)
                 progress.advance(document.num_bytes / 1e6)
         for path in self._documents.glob(f"{_SPOOL}-*"):
@@ -203,8 +205,7 @@ class _Build:
         return {"type": dtype.name, "splits": splits}
 
     def _encoded(self, prefix: str) -> Generator[tuple[NDArray[np.uint32], int], None, None]:
-        documents = read_documents(self._documents, prefix)
-        tasks = ([d.text for d in batch] for batch in batched_by_size(documents, _ENCODE_CHARACTERS))
+        tasks = batched_by_size(read_stored(self._documents, prefix), _ENCODE_BYTES)
         encoder = DocumentEncoder(str(self._staging / TOKENIZER))
         with closing(ordered_map(encoder, tasks, num_workers=self._config.num_workers)) as results:
             for result in results:
@@ -259,7 +260,7 @@ class _Build:
         return cast(TextIO, (self._staging / name).open(mode, encoding="utf-8", newline="\n"))
 
     def _nothing_to_read(self) -> str:
-        places = ", ".join(self._config.paths)
+        places = ", ".join(printable(path) for path in self._config.paths)
         counts = self._counts
         dropped = f", {counts.empty:,} empty documents" if counts.empty else ""
         return (

@@ -26,12 +26,16 @@ _BLANK_OR_COMMENT = re.compile(rb"^[ \t\f]*(?:#|$)")
 # Codecs that a cookie may name but that are escapes or host names, not encodings of text.
 _NOT_FOR_TEXT = frozenset({"unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined"})
 
-# Candidates are tried group by group; the next one only when nothing of the first fits. Cp1250 must not compete with
-# cp1252, because Western text read as cp1250 looks plausible too.
-_ISOLATED_ACCENTS = (("cp1252", "latin_1"), ("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"))
+# Candidates are tried group by group, each with the share of implausible text that it may have; the next group only
+# when nothing of the first fits. Cp1250 must not compete with cp1252, because Western text read as cp1250 looks
+# plausible too, while Polish or Czech read as cp1252 is refused outright.
+_ISOLATED_ACCENTS = (
+    (("cp1252",), 1.0),
+    (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
+)
 _WHOLE_WORDS = (
-    ("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252", "latin_1"),
-    ("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"),
+    (("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252"), 0.2),
+    (("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
 )
 _HIGH_BYTE = re.compile(rb"[\x80-\xff]")
 _ISOLATED_HIGH_BYTE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
@@ -127,8 +131,8 @@ def _by_detection(data: bytes) -> Decoded | None:
 
     _refuse_controls(data, _MAX_CONTROL_SHARE["detected"])
     sample = _sample(data)
-    for candidates in _ISOLATED_ACCENTS if _is_mostly_latin(sample) else _WHOLE_WORDS:
-        for match in from_bytes(sample, cp_isolation=list(candidates), enable_fallback=False):
+    for candidates, threshold in _ISOLATED_ACCENTS if _is_mostly_latin(sample) else _WHOLE_WORDS:
+        for match in from_bytes(sample, cp_isolation=list(candidates), threshold=threshold, enable_fallback=False):
             text = _strictly(data, match.encoding)
             if text is not None:
                 return Decoded(text, match.encoding)

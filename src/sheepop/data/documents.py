@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,26 +22,60 @@ _BLANK_LINES = re.compile(r"(?>\r\n|\r|\n)(?:[^\S\r\n]*+(?>\r\n|\r|\n))+")
 _LAST_LINE_END = re.compile(r"(?>\r\n|\r|\n)\Z")
 _SUFFIX = ".jsonl.zst"
 _COMPRESSED_BLOCK = 2**14
+_WRITE_BYTES = 2**16
+_LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with its origin: the `part`-th document of the file `source`; `id` is the hash of its content."""
+    """A text with its origin: the `part`-th document of the file `source`.
+
+    `id` is the hash of the text, equal for equal texts; `num_bytes` is its length in UTF-8. Make one with
+    `Document.of`.
+    """
 
     text: str
     source: str
     part: int
     id: str
+    num_bytes: int
 
-    @property
-    def num_bytes(self) -> int:
-        """UTF-8 bytes of the text."""
-        return len(self.text) if self.text.isascii() else len(self.text.encode("utf-8"))
+    @classmethod
+    def of(cls, text: str, source: str, part: int) -> Document:
+        """The document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
+        data = text.encode("utf-8")
+        return cls(text, source, part, hashlib.blake2b(data, digest_size=16).hexdigest(), len(data))
+
+    def stored(self) -> StoredDocument:
+        """The document as it stands on disk."""
+        line = (
+            f'{{"id":"{self.id}","bytes":{self.num_bytes},"source":{_to_json(self.source)},"part":{self.part},'
+            f'"text":{_to_json(self.text)}}}\n'
+        )
+        return StoredDocument(self.id, self.num_bytes, line.encode("utf-8"))
 
 
-def content_id(text: str) -> str:
-    """32 hexadecimal digits of the BLAKE2b hash of the text's UTF-8 bytes; equal texts, equal ids."""
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as a line of JSON that need not be parsed in order to be moved: id and length come first."""
+
+    id: str
+    num_bytes: int
+    line: bytes
+
+    @classmethod
+    def from_line(cls, line: bytes) -> StoredDocument:
+        """Reads id and length only; raises ValueError when `line` does not begin with them."""
+        match = _LINE_BEGINNING.match(line)
+        if match is None:
+            raise ValueError("a line is not a stored document")
+        return cls(match[1].decode("ascii"), int(match[2]), line)
+
+    def document(self) -> Document:
+        """The document itself."""
+        record = json.loads(self.line)
+        return Document(record["text"], record["source"], record["part"], record["id"], record["bytes"])
 
 
 def split_text(text: str, mode: DocumentMode) -> list[str]:
@@ -73,24 +108,32 @@ class DocumentWriter:
     def __init__(self, directory: Path, prefix: str, *, level: int = 3, file_bytes: int = 2**28) -> None:
         self._directory, self._prefix, self._level, self._file_bytes = directory, prefix, level, file_bytes
         self._file: IO[bytes] | None = None
-        self._files = self._size = 0
+        self._lines: list[bytes] = []
+        self._files = self._size = self._waiting = 0
 
-    def write(self, document: Document) -> None:
+    def write(self, document: StoredDocument) -> None:
         """Appends one document."""
-        record = {"id": document.id, "source": document.source, "part": document.part, "text": document.text}
-        line = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
-        if self._file is None:
-            self._file = self._open()
-        self._file.write(line)
-        self._size += len(line)
+        self._lines.append(document.line)
+        self._waiting += len(document.line)
+        self._size += len(document.line)
         if self._size >= self._file_bytes:
             self.close()
+        elif self._waiting >= _WRITE_BYTES:
+            self._flush()
 
     def close(self) -> None:
         """Finishes the current file."""
+        self._flush()
         if self._file is not None:
             self._file.close()
         self._file, self._size = None, 0
+
+    def _flush(self) -> None:
+        # The compressor is given many lines at once: a call for every line would cost more than short lines do.
+        if self._lines:
+            self._file = self._file or self._open()
+            self._file.write(b"".join(self._lines))
+        self._lines, self._waiting = [], 0
 
     def _open(self) -> IO[bytes]:
         path = self._directory / f"{self._prefix}-{self._files:05d}{_SUFFIX}"
@@ -105,31 +148,37 @@ class DocumentWriter:
         self.close()
 
 
+def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
+    """What a `DocumentWriter` wrote, in order, one at a time; raises `DataError` naming a damaged file."""
+    for path in sorted(directory.glob(f"{prefix}-*{_SUFFIX}")):
+        with _damage_named(path):
+            for line in _lines(_decompressed(path)):
+                yield StoredDocument.from_line(line)
+
+
 def read_documents(directory: Path, prefix: str) -> Iterator[Document]:
     """The documents that a `DocumentWriter` wrote, in order, one in memory at a time."""
-    for path in sorted(directory.glob(f"{prefix}-*{_SUFFIX}")):
-        yield from _read_file(path)
+    return (stored.document() for stored in read_stored(directory, prefix))
 
 
-def batched_by_size(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of about `characters` characters; a longer document stands alone."""
-    batch: list[Document] = []
+def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iterator[list[StoredDocument]]:
+    """Consecutive documents in lists of at most `num_bytes` bytes of text; a longer document stands alone."""
+    batch: list[StoredDocument] = []
     size = 0
     for document in documents:
-        if batch and size + len(document.text) > characters:
+        if batch and size + document.num_bytes > num_bytes:
             yield batch
             batch, size = [], 0
         batch.append(document)
-        size += len(document.text)
+        size += document.num_bytes
     if batch:
         yield batch
 
 
-def _read_file(path: Path) -> Iterator[Document]:
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     try:
-        for line in _lines(_decompressed(path)):
-            record = json.loads(line)
-            yield Document(record["text"], record["source"], record["part"], record["id"])
+        yield
     except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}). Build the corpus again.") from None
 
@@ -148,7 +197,7 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         *lines, tail = block.split(b"\n")
         for line in lines:
-            yield b"".join([*rest, line])
+            yield b"".join([*rest, line, b"\n"])
             rest = []
         rest.append(tail)
     if any(rest):

@@ -7,26 +7,32 @@ from pathlib import Path
 
 from sheepop.core.errors import StorageError
 
+_IN_MEMORY = 2**20
 _CACHE_KIB = 2**18
 
 
 class SeenContent:
-    """A set of content ids held by SQLite: up to 256 MiB in memory, the rest in a temporary file at `path`."""
+    """A set of content ids: the first `in_memory` of them in a Python set, the others with SQLite in a file at `path`.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        # Nothing here outlives the build, so the journal and the waits for the disk are switched off.
-        self._database = sqlite3.connect(path, isolation_level=None)
-        for setting in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size=-{_CACHE_KIB}"):
-            self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._database.execute("BEGIN")
+    Memory is bounded by about 100 bytes for each id of the first kind and 256 MiB for all others.
+    """
+
+    def __init__(self, path: Path, *, in_memory: int = _IN_MEMORY) -> None:
+        self._path, self._in_memory = path, in_memory
+        self._first: set[bytes] = set()
+        self._others: sqlite3.Connection | None = None
 
     def add(self, content_id: str) -> bool:
         """Whether the id (hexadecimal) is new; it is in the set afterwards."""
-        row = (bytes.fromhex(content_id),)
+        key = bytes.fromhex(content_id)
+        if key in self._first:
+            return False
+        if len(self._first) < self._in_memory:
+            self._first.add(key)
+            return True
         try:
-            return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", row).rowcount == 1
+            self._others = self._others or self._open()
+            return self._others.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,)).rowcount == 1
         except sqlite3.OperationalError as error:
             raise StorageError(
                 f"Cannot write {self._path}: {error}. Free some space and run the command again."
@@ -34,8 +40,18 @@ class SeenContent:
 
     def close(self) -> None:
         """Forgets everything and removes the file."""
-        self._database.close()
-        self._path.unlink(missing_ok=True)
+        if self._others is not None:
+            self._others.close()
+            self._path.unlink(missing_ok=True)
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None)
+        # Nothing here outlives the build, so the journal and the waits for the disk are switched off.
+        for setting in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", f"cache_size=-{_CACHE_KIB}"):
+            database.execute(f"PRAGMA {setting}")
+        database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        database.execute("BEGIN")
+        return database
 
     def __enter__(self) -> SeenContent:
         return self

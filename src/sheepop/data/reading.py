@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sheepop.data.config import DocumentMode
 from sheepop.data.decoding import UndecodableError, decode
 from sheepop.data.discovery import FoundFile, Skipped
-from sheepop.data.documents import Document, content_id, is_empty, split_text
+from sheepop.data.documents import Document, StoredDocument, is_empty, split_text
 
 _TASK_BYTES = 2**22
 _TASK_FILES = 256
@@ -21,7 +21,7 @@ class ReadFile:
     """What a file gave: its documents that are not empty, how many were, and the encoding it had."""
 
     file: FoundFile
-    documents: list[Document]
+    documents: list[StoredDocument]
     num_empty: int
     encoding: str
 
@@ -53,7 +53,7 @@ class FileReader:
             return Skipped(file.source, "decode", error.reason, error.detail)
         texts = split_text(decoded.text, self.mode)
         documents = [
-            Document(text, file.source, part, content_id(text)) for part, text in enumerate(texts) if not is_empty(text)
+            Document.of(text, file.source, part).stored() for part, text in enumerate(texts) if not is_empty(text)
         ]
         return ReadFile(file, documents, len(texts) - len(documents), decoded.encoding)
 

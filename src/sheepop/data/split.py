@@ -14,7 +14,7 @@ from typing import Literal
 from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
 from sheepop.data.config import SplitMode
-from sheepop.data.documents import Document, content_id
+from sheepop.data.documents import Document, StoredDocument
 
 SplitName = Literal["train", "validation"]
 FEWEST_FOR_DOCUMENT_SPLIT = 20
@@ -60,7 +60,7 @@ class Splitter:
         else:
             self.method, self.words = "document", self._document_words()
 
-    def assign(self, documents: Iterator[Document]) -> Iterator[tuple[SplitName, Document]]:
+    def assign(self, documents: Iterator[StoredDocument]) -> Iterator[tuple[SplitName, StoredDocument]]:
         """Each document with its split; raises `DataError` when there is no place to cut a tail."""
         if self.method == "tail":
             yield from self._assign_tail(documents)
@@ -79,39 +79,39 @@ class Splitter:
             return "train"
         return "validation" if split_key(self._census.seed, document_id) < self._fraction else "train"
 
-    def _assign_tail(self, documents: Iterator[Document]) -> Iterator[tuple[SplitName, Document]]:
+    def _assign_tail(self, documents: Iterator[StoredDocument]) -> Iterator[tuple[SplitName, StoredDocument]]:
         total = self._census.num_bytes
         target = total - max(1, round(total * self._fraction))
         passed, is_validation = 0, False
         for document in documents:
-            data = document.text.encode("utf-8")
-            end = passed + len(data)
+            end = passed + document.num_bytes
             if is_validation:
                 yield "validation", document
             elif end < target:
                 yield "train", document
             else:
                 is_validation = True
+                whole = document.document()
+                data = whole.text.encode("utf-8")
                 cut = _nearest_cut(data, target - passed, may_start=passed > 0, may_end=end < total)
-                yield from self._cut(document, data, cut)
+                yield from self._cut(whole, data, cut)
             passed = end
 
-    def _cut(self, document: Document, data: bytes, cut: int | None) -> Iterator[tuple[SplitName, Document]]:
+    def _cut(self, document: Document, data: bytes, cut: int | None) -> Iterator[tuple[SplitName, StoredDocument]]:
         if cut is None:
             raise DataError(
                 f"The text cannot be split: {document.source} is one long line, and a validation split is cut at a "
                 "line end. Add more documents, or set data.validation_fraction=0 to train without validation."
             )
         if cut == 0:
-            yield "validation", document
+            yield "validation", document.stored()
         elif cut == len(data):
-            yield "train", document
+            yield "train", document.stored()
         else:
             self.cut_documents = 1
             pieces: tuple[tuple[SplitName, bytes], ...] = (("train", data[:cut]), ("validation", data[cut:]))
             for name, piece in pieces:
-                text = piece.decode("utf-8")
-                yield name, Document(text, document.source, document.part, content_id(text))
+                yield name, Document.of(piece.decode("utf-8"), document.source, document.part).stored()
 
     def _tail_words(self, mode: SplitMode) -> str:
         words = f"The last {self._fraction:.2%} of the text, cut at a line end, is held out"

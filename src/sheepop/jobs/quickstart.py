@@ -109,8 +109,9 @@ def _configure(
     seed: int,
     console: Console,
 ) -> SheepOpConfig:
+    ignore: tuple[str, ...] = ()
     if paths:
-        inputs, ignore = [str(path) for path in paths], ()
+        inputs = [str(path) for path in paths]
         console.info(f"Reading {', '.join(inputs)}.")
     else:
         inputs, ignore = library_paths()

@@ -1,0 +1,33 @@
+"""Pictures and offline pages about runs: figures (matplotlib), charts (plotly), pages (HTML)."""
+
+from sheepop.report.charts import (
+    bits_per_byte_chart,
+    gradient_norm_chart,
+    learning_rate_chart,
+    loss_chart,
+    speed_chart,
+    stage_times_chart,
+)
+from sheepop.report.figures import save_png, training_curves
+from sheepop.report.formatting import duration, shown
+from sheepop.report.page import Page, Sample
+from sheepop.report.series import Series, number, series, smooth
+
+__all__ = [
+    "Page",
+    "Sample",
+    "Series",
+    "bits_per_byte_chart",
+    "duration",
+    "gradient_norm_chart",
+    "learning_rate_chart",
+    "loss_chart",
+    "number",
+    "save_png",
+    "series",
+    "shown",
+    "smooth",
+    "speed_chart",
+    "stage_times_chart",
+    "training_curves",
+]

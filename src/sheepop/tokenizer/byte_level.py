@@ -12,7 +12,7 @@ from typing import Any
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.backend import BackendTokenizer, surrogate_error
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
-from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, standard_settings
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, WHAT_IS_READ, standard_settings
 
 # Text is cut into these parts before merging, and no token reaches over a cut:
 #   a word with the one character before it (" word", "(self", "_name", ".append"),
@@ -111,8 +111,7 @@ class ByteLevelBPE(BackendTokenizer):
         model = self._description["model"]
         if model["type"] != "BPE" or not _is_byte_level(self._description["pre_tokenizer"]):
             raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a {model['type']} tokenizer that is not byte-level BPE. SheepOp reads "
-                "byte-level BPE (GPT-2 and its descendants) and its own character tokenizers."
+                f"{TOKENIZER_FILE} holds a {model['type']} tokenizer that is not byte-level BPE. {WHAT_IS_READ}"
             )
         options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
         if unsupported := [name for name in options if model[name]]:

@@ -17,6 +17,7 @@ from sheepop.tokenizer.interface import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     UNK,
+    WHAT_IS_READ,
     SpecialRole,
     Tokenizer,
     check_special_ids,
@@ -75,20 +76,18 @@ class CharTokenizer(Tokenizer):
             same = description["pre_tokenizer"] == _EVERY_CHARACTER and description["normalizer"] is None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that is not SheepOp's character tokenizer. SheepOp "
-                "reads byte-level BPE (GPT-2 and its descendants) and its own character tokenizers."
+                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that is not a character tokenizer. {WHAT_IS_READ}"
             ) from None
         if not same:
             raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that does not split text into characters. SheepOp "
-                "reads byte-level BPE (GPT-2 and its descendants) and its own character tokenizers."
+                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that does not split text into characters. {WHAT_IS_READ}"
             )
         expected = tokenizer._vocabulary()
         if vocabulary != expected:
             wrong = next(t for t in [*expected, *vocabulary] if vocabulary.get(t) != expected.get(t))
             raise TokenizerError(
-                f"The ids of {TOKENIZER_FILE} are out of place: {wrong!r} has the id {vocabulary.get(wrong)}, and a character tokenizer "
-                f"gives it {expected.get(wrong)}."
+                f"The ids of {TOKENIZER_FILE} are out of place: {wrong!r} has the id {vocabulary.get(wrong)}, "
+                f"and a character tokenizer gives it {expected.get(wrong)}."
             )
         check_special_ids(dict(settings or {}), _SPECIAL_IDS)
         return tokenizer

@@ -11,7 +11,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.core.files import read_json
 from sheepop.tokenizer.byte_level import ByteLevelBPE
 from sheepop.tokenizer.character import CharTokenizer
-from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer
+from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE, WHAT_IS_READ, Tokenizer
 
 _READERS: dict[str, Callable[[str, Mapping[str, Any]], Tokenizer]] = {
     "BPE": ByteLevelBPE,
@@ -42,10 +42,7 @@ def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None)
     """The tokenizer that the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json`` describe."""
     kind = _model_type(content)
     if kind not in _READERS:
-        raise TokenizerError(
-            f"{TOKENIZER_FILE} holds a {kind} tokenizer. SheepOp reads byte-level BPE (GPT-2 and its descendants) and its own "
-            "character tokenizers."
-        )
+        raise TokenizerError(f"{TOKENIZER_FILE} holds a {kind} tokenizer. {WHAT_IS_READ}")
     return _READERS[kind](content, settings or {})
 
 

@@ -24,6 +24,8 @@ SPECIAL_TOKENS: dict[SpecialRole, str] = {"pad": PAD, "unk": UNK, "bos": BOS, "e
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 
+WHAT_IS_READ = "SheepOp reads byte-level BPE (GPT-2 and its descendants) and its own character tokenizers."
+
 _SPECIAL_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 

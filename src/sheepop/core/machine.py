@@ -1,0 +1,171 @@
+"""What this machine is: cores and their matrix units, memory, disk, compiler, accelerators, library versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Instruction sets that decide how fast matrices are multiplied, widest last.
+_MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+_COMPILERS = ("c++", "g++", "clang++")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "pydantic",
+    "typer",
+    "rich",
+    "PyYAML",
+    "charset-normalizer",
+    "pathspec",
+    "zstandard",
+    "psutil",
+    "matplotlib",
+    "plotly",
+    "tensorboard",
+)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One GPU: its kind (``cuda`` or ``mps``), name, and memory in bytes (None when it shares the machine's)."""
+
+    kind: str
+    name: str
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A description that is written into every run. Sizes are bytes."""
+
+    python: str
+    platform: str
+    processor: str
+    cores: float
+    matrix_units: tuple[str, ...]
+    memory: int
+    memory_available: int
+    disk_free: int
+    compiler: str | None
+    accelerators: tuple[Accelerator, ...]
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as plain data."""
+        return asdict(self)
+
+
+def describe_machine(place: str | Path = ".") -> Machine:
+    """Describes this machine; `place` says which disk's free space is meant."""
+    limit = _memory_limit()
+    memory = psutil.virtual_memory()
+    return Machine(
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        platform=platform.platform(),
+        processor=_processor_name(),
+        cores=usable_cores(),
+        matrix_units=_matrix_units(),
+        memory=min(memory.total, limit or memory.total),
+        memory_available=min(memory.available, limit or memory.available),
+        disk_free=shutil.disk_usage(place).free,
+        compiler=find_compiler(),
+        accelerators=_accelerators(),
+        versions=library_versions(),
+    )
+
+
+def usable_cores() -> float:
+    """Cores this process may use: its CPU affinity, cut by the control group's quota."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0] != "max":
+        return min(float(affinity), int(quota[0]) / int(quota[1]))
+    return float(affinity)
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler that torch.compile would use on a CPU, as its first line of ``--version``, or None."""
+    for name in (os.environ.get("CXX"), *_COMPILERS):
+        path = shutil.which(name) if name else None
+        if path is None:
+            continue
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        if answer.returncode == 0 and answer.stdout:
+            return answer.stdout.splitlines()[0]
+    return None
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that SheepOp stands on, those that are installed."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _processor_name() -> str:
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string") or platform.processor()
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _matrix_units() -> tuple[str, ...]:
+    if sys.platform == "darwin":
+        answers = {"bf16": "hw.optional.arm.FEAT_BF16", "avx2": "hw.optional.avx2_0", "asimd": "hw.optional.AdvSIMD"}
+        return tuple(flag for flag, key in answers.items() if _sysctl(key) == "1")
+    flags: set[str] = set()
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.partition(":")[2].split())
+            break
+    return tuple(flag for flag in _MATRIX_FLAGS if flag in flags)
+
+
+def _accelerators() -> tuple[Accelerator, ...]:
+    import torch
+
+    found = [
+        Accelerator("cuda", torch.cuda.get_device_name(index), torch.cuda.get_device_properties(index).total_memory)
+        for index in range(torch.cuda.device_count())
+    ]
+    if torch.backends.mps.is_available():
+        found.append(Accelerator("mps", _processor_name(), None))
+    return tuple(found)
+
+
+def _memory_limit() -> int | None:
+    text = _read("/sys/fs/cgroup/memory.max").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _sysctl(key: str) -> str:
+    try:
+        answer = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.strip()
+
+
+def _read(path: str) -> str:
+    """The text of a file of the operating system, or nothing where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,155 @@
+"""Interactive charts of a run's course. Backgrounds are transparent, so they suit light and dark pages."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sheepop.report.formatting import duration
+from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, TRAIN, VALIDATION
+from sheepop.report.series import Series, number, series
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Metrics = Sequence[Mapping[str, Any]]
+_FEWEST_WITHOUT_MARKERS = 30
+
+
+def loss_chart(metrics: Metrics) -> Figure:
+    """Training loss (raw and smoothed) and held-out loss by step, in nats per token."""
+    figure = _by_step("Nats per token")
+    _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
+    _add_line(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
+    return figure
+
+
+def bits_per_byte_chart(metrics: Metrics, references: Mapping[str, float] | None = None) -> Figure:
+    """Bits per byte of held-out text by step; `references` are drawn as level lines, name to bits per byte."""
+    figure = _by_step("Bits per byte")
+    found = series(metrics, "validation", "bits_per_byte")
+    _add_line(figure, found, "This model", VALIDATION, markers=True)
+    if figure.data:
+        for place, (name, value) in enumerate((references or {}).items()):
+            color = REFERENCES[place % len(REFERENCES)]
+            level = Series([0, max(found.steps)], [number(value)] * 2)
+            _add_line(figure, level, name, color, markers=False, dash="dash")
+    return figure
+
+
+def learning_rate_chart(metrics: Metrics) -> Figure:
+    """Learning rate by step."""
+    figure = _by_step("Learning rate")
+    _add_line(figure, series(metrics, "train", "learning_rate"), "Learning rate", TRAIN)
+    figure.update_yaxes(exponentformat="e", rangemode="tozero")
+    return figure
+
+
+def gradient_norm_chart(metrics: Metrics) -> Figure:
+    """Norm of the gradient before clipping, by step."""
+    figure = _by_step("Norm")
+    _add_line(figure, series(metrics, "train", "grad_norm"), "Gradient norm", TRAIN)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def speed_chart(metrics: Metrics) -> Figure:
+    """Training tokens per second by step, raw and smoothed."""
+    figure = _by_step("Tokens per second")
+    _add_smoothed(figure, series(metrics, "train", "tokens_per_second"), "Measured")
+    figure.update_yaxes(rangemode="tozero", exponentformat="SI")
+    return figure
+
+
+def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
+    """Seconds of each stage as horizontal bars, the first stage on top."""
+    from plotly.graph_objects import Bar
+
+    known = {name: value for name, value in seconds.items() if number(value) is not None}
+    figure = _empty(height=90 + 34 * len(known))
+    if known:
+        bar = Bar(
+            x=list(known.values()),
+            y=[_plain(name) for name in known],
+            text=[duration(value) for value in known.values()],
+            orientation="h",
+            textposition="outside",
+            cliponaxis=False,
+            marker_color=TRAIN,
+            hovertemplate="%{y}: %{text}<extra></extra>",
+        )
+        figure.add_trace(bar)
+    figure.update_xaxes(title_text="Seconds", gridcolor=GRID, range=[0, 1.18 * max(known.values(), default=1) or 1])
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(bargap=0.4, hovermode="closest")
+    return figure
+
+
+def _by_step(title: str) -> Figure:
+    figure = _empty(height=320)
+    figure.update_xaxes(title_text="Step", gridcolor=GRID, zeroline=False, rangemode="tozero", exponentformat="none")
+    figure.update_yaxes(title_text=title, gridcolor=GRID, zeroline=False, automargin=True)
+    return figure
+
+
+def _empty(height: int) -> Figure:
+    from plotly.graph_objects import Figure
+
+    # Plotly's own template would paint a light background.
+    return Figure(
+        layout={
+            "template": {},
+            "height": height,
+            "margin": {"l": 56, "r": 16, "t": 32, "b": 44},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 12, "color": NEUTRAL},
+            "hovermode": "x unified",
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        }
+    )
+
+
+def _add_smoothed(figure: Figure, found: Series, name: str) -> None:
+    """The raw line, faint behind its moving average where there are points enough for one."""
+    average = found.smoothed()
+    _add_line(figure, found, name, TRAIN, opacity=0.35 if average else 1.0)
+    if average is not None:
+        _add_line(figure, average, f"{name}, smoothed", TRAIN, markers=False)
+
+
+def _add_line(
+    figure: Figure,
+    found: Series,
+    name: str,
+    color: str,
+    *,
+    markers: bool | None = None,
+    opacity: float = 1.0,
+    dash: str = "solid",
+) -> None:
+    """Adds `found` unless it is empty; few points are marked, so that a single one can be seen."""
+    if found.is_empty:
+        return
+    from plotly.graph_objects import Scatter
+
+    if markers is None:
+        markers = len(found.steps) < _FEWEST_WITHOUT_MARKERS
+    line = Scatter(
+        x=found.steps,
+        y=found.values,
+        name=_plain(name),
+        mode="lines+markers" if markers else "lines",
+        line={"color": color, "width": 1.8, "dash": dash},
+        marker={"color": color, "size": 6},
+        opacity=opacity,
+        showlegend=True,
+    )
+    figure.add_trace(line)
+    figure.update_layout(showlegend=len(figure.data) > 1)
+
+
+def _plain(text: str) -> str:
+    """Text that plotly shows as it is: it reads tags and entities in names."""
+    return html.escape(str(text), quote=False)

@@ -1,0 +1,86 @@
+"""Static pictures of a run's course. Nothing here touches matplotlib's global state or opens a window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sheepop.core.files import storage_errors, write_atomic
+from sheepop.report.palette import TRAIN, VALIDATION
+from sheepop.report.series import Series, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 144
+_FEWEST_WITHOUT_MARKERS = 30
+
+
+def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+    """Four panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    loss, rate, norm, speed = figure.subplots(2, 2).flat
+    _draw_loss(loss, metrics)
+    panels = ((rate, "learning_rate", "Learning rate"), (norm, "grad_norm", "Gradient norm before clipping"))
+    for axes, key, title in panels:
+        _draw_line(axes, series(metrics, "train", key), color=TRAIN)
+        _finish(axes, title)
+    _draw_smoothed(speed, series(metrics, "train", "tokens_per_second"), "Measured")
+    _finish(speed, "Tokens per second")
+    speed.set_ylim(bottom=0)
+    return figure
+
+
+def save_png(figure: Figure, path: str | Path) -> None:
+    """Writes `figure` to `path` atomically, making its folder; the same figure gives the same bytes."""
+    path = Path(path)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI, metadata={"Software": None})
+    with storage_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content.getvalue())
+
+
+def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]]) -> None:
+    _draw_smoothed(axes, series(metrics, "train", "loss"), "Training")
+    validation = series(metrics, "validation", "loss")
+    if not validation.is_empty:
+        _draw_line(axes, validation, color=VALIDATION, label="Held out", marker="o", markersize=3.5)
+    _finish(axes, "Loss (nats per token)")
+
+
+def _draw_smoothed(axes: Axes, found: Series, label: str) -> None:
+    """The raw line, faint behind its moving average where there are points enough for one."""
+    average = found.smoothed()
+    _draw_line(axes, found, color=TRAIN, alpha=0.35 if average else 1.0, label=label)
+    if average is not None:
+        _draw_line(axes, average, color=TRAIN, label=f"{label}, smoothed")
+
+
+def _draw_line(axes: Axes, found: Series, **style: Any) -> None:
+    if found.is_empty:
+        return
+    if len(found.steps) < _FEWEST_WITHOUT_MARKERS:
+        style = {"marker": "o", "markersize": 3.5, **style}
+    values = [math.nan if value is None else value for value in found.values]
+    axes.plot(found.steps, values, linewidth=1.4, **style)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("Step", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
+    elif len(axes.lines) > 1:
+        axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,55 @@
+"""Values as text for people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "–"
+
+
+def shown(value: Any) -> str:
+    """A value as it stands on a page: a dash for what is missing, thousands apart, four significant digits."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**18 else _huge(value)
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value) or MISSING
+    return str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as ``4.2 s``, ``5 min 03 s``, ``2 h 07 min`` or ``3 d 04 h``."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return MISSING
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for larger, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= larger:
+            return f"{whole // larger:,} {unit} {whole % larger // smaller:02d} {smaller_unit}"
+    return f"{whole} s"
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value != 0 and not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.3e}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _huge(value: int) -> str:
+    try:
+        return f"{float(value):.3e}"
+    except OverflowError:
+        return "more than 1e308" if value > 0 else "less than -1e308"

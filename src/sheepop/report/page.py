@@ -1,0 +1,179 @@
+"""An HTML page that is one file: it opens anywhere, asks the network for nothing, and shows text as text."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sheepop.core.files import write_atomic
+from sheepop.report.formatting import shown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# The browser itself refuses every request, should anything on the page ever ask for one.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
+_UNPRINTABLE = {
+    **_CONTROL_PICTURES,
+    0x7F: 0x2421,
+    **dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], 0xFFFD),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, what a model wrote after it, and a line saying when or how."""
+
+    prompt: str
+    text: str
+    label: str = ""
+
+
+class Page:
+    """Collects content from top to bottom; `write` makes the file. Every text is escaped, none is trusted."""
+
+    def __init__(self, title: str, *, footer: str = "") -> None:
+        self.title = title
+        self.footer = footer
+        self._parts: list[str] = []
+        self._sections: dict[str, str] = {}
+        self._num_charts = 0
+
+    def add_section(self, heading: str) -> None:
+        """Begins a section with an anchor and an entry in the list at the top."""
+        anchor = self._new_anchor(heading)
+        self._sections[anchor] = heading
+        link = f'<a href="#{escaped(anchor)}">{escaped(heading)}</a>'
+        self._parts.append(f'</section>\n<section class="named">\n<h2 id="{escaped(anchor)}">{link}</h2>')
+
+    def add_heading(self, text: str) -> None:
+        """A heading within a section."""
+        self._parts.append(f"<h3>{escaped(text)}</h3>")
+
+    def add_text(self, text: str) -> None:
+        """A paragraph."""
+        self._parts.append(f"<p>{escaped(text)}</p>")
+
+    def add_facts(self, facts: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Labels and values; a value that is None is shown as a dash."""
+        pairs = facts.items() if isinstance(facts, Mapping) else facts
+        items = (f"<div><dt>{escaped(label)}</dt><dd>{escaped(shown(value))}</dd></div>" for label, value in pairs)
+        self._parts.append(f"<dl>{''.join(items)}</dl>")
+
+    def add_table(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
+        """A table; columns of numbers (or of numbers and None) are set flush right.
+
+        Raises `ValueError` when a row has more or fewer cells than the header.
+        """
+        rows = [list(row) for row in rows]
+        for row in rows:
+            if len(row) != len(header):
+                raise ValueError(f"a row of {len(row)} cells does not fit a header of {len(header)}: {row!r}")
+        styles = [' class="number"' if _is_numeric([row[i] for row in rows]) else "" for i in range(len(header))]
+        head = "".join(
+            f'<th scope="col"{style}>{escaped(name)}</th>' for style, name in zip(styles, header, strict=True)
+        )
+        body = "\n".join(
+            "<tr>" + "".join(f"<td{s}>{escaped(shown(c))}</td>" for s, c in zip(styles, row, strict=True)) + "</tr>"
+            for row in rows
+        )
+        title = f"<caption>{escaped(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+        )
+
+    def add_chart(self, figure: Figure, title: str, *, note: str = "", half: bool = False) -> None:
+        """A plotly figure under a title; two that are `half` stand side by side where there is room."""
+        from plotly.io import to_json
+
+        self._num_charts += 1
+        # The standard library's encoder, always: it writes every character beyond ASCII as an escape.
+        data = _script_safe(to_json(figure, validate=False, engine="json"))
+        style = "chart half" if half else "chart"
+        below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
+        self._parts.append(
+            f'<figure class="{style}" aria-label="{escaped(title)}"><h3>{escaped(title)}</h3>'
+            f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
+        )
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Prompts with their continuations, character by character; control characters appear as pictures."""
+        for sample in samples:
+            label = f'<figcaption class="label">{escaped(sample.label)}</figcaption>' if sample.label else ""
+            prompt = f'<span class="prompt">{escaped(sample.prompt)}</span>' if sample.prompt else ""
+            text = f'<span class="continuation">{escaped(sample.text)}</span>'
+            self._parts.append(f'<figure class="sample">{label}<pre>{prompt}{text}</pre></figure>')
+
+    def add_source(self, text: str, summary: str) -> None:
+        """Preformatted text such as a configuration file, folded away under `summary`."""
+        self._parts.append(
+            f"<details><summary>{escaped(summary)}</summary><pre><code>{escaped(text)}</code></pre></details>"
+        )
+
+    def write(self, path: str | Path) -> None:
+        """Writes the page to `path` atomically."""
+        write_atomic(path, self.to_html())
+
+    def to_html(self) -> str:
+        """The whole document."""
+        links = "".join(f'<a href="#{escaped(a)}">{escaped(h)}</a>' for a, h in self._sections.items())
+        nav = f'<nav aria-label="Sections">{links}</nav>' if links else ""
+        footer = f"<footer>{escaped(self.footer)}</footer>" if self.footer else ""
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{escaped(self.title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n"
+            f"<header><h1>{escaped(self.title)}</h1>{nav}</header>\n<main>\n<section>\n"
+            + "\n".join(self._parts)
+            + f"\n</section>\n</main>\n{footer}\n{self._scripts()}</body>\n</html>\n"
+        )
+
+    def _scripts(self) -> str:
+        """Plotly's JavaScript, only where there is something to draw, and what draws it."""
+        if self._num_charts == 0:
+            return ""
+        from plotly.offline import get_plotlyjs
+
+        return (
+            "<noscript><p>The charts on this page are drawn by JavaScript, which is switched off.</p></noscript>\n"
+            f"<script>{get_plotlyjs()}</script>\n<script>\n{_resource('page.js')}</script>\n"
+        )
+
+    def _new_anchor(self, heading: str) -> str:
+        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        anchor, count = base, 1
+        while anchor in self._sections:
+            count += 1
+            anchor = f"{base}-{count}"
+        return anchor
+
+
+def escaped(text: str) -> str:
+    """Text for any place in HTML: no markup, and no character that HTML or UTF-8 cannot hold."""
+    return html.escape(text.translate(_UNPRINTABLE))
+
+
+def _script_safe(data: str) -> str:
+    """JSON that cannot end the script element it stands in."""
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return data
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    numbers = [value for value in values if value is not None]
+    return bool(numbers) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
+
+
+def _resource(name: str) -> str:
+    return files("sheepop.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,67 @@
+"""A metric by step: taken out of the rows of ``metrics.jsonl``, and smoothed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_POINTS_PER_SPAN = 25
+FEWEST_TO_SMOOTH = 10
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by optimizer step; None where a row holds no number."""
+
+    steps: list[int]
+    values: list[float | None]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no number at all."""
+        return all(value is None for value in self.values)
+
+    def smoothed(self) -> Series | None:
+        """A moving average over about a 25th of the points, or None when they are too few for one."""
+        if sum(value is not None for value in self.values) < FEWEST_TO_SMOOTH:
+            return None
+        return Series(self.steps, smooth(self.values, max(3.0, len(self.values) / _POINTS_PER_SPAN)))
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, or None when it is anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def series(metrics: Sequence[Mapping[str, Any]], split: str, key: str) -> Series:
+    """The values of `key` in the rows of `split` that name a step and the key, in the order of the rows."""
+    rows = [row for row in metrics if row.get("split") == split and key in row and number(row.get("step")) is not None]
+    return Series([int(row["step"]) for row in rows], [number(row[key]) for row in rows])
+
+
+def smooth(values: Sequence[float | None], span: float) -> list[float | None]:
+    """Exponential moving average with decay 1 - 2 / (span + 1), without a pull to zero at the start.
+
+    Value i is the mean of values j <= i with weights decay^(i - j), i and j counting numbers only (the bias
+    correction of Kingma and Ba 2015, section 3). None stays None and weighs nothing. `span` is at least 1.
+    """
+    if span < 1:
+        raise ValueError(f"span must be at least 1, got {span}")
+    decay = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    result: list[float | None] = []
+    for value in values:
+        if value is None:
+            result.append(None)
+            continue
+        total, weight = decay * total + value, decay * weight + 1
+        result.append(total / weight)
+    return result

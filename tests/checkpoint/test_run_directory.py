@@ -1,0 +1,100 @@
+"""Runs on disk: what may be created where, which checkpoint is meant, what pruning leaves."""
+
+from pathlib import Path
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory, resolve_model_directory
+from sheepop.core.errors import CheckpointError, UsageError
+
+
+def checkpoint(run: RunDirectory, step: int) -> None:
+    with run.write_checkpoint(step) as directory:
+        (directory / "config.json").write_text("{}")
+
+
+def steps_after(run: RunDirectory, count: int) -> RunDirectory:
+    for step in range(1, count + 1):
+        checkpoint(run, step)
+    return run
+
+
+def test_a_new_run_needs_an_empty_place(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="not empty and does not hold a run"):
+            RunDirectory.create(tmp_path, overwrite=overwrite)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_is_replaced_only_on_request(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    checkpoint(run, 1)
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunDirectory.create(tmp_path / "run")
+    assert run.steps() == [1]
+    assert RunDirectory.create(tmp_path / "run", overwrite=True).steps() == []
+
+
+def test_latest_moves_with_every_checkpoint_and_best_only_when_told(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+    run.mark_best(1)
+    checkpoint(run, 3)
+    assert (run.pointer("latest"), run.pointer("best")) == (3, 1)
+    assert (run.checkpoints / "latest").read_text() == "step-00000003\n"
+
+
+@pytest.mark.parametrize("content", ["", "step-00000099\n", "../../etc\n", "step-1\n", "\x00"])
+def test_a_pointer_that_names_no_checkpoint_counts_as_missing(tmp_path: Path, content: str) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    (run.checkpoints / "best").write_text(content)
+    assert run.pointer("best") is None
+
+
+def test_pruning_keeps_the_last_best_and_milestones(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 9)
+    run.mark_best(4)
+    run.prune(newest=9, keep_last=2, milestones={1, 6})
+    assert run.steps() == [1, 4, 6, 8, 9]
+    assert not list(run.checkpoints.glob(".*"))
+
+
+def test_a_failed_checkpoint_leaves_the_ones_before_it(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    with pytest.raises(RuntimeError), run.write_checkpoint(2) as directory:
+        (directory / "config.json").write_text("{}")
+        raise RuntimeError("power cut")
+    assert run.steps() == [1]
+    assert run.pointer("latest") == 1
+    assert not list(run.checkpoints.glob(".*"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 3)
+    (run.checkpoint(3) / "config.json").write_text("{ }")
+    (run.checkpoint(2) / "checksums.json").unlink()
+    warnings: list[str] = []
+    assert run.latest_good(warnings.append) == 1
+    assert len(warnings) == 2
+    assert "step-00000003/config.json is damaged" in warnings[0]
+    assert "step-00000002/checksums.json is missing" in warnings[1]
+
+
+def test_a_path_means_a_model_a_checkpoint_or_a_run(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 3)
+    assert resolve_model_directory(run.path) == run.checkpoint(3)
+    run.mark_best(2)
+    assert resolve_model_directory(run.path) == run.checkpoint(2)
+    assert resolve_model_directory(run.checkpoint(1)) == run.checkpoint(1)
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "started"])
+def test_a_path_without_a_model_is_explained(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    if place == "empty":
+        path.mkdir()
+    if place == "started":
+        RunDirectory.create(path)
+    messages = {"missing": "does not exist", "empty": "is not a model", "started": "no finished checkpoint yet"}
+    with pytest.raises(CheckpointError, match=messages[place]):
+        resolve_model_directory(path)

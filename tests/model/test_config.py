@@ -1,0 +1,96 @@
+"""The model configuration: presets, derived sizes, refusals that name the key."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sheepop.core.config import dump_config, parse_config, validate
+from sheepop.core.errors import ConfigError
+from sheepop.model import ModelConfig, Transformer
+from sheepop.model.presets import PRESETS
+
+# Counts of the published checkpoints.
+GPT2_PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+@pytest.mark.parametrize(("preset", "count"), GPT2_PARAMETERS.items())
+def test_gpt2_presets_have_the_published_number_of_parameters(preset, count):
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(preset=preset))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_builds_and_its_file_reads_back_equal(preset):
+    config = ModelConfig(preset=preset, vocab_size=97)
+    assert validate(ModelConfig, parse_config(dump_config(config), where="test")) == config
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert model.embedding.weight.shape == (97, config.d_model)
+
+
+def test_llama_small_sizes_have_the_widths_of_the_paper():
+    # 8/3 d_model rounded up to a multiple of 32: 768, 1365.3 -> 1376, 2048.
+    assert [ModelConfig(preset=f"llama-{size}m").d_ff for size in (15, 42, 110)] == [768, 1376, 2048]
+
+
+def test_sizes_left_out_are_derived_and_those_given_win():
+    config = ModelConfig(d_model=96, num_heads=6)
+    assert (config.head_dim, config.num_kv_heads, config.d_ff) == (16, 6, 384)
+    config = ModelConfig(d_model=96, num_heads=6, num_kv_heads=3, head_dim=10, d_ff=100)
+    assert (config.head_dim, config.num_kv_heads, config.d_ff) == (10, 3, 100)
+    config = ModelConfig(preset="gpt2", num_layers=2, activation="relu", vocab_size=None)
+    assert (config.num_layers, config.activation, config.d_model, config.vocab_size) == (2, "relu", 768, None)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"d_model": 100, "num_heads": 8}, "d_model = 100 is not divisible by num_heads = 8. Choose a multiple of 8"),
+        ({"num_heads": 8, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 8"),
+        ({"position_encoding": "rope", "head_dim": 33}, "head_dim = 33 is odd"),
+        ({"preset": "gpt5"}, "preset 'gpt5' is not known. Known presets: sheepop-tiny"),
+        ({"preset": ["gpt2"]}, r"preset \['gpt2'\] is not known"),
+        ({"num_layer": 3}, "num_layer: unknown key. Did you mean num_layers?"),
+        ({"d_model": 0}, "d_model = 0: input should be greater than or equal to 1"),
+        ({"d_model": "256"}, "d_model = '256': input should be a valid integer"),
+        ({"num_layers": True}, "num_layers = True: "),
+        ({"num_heads": -4}, "num_heads = -4: input should be greater than or equal to 1"),
+        ({"dropout": 1.0}, "dropout = 1.0: input should be less than 1"),
+        ({"dropout": float("nan")}, "dropout = nan"),
+        ({"norm_eps": 0.0}, "norm_eps = 0.0: input should be greater than 0"),
+        ({"position_base": 1.0}, "position_base = 1.0: input should be greater than 1"),
+        ({"activation": "gleu"}, "activation = 'gleu': input should be 'relu', 'gelu', 'gelu_tanh' or 'swiglu'"),
+        ({"norm": "batchnorm"}, "norm = 'batchnorm': input should be 'layernorm' or 'rmsnorm'"),
+    ],
+)
+def test_bad_settings_are_refused_in_words(tree, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(ModelConfig, tree)
+
+
+def test_a_network_needs_a_vocabulary():
+    with pytest.raises(ValueError, match="vocab_size is not resolved yet"):
+        Transformer(ModelConfig())
+
+
+def test_sequences_that_do_not_fit_are_refused():
+    model = Transformer(ModelConfig(vocab_size=9, d_model=8, num_layers=1, num_heads=2, max_seq_len=4))
+    with pytest.raises(ValueError, match="5 positions do not fit max_seq_len = 4"):
+        model(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"input_ids must be \(B, T\), got shape \(3,\)"):
+        model(torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match="logits_to_keep must be at least 1, got 0"):
+        model(torch.zeros(1, 3, dtype=torch.long), logits_to_keep=0)
+
+
+def test_logits_to_keep_are_the_last_ones():
+    model = Transformer(ModelConfig(vocab_size=9, d_model=8, num_layers=1, num_heads=2, max_seq_len=8)).eval()
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    torch.testing.assert_close(model(ids, logits_to_keep=2), model(ids)[:, -2:], atol=1e-6, rtol=0)

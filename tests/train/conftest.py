@@ -1,0 +1,99 @@
+"""A small corpus, and trainers on it that differ only in what a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.data import Corpus, DataConfig, PackedBatches, SampleOrder, build_corpus
+from sheepop.model import ModelConfig, build_model
+from sheepop.tokenizer import TokenizerConfig
+from sheepop.train import Checkpointer, Schedule, Trainer, TrainingConfig, TrainingState, build_optimizers, validate
+from sheepop.train.metrics import JsonLines
+
+TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Forty short documents of characters."""
+    folder = tmp_path_factory.mktemp("documents")
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(TEXT.format(number, number * number) + "\n")
+    output = tmp_path_factory.mktemp("corpus") / "built"
+    data = DataConfig(paths=(str(folder),), validation_fraction=0.2)
+    return build_corpus(data, TokenizerConfig(algorithm="char"), output, seed=0, console=Console.silent())
+
+
+@pytest.fixture
+def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint."""
+
+    made: list[Trainer] = []
+
+    def make(name: str, *, resume: bool = False, dropout: float = 0.1, seed: int = 0, **settings: Any) -> Trainer:
+        training = TrainingConfig(
+            **{
+                "max_steps": 12,
+                "warmup_steps": 2,
+                "global_batch_size": 8,
+                "micro_batch_size": 8,
+                "learning_rate": 0.01,
+                "precision": "fp32",
+                "log_interval": 1,
+                "eval_interval": 4,
+                "sample_interval": 3,
+                "checkpoint_interval": 3,
+                "keep_checkpoints": 2,
+                **settings,
+            }
+        )
+        tokenizer = corpus.tokenizer()
+        config = ModelConfig(
+            vocab_size=tokenizer.vocab_size, d_model=16, num_layers=2, num_heads=2, max_seq_len=32, dropout=dropout
+        )
+        model = build_model(config, seed)
+        optimizers = build_optimizers(model, training)
+        run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
+        checkpointer = Checkpointer(run, model, tokenizer, optimizers, {})
+        state = TrainingState()
+        if resume:
+            warnings: list[str] = []
+            step = run.latest_good(warnings.append)
+            state = checkpointer.load(step) if step is not None else state
+        resolved = training.resolved()
+        batches = PackedBatches(corpus.train, max_length=32, pad_id=tokenizer.pad_id)
+        validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
+        trainer = Trainer(
+            model=model,
+            optimizers=optimizers,
+            batches=batches,
+            order=SampleOrder(batches.num_samples, seed),
+            config=training,
+            resolved=resolved,
+            schedule=Schedule("cosine", training.learning_rate, 0.0, resolved.warmup_steps, resolved.total_steps),
+            checkpointer=checkpointer,
+            metrics=JsonLines(run.metrics_file, state.metrics_bytes),
+            samples=JsonLines(run.samples_file, state.samples_bytes),
+            validate=lambda: validate(
+                model, validation, tokenizer.byte_lengths(), batch_size=8, precision="fp32", device="cpu"
+            ),
+            sample=lambda step: [{"prompt": "the", "text": f"step {step}"}],
+            device="cpu",
+            seed=seed,
+            flops_per_token=1.0,
+            peak_flops=1.0,
+            state=state,
+        )
+        made.append(trainer)
+        return trainer
+
+    yield make
+    for trainer in made:
+        trainer.metrics.close()
+        trainer.samples.close()

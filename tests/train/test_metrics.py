@@ -1,0 +1,57 @@
+"""The metrics file: appended, cut back on resume, readable after a kill."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sheepop.core.errors import CheckpointError
+from sheepop.train.metrics import JsonLines, TensorBoard, read_json_lines
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "loss": 2.5, "text": "naïve\n"})
+    log.append({"step": 2, "loss": math.nan, "text": ""})
+    log.close()
+    rows = read_json_lines(tmp_path / "metrics.jsonl")
+    assert rows == [{"step": 1, "loss": 2.5, "text": "naïve\n"}, {"step": 2, "loss": None, "text": ""}]
+
+
+def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = JsonLines(path)
+    log.append({"step": 1})
+    length = log.sync()
+    log.append({"step": 2})
+    log.close()
+    log = JsonLines(path, length)
+    log.append({"step": 3})
+    log.close()
+    assert [row["step"] for row in read_json_lines(path)] == [1, 3]
+
+
+def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(CheckpointError, match="has 3 bytes.*had 100"):
+        JsonLines(path, 100)
+    assert path.read_text() == "{}\n"
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_json_lines(path) == [{"step": 1}]
+
+
+def test_tensorboard_holds_every_number_under_its_split(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoard(tmp_path, first_step=1)
+    sink.write({"step": 4, "split": "train", "loss": 2.25, "grad_norm": None})
+    sink.write({"step": 8, "split": "validation", "loss": 2.5})
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["train/loss", "validation/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(4, 2.25)]
