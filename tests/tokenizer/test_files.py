@@ -226,3 +226,18 @@ def test_special_ids_that_the_settings_contradict_are_refused(tokenizer: Tokeniz
     file.write_text(json.dumps({**settings, "eos_token": "<end>"}))
     with pytest.raises(TokenizerError, match="names '<end>' as eos_token"):
         load_tokenizer(tmp_path)
+
+
+def test_roles_of_a_character_tokenizer_cannot_be_moved(tmp_path: Path):
+    CharTokenizer().save(tmp_path)
+    write(tmp_path, json.loads(CharTokenizer().to_json()), {"eos_token": "<bos>"})
+    with pytest.raises(TokenizerError, match="names '<bos>' as eos_token"):
+        load_tokenizer(tmp_path)
+
+
+def test_settings_that_others_wrote_are_kept(tokenizer: Tokenizer, tmp_path: Path):
+    tokenizer.save(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": "{{ messages }}"}))
+    load_tokenizer(tmp_path).save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / file.name).read_text())["chat_template"] == "{{ messages }}"

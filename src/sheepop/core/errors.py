@@ -54,7 +54,7 @@ class StorageError(SheepOpError):
     """The file system refused a write: full, read-only, or not permitted."""
 
 
-class Interrupted(SheepOpError):
+class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
     """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number."""
 
     def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:

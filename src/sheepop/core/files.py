@@ -23,7 +23,7 @@ from sheepop.core.errors import CheckpointError, SheepOpError, StorageError
 CHECKSUMS = "checksums.json"
 TEMPORARY_MARK = ".partial-"
 _ASIDE_MARK = ".replaced-"
-_LEFT_BEHIND = re.compile(r"\.(?P<target>.+)(?P<mark>\.partial-|\.replaced-)[0-9a-f]{12}")
+_LEFT_BEHIND = re.compile(r"\.(?P<target>.+)(?P<mark>\.partial-|\.replaced-)[0-9a-z]+")
 
 _SPACE_REASONS = {
     errno.ENOSPC: "the disk is full. Free some space and run the command again",

@@ -9,7 +9,7 @@ from sheepop.report.charts import (
     stage_times_chart,
 )
 from sheepop.report.figures import save_png, training_curves
-from sheepop.report.formatting import duration, shown
+from sheepop.report.formatting import data_size, duration, shown
 from sheepop.report.page import Page, Sample
 from sheepop.report.series import Series, number, series, smooth
 
@@ -18,6 +18,7 @@ __all__ = [
     "Sample",
     "Series",
     "bits_per_byte_chart",
+    "data_size",
     "duration",
     "gradient_norm_chart",
     "learning_rate_chart",

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 MISSING = "–"
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def shown(value: Any) -> str:
@@ -30,10 +31,21 @@ def duration(seconds: float | None) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for larger, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= larger:
-            return f"{whole // larger:,} {unit} {whole % larger // smaller:02d} {smaller_unit}"
-    return f"{whole} s"
+    larger, unit, smaller, smaller_unit = next(row for row in _UNITS if whole >= row[0])
+    return f"{whole // larger:,} {unit} {whole % larger // smaller:02d} {smaller_unit}"
+
+
+def data_size(num_bytes: float | None) -> str:
+    """Bytes as ``812 B``, ``4.2 MB`` and so on, in powers of ten."""
+    if num_bytes is None or not math.isfinite(num_bytes) or num_bytes < 0:
+        return MISSING
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+    return f"{num_bytes / 1000:,.4g} TB"
 
 
 def _float(value: float) -> str:

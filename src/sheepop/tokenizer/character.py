@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.interface import (
+    SETTINGS_FILE,
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     UNK,
@@ -22,6 +23,7 @@ from sheepop.tokenizer.interface import (
     Tokenizer,
     check_special_ids,
     outside_vocabulary,
+    role_text,
     special_token_entries,
     standard_settings,
 )
@@ -56,6 +58,7 @@ class CharTokenizer(Tokenizer):
             c.encode("utf-8") for c in map(chr, range(len(_SPECIAL_IDS), _ASCII_SIZE))
         ]
         self._pieces += [c.encode("utf-8") for c in self.extra_characters]
+        self._settings = standard_settings()
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> CharTokenizer:
@@ -89,7 +92,15 @@ class CharTokenizer(Tokenizer):
                 f"The ids of {TOKENIZER_FILE} are out of place: {wrong!r} has the id {vocabulary.get(wrong)}, "
                 f"and a character tokenizer gives it {expected.get(wrong)}."
             )
-        check_special_ids(dict(settings or {}), _SPECIAL_IDS)
+        settings = dict(settings or {})
+        check_special_ids(settings, _SPECIAL_IDS)
+        for role, text in SPECIAL_TOKENS.items():
+            if role_text(settings, role) not in (None, text):
+                raise TokenizerError(
+                    f"{SETTINGS_FILE} names {role_text(settings, role)!r} as {role}_token, but in a character "
+                    f"tokenizer it is always {text!r}."
+                )
+        tokenizer._settings |= settings
         return tokenizer
 
     @property
@@ -145,11 +156,8 @@ class CharTokenizer(Tokenizer):
         return json.dumps(description, ensure_ascii=False, separators=(",", ":"))
 
     def settings(self) -> dict[str, Any]:
-        """The usual keys of ``tokenizer_config.json``."""
-        return standard_settings()
-
-    def __reduce__(self) -> tuple[type[CharTokenizer], tuple[str]]:
-        return CharTokenizer, (self.extra_characters,)
+        """The keys of ``tokenizer_config.json`` as they were read, or the usual ones."""
+        return dict(self._settings)
 
     def _encode_characters(self, text: str) -> list[int]:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -1,0 +1,180 @@
+"""A mistake costs one short paragraph and an exit code: no traceback, and nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Run = Callable[..., Any]
+TINY = (
+    "tokenizer.algorithm=char",
+    "model.d_model=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "training.global_batch_size=4",
+    "training.max_steps=6",
+    "training.precision=fp32",
+)
+
+
+def assert_refused(result: Any, code: int, *parts: str) -> None:
+    assert result.code == code, result
+    for part in parts:
+        assert part in result.err, result.err
+    assert result.err.startswith("Error: ")
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_a_missing_folder(run: Run, tmp_path: Path) -> None:
+    result = run("train", "--data", tmp_path / "nowhere", "--output", tmp_path / "run", "-q")
+    assert_refused(result, 3, "nowhere", "does not exist")
+
+
+def test_an_empty_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = run("train", "--data", tmp_path / "empty", "--output", tmp_path / "run", "-q")
+    assert_refused(result, 3, "empty")
+
+
+def test_nothing_readable_lists_the_reasons(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "junk"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(bytes(range(256)) * 10)
+    (folder / "b.txt").write_bytes(b"")
+    (folder / ".hidden").write_text("text")
+    result = run("train", "--data", folder, "--output", tmp_path / "run", "-q")
+    assert_refused(result, 3, "1 binary", "1 empty", "1 hidden")
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("training.learning_rte=1", ("unknown key", "training.learning_rate")),
+        ("training.learning_rate=-3", ("training.learning_rate", "greater than 0")),
+        ("model.num_heads=5", ("d_model = 16 is not divisible by num_heads = 5",)),
+        ("model.vocab_size=10", ("model.vocab_size = 10 is smaller than the tokenizer's 128",)),
+        ("data.max_length=64", ("data.max_length = 64 is more than model.max_seq_len = 32",)),
+    ],
+)
+def test_a_wrong_setting(run: Run, text_folder: Path, tmp_path: Path, setting: str, parts: tuple[str, ...]) -> None:
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY, setting)
+    assert_refused(result, 2, *parts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "--device", "cuda", "-q", *TINY)
+    assert_refused(result, 2, "'cuda' was asked for", "Usable here: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_larger_than_the_corpus_allows(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    settings = ("tokenizer.algorithm=bpe", "tokenizer.vocab_size=5000")
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY, *settings)
+    assert_refused(result, 3, "5,000", "allows")
+
+
+def test_no_data(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("train", "--output", tmp_path / "run", "-q", *TINY), 2, "--data")
+
+
+def test_an_output_that_holds_a_run(run: Run, text_folder: Path, trained: Path) -> None:
+    before = (trained / "metrics.jsonl").read_bytes()
+    result = run("train", "--data", text_folder, "--output", trained, "-q", *TINY)
+    assert_refused(result, 2, "already holds a run", "--resume auto", "--overwrite")
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_output_that_holds_something_else(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    result = run("train", "--data", text_folder, "--output", tmp_path, "--overwrite", "-q", *TINY)
+    assert_refused(result, 2, "not empty and does not hold a run")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_resume_and_overwrite_together(run: Run, trained: Path) -> None:
+    assert_refused(run("train", "--resume", trained, "--overwrite"), 2, "give one of them")
+
+
+def test_resume_of_what_is_no_run(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("train", "--resume", tmp_path), 2, "does not hold a run")
+
+
+def test_resume_with_other_settings(run: Run, trained: Path) -> None:
+    result = run("train", "--resume", trained, "-q", "training.learning_rate=0.5")
+    assert_refused(result, 2, "training.learning_rate was 0.001, now 0.5")
+
+
+def test_a_corpus_built_with_another_tokenizer(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    assert run("data", "build", text_folder, "-o", tmp_path / "corpus", "-q", "tokenizer.vocab_size=300").code == 0
+    made = run("tokenizer", "train", text_folder, "-o", tmp_path / "other", "--vocab-size", "290", "-q")
+    assert made.code == 0, made.err
+    settings = (f"tokenizer.path={tmp_path / 'other'}",)
+    result = run("train", "--data", tmp_path / "corpus", "--output", tmp_path / "run", "-q", *TINY[1:], *settings)
+    assert_refused(result, 3, "built with another tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ("There is no prompt",)),
+        (("--prompt", ""), ("empty",)),
+        (("--prompt", "x" * 40), ("40", "32", "--window")),
+        (("--prompt", "x", "--temperature", "-1"), ("temperature", "-1")),
+        (("--prompt", "x", "--temperature", "nan"), ("temperature", "nan")),
+        (("--prompt", "x", "--top-p", "0"), ("top_p",)),
+        (("--prompt", "x", "--top-k", "0"), ("top_k",)),
+        (("--prompt", "x", "--max-new-tokens", "0"), ("max_new_tokens",)),
+        (("--prompt", "x", "--stop", ""), ("stop",)),
+        (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
+        (("prompt without option",), ("--prompt",)),
+    ],
+)
+def test_a_wrong_request_to_generate(
+    run: Run, trained: Path, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    assert_refused(run("generate", trained, "-q", *arguments), 2, *parts)
+
+
+def test_a_temperature_that_is_no_number_is_wrong_usage(run: Run, trained: Path) -> None:
+    result = run("generate", trained, "--prompt", "x", "--temperature", "hot")
+    assert result.code == 2
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "foreign"])
+def test_a_damaged_model_is_named_and_not_used(run: Run, trained: Path, tmp_path: Path, damage: str) -> None:
+    best = (trained / "checkpoints" / "best").read_text().strip()
+    model = tmp_path / "model"
+    shutil.copytree(trained / "checkpoints" / best, model)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    if damage == "truncate":
+        weights.write_bytes(content[:-10])
+    elif damage == "flip":
+        content[-10] ^= 1
+        weights.write_bytes(content)
+    else:
+        (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    name = "config.json" if damage == "foreign" else "model.safetensors"
+    assert_refused(run("generate", model, "--prompt", "S"), 3, name)
+
+
+def test_a_path_without_a_model(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("generate", tmp_path / "nowhere", "--prompt", "S"), 3, "does not exist")
+    assert_refused(run("generate", tmp_path, "--prompt", "S"), 3, "is not a model")
+
+
+def test_the_tokenizer_of_nothing(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("tokenizer", "show", tmp_path), 3, "holds no tokenizer")
+
+
+def test_an_unknown_benchmark(run: Run) -> None:
+    assert_refused(run("bench", "cooking"), 2, "no benchmark 'cooking'", "train, generate")

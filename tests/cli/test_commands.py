@@ -1,0 +1,193 @@
+"""Every verb does what it says, and prints what a program can read when asked to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sheepop
+
+Run = Callable[..., Any]
+
+
+def test_help_and_version_load_no_heavy_library() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['sheepop', '--help']\n"
+        "from sheepop.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'tokenizers', 'matplotlib', 'plotly'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "quickstart" in done.stdout
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"sheepop {sheepop.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("quickstart",),
+        ("train",),
+        ("generate",),
+        ("doctor",),
+        ("bench",),
+        ("tokenizer", "train"),
+        ("tokenizer", "encode"),
+        ("tokenizer", "show"),
+        ("data", "build"),
+    ],
+)
+def test_the_help_of_every_verb_has_an_example(run: Run, verb: tuple[str, ...]) -> None:
+    result = run(*verb, "--help")
+    assert result.code == 0
+    assert f"sheepop {' '.join(verb)}" in result.out
+    assert "Example" in result.out
+
+
+def test_help_names_the_defaults_of_sampling(run: Run) -> None:
+    text = run("generate", "--help").out
+    assert "0.8" in text and "0.95" in text
+
+
+def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    result = run(
+        *("train", "--data", text_folder, "--output", tmp_path / "run", "--json", "-q"),
+        *("tokenizer.algorithm=char", "model.d_model=16", "model.num_layers=1", "model.num_heads=2"),
+        *("model.max_seq_len=32", "training.global_batch_size=4", "training.max_steps=3"),
+    )
+    found = json.loads(result.out)
+    assert found["steps"] == 3
+    assert found["tokens"] > 0
+    assert 0 < found["bits_per_byte"] < 20
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "plots" / "curves.png").is_file()
+
+
+def test_a_finished_run_resumes_to_the_same_scores(run: Run, trained: Path) -> None:
+    before = (trained / "metrics.jsonl").read_bytes()
+    result = run("train", "--resume", trained, "--json", "-q")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["steps"] == 6
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
+def test_generate_streams_the_prompt_and_its_continuation(run: Run, trained: Path) -> None:
+    result = run("generate", trained, "--prompt", "Sheep", "--max-new-tokens", "5", "--seed", "1")
+    assert result.code == 0, result.err
+    assert result.out.startswith("Sheep")
+    assert result.out.endswith("\n")
+
+
+def test_the_same_seed_gives_the_same_text_however_it_is_run(run: Run, trained: Path) -> None:
+    common = ("generate", trained, "-p", "Sheep", "-p", "number 2", "--seed", "4", "--max-new-tokens", "8", "--json")
+    texts = [
+        [row["text"] for row in json.loads(run(*common, *extra).out)]
+        for extra in ((), ("--apart",), ("--no-cache",), ("--no-cache", "--apart"))
+    ]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert len(texts[0]) == 2
+
+
+def test_prompts_come_from_files_and_standard_input(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Sheep\n")
+    options = ("--greedy", "--max-new-tokens", "4", "--json")
+    rows = [
+        json.loads(run("generate", trained, *source, *options, stdin=stdin).out)[0]
+        for source, stdin in (
+            (("--prompt", "Sheep"), None),
+            (("--file", tmp_path / "p.txt"), None),
+            (("-",), "Sheep\n"),
+        )
+    ]
+    assert rows[0] == rows[1] == rows[2]
+    assert rows[0]["prompt"] == "Sheep"
+    assert len(rows[0]["logprobs"]) == len(rows[0]["token_ids"]) == 4
+
+
+def test_a_window_lets_a_long_prompt_through(run: Run, trained: Path) -> None:
+    result = run("generate", trained, "--prompt", "x" * 40, "--window", "--max-new-tokens", "3", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)[0]["num_dropped_prompt_tokens"] > 0
+
+
+def test_tokenizer_encode_names_every_token(run: Run, trained: Path) -> None:
+    rows = json.loads(run("tokenizer", "encode", trained, "Hi", "--json").out)
+    assert rows == [{"id": 72, "text": "H"}, {"id": 105, "text": "i"}]
+    special = json.loads(run("tokenizer", "encode", trained, "<eos>", "--allow-special", "--json").out)
+    assert special == [{"id": 3, "text": "<eos>"}]
+
+
+def test_tokenizer_train_and_show(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    trained = run("tokenizer", "train", text_folder, "-o", tmp_path / "t", "--vocab-size", "300", "--json", "-q")
+    assert trained.code == 0, trained.err
+    shown = json.loads(run("tokenizer", "show", tmp_path / "t", "--json").out)
+    assert shown["vocab_size"] == 300
+    assert shown["special_tokens"] == {"<pad>": 0, "<unk>": 1, "<bos>": 2, "<eos>": 3}
+    assert shown["fingerprint"] == json.loads(trained.out)["fingerprint"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_built_corpus_can_be_trained_on(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    built = run("data", "build", text_folder, "-o", tmp_path / "corpus", "--json", "-q", "tokenizer.vocab_size=300")
+    assert built.code == 0, built.err
+    counts = json.loads(built.out)
+    assert counts["train_documents"] + counts["validation_documents"] == 30
+    result = run(
+        *("train", "--data", tmp_path / "corpus", "--output", tmp_path / "run", "-q"),
+        *("model.d_model=16", "model.num_layers=1", "model.num_heads=2", "model.max_seq_len=32"),
+        *("training.global_batch_size=4", "training.max_steps=2"),
+    )
+    assert result.code == 0, result.err
+    assert not (tmp_path / "run" / "corpus").exists()
+
+
+def test_the_guides_own_command_with_its_config(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    config = {
+        "model": {
+            **{"vocab_size": 200, "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32, "max_seq_len": 32},
+            **{"dropout": 0.1, "activation": "gelu", "layer_norm_eps": 1e-5, "bias": False, "tie_weights": True},
+        },
+        "training": {
+            **{"batch_size": 4, "max_epochs": 1, "learning_rate": 1e-3, "weight_decay": 0.01, "warmup_steps": 2},
+            **{"max_grad_norm": 1.0, "gradient_accumulation_steps": 2, "use_amp": True, "log_interval": 1},
+            **{"save_dir": str(tmp_path / "checkpoints"), "eval_interval": 5},
+        },
+        "data": {"data_dir": "unused", "max_length": 32, "stride": 16, "num_workers": 0},
+        "device": "cuda",
+        "seed": 42,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = text_folder / "00.txt"
+    result = run("train", "--data", file, "--config", tmp_path / "config.json", "--device", "cpu", "-q")
+    assert result.code == 0, result.err
+    run_directory = tmp_path / "checkpoints"
+    checkpoint = run_directory / "checkpoints" / (run_directory / "checkpoints" / "latest").read_text().strip()
+    written = run("generate", checkpoint, "--prompt", "Sheep", "--max-new-tokens", "4")
+    assert written.code == 0, written.err
+    assert written.out.startswith("Sheep")
+
+
+def test_doctor_names_the_interpreter_and_torch(run: Run) -> None:
+    result = run("doctor")
+    assert result.code == 0, result.err
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in result.out
+    assert "torch" in result.out
+
+
+def test_bench_measures_tokens_and_share_of_peak(run: Run) -> None:
+    result = run("bench", "--preset", "llama-1m", "--seconds", "0.1", "--device", "cpu", "--json", "-q")
+    assert result.code == 0, result.err
+    rows = json.loads(result.out)["results"]
+    assert {row["name"] for row in rows} == {"train", "generate"}
+    assert all(row["tokens_per_second"] > 0 and 0 < row["share_of_peak"] < 2 for row in rows)
