@@ -50,7 +50,7 @@ def test_nothing_readable_lists_the_reasons(run: Run, tmp_path: Path) -> None:
     (folder / "b.txt").write_bytes(b"")
     (folder / ".hidden").write_text("text")
     result = run("train", "--data", folder, "--output", tmp_path / "run", "-q")
-    assert_refused(result, 3, "1 binary", "1 empty", "1 hidden")
+    assert_refused(result, 3, "binary 1", "empty 1", "hidden 1")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path) -
 def test_a_vocabulary_larger_than_the_corpus_allows(run: Run, text_folder: Path, tmp_path: Path) -> None:
     settings = ("tokenizer.algorithm=bpe", "tokenizer.vocab_size=5000")
     result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY, *settings)
-    assert_refused(result, 3, "5,000", "allows")
+    assert_refused(result, 3, "5000", "allows")
 
 
 def test_no_data(run: Run, tmp_path: Path) -> None:

@@ -74,12 +74,13 @@ def generate(
         },
     )
     streaming = len(prompts) == 1 and not as_json
-    if streaming and not quiet:
-        typer.echo(prompts[0], nl=False)
+    # Printed with the first piece of text, so that a refused request prints nothing on standard output.
+    ahead = [] if quiet else [prompts[0]]
 
     def show(index: int, text: str) -> None:
-        sys.stdout.write(text)
+        sys.stdout.write("".join(ahead) + text)
         sys.stdout.flush()
+        ahead.clear()
 
     completions = generate_text(
         model, prompts, config, device=device or "auto", batched=not apart, on_text=show if streaming else None
@@ -87,7 +88,7 @@ def generate(
     if as_json:
         print_json([asdict(completion) for completion in completions])
     elif streaming:
-        typer.echo()
+        typer.echo("".join(ahead))
     else:
         for number, completion in enumerate(completions, start=1):
             head = "" if quiet else f"--- {number} ---\n{completion.prompt}"

@@ -187,18 +187,15 @@ def _refuse_expanding(tree: Any, where: str) -> None:
 
 
 def _nearest(config_class: type[Config], location: list[str]) -> str:
+    """A suggestion for an unknown key: the closest name in its section, else one like it elsewhere."""
     known = _known_keys(config_class)
-    path = ".".join(location)
-    by_leaf = {key.rsplit(".", 1)[-1]: key for key in known}
-    section = ".".join(location[:-1])
-    siblings = [key for key in known if key.rpartition(".")[0] == section]
-    match = difflib.get_close_matches(path, siblings, n=1, cutoff=0.6)
-    if not match:
-        leaves = difflib.get_close_matches(location[-1], by_leaf, n=1, cutoff=0.75)
-        match = [by_leaf[leaf] for leaf in leaves]
-    if match:
-        return f" Did you mean {match[0]}?"
-    return f" Known keys here: {', '.join(key.rsplit('.', 1)[-1] for key in siblings)}."
+    by_name = {key.rpartition(".")[2]: key for key in known}
+    section, name = ".".join(location[:-1]), location[-1]
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
+    for candidates, cutoff in ((siblings, 0.6), (by_name, 0.75)):
+        if match := difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff):
+            return f" Did you mean {candidates[match[0]]}?"
+    return f" Known keys here: {', '.join(siblings)}."
 
 
 def _known_keys(config_class: type[Config], prefix: str = "") -> list[str]:

@@ -125,22 +125,25 @@ class _LiveProgress:
 class _PlainProgress:
     def __init__(self, console: Console, description: str, total: float | None, unit: str) -> None:
         self._console, self._description, self._total, self._unit = console, description, total, unit
-        self._done, self._detail = 0.0, ""
+        self._done, self._shown, self._detail = 0.0, 0.0, ""
         self._started = self._printed = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
         self._done += amount
         now = time.monotonic()
         if now - self._printed >= _LINE_EVERY_SECONDS:
-            self._printed = now
-            self._console.info(self._line(now))
+            self._show(now)
 
     def describe(self, detail: str) -> None:
         self._detail = detail
 
     def close(self) -> None:
-        if self._printed > self._started:
-            self._console.info(self._line(time.monotonic()))
+        if self._printed > self._started and self._done != self._shown:
+            self._show(time.monotonic())
+
+    def _show(self, now: float) -> None:
+        self._printed, self._shown = now, self._done
+        self._console.info(self._line(now))
 
     def _line(self, now: float) -> str:
         elapsed = now - self._started

@@ -6,7 +6,8 @@ A report is written of every run, also of one that was stopped before its first 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +26,8 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.resume import RunRecord
 from sheepop.model import ModelConfig, Transformer
 from sheepop.report import (
+    MISSING,
     Page,
-    Sample,
     bits_per_byte_chart,
     data_size,
     duration,
@@ -158,16 +159,16 @@ def _add_overview(
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
     total = config.training.max_steps if config else None
     if steps == 0:
-        page.add_text("The run was stopped before the first step was logged.")
+        page.add_text("The run has no finished steps yet.")
     elif total is not None and steps < total:
-        page.add_text(f"The run was stopped after step {steps:,} of {total:,}. sheepop train --resume goes on with it.")
+        page.add_text(f"The run stopped after step {steps:,} of {total:,}. Go on with it: sheepop train --resume.")
     bits = scores.bits_per_byte if scores else number(validation.get("bits_per_byte"))
     page.add_facts(
         {
-            "Bits per byte, held out": bits,
+            "Bits per byte of held-out text": _score("bits_per_byte", bits),
             "Parameters": _num_parameters(config.model) if config else None,
             "Steps": f"{steps:,} of {shown(total)}",
-            "Tokens trained on": last.get("tokens"),
+            "Tokens trained on": _whole(last.get("tokens")),
             "Training time": duration(number(last.get("seconds"))),
             "Best checkpoint": _step_words(run.pointer("best")),
         }
@@ -177,28 +178,25 @@ def _add_overview(
 
 def _add_scores(page: Page, metrics: _Log, scores: Scores | None, baselines: Baselines | None) -> None:
     page.add_section("Held-out text")
-    validation = metrics.last("validation")
+    row = metrics.last("validation")
+    values: Mapping[str, Any]
     if scores is not None:
-        values: Mapping[str, Any] = scores.to_dict()
-        page.add_text("The best checkpoint on all text that was held out from training.")
-    elif validation:
-        values = validation
-        page.add_text(
-            f"Measured while training, {_step_words(validation.get('step'))}; `tokens` there count training tokens."
-            if False
-            else f"Measured while training, at {_step_words(validation.get('step'))}."
-        )
-        values = {key: value for key, value in validation.items() if key != "tokens"}
+        values = scores.to_dict()
+        page.add_text("The best checkpoint, scored on all text that was held out from training.")
+    elif row:
+        # The tokens of such a row are those trained on so far.
+        values = {key: value for key, value in row.items() if key != "tokens"}
+        page.add_text(f"The last validation while training, at {_step_words(row.get('step'))}.")
     else:
-        page.add_text("There are no scores on held-out text yet.")
+        page.add_text("There are no scores yet, or no text is held out.")
         return
     page.add_facts([(label, _score(key, values[key])) for key, label in _SCORE_LABELS.items() if key in values])
     if baselines is not None:
-        rows = [("gzip -9", baselines.gzip), ("xz -9", baselines.xz), ("this model", number(values["bits_per_byte"]))]
+        bits = {"gzip -9": baselines.gzip, "xz -9": baselines.xz, "this model": number(values.get("bits_per_byte"))}
         page.add_table(
-            ["", "Bits per byte"],
-            [(name, None if bits is None else round(bits, 4)) for name, bits in rows],
-            caption=f"Fewer is better. The compressors read the same {baselines.bytes:,} bytes.",
+            ["Predictor", "Bits per byte"],
+            [(name, None if value is None else round(value, 4)) for name, value in bits.items()],
+            caption=f"Fewer is better. The compressors read all {baselines.bytes:,} held-out bytes.",
         )
 
 
@@ -206,11 +204,11 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
     if not completions:
         return
     page.add_section("What the model writes")
-    page.add_text("Shaded: the prompt. The rest is the model's.")
-    page.add_samples(
-        Sample(done.prompt, done.text, f"{_reason(done)}, {len(done.token_ids):,} tokens, seed {done.seed}")
-        for done in completions
-    )
+    page.add_text("The prompt is shaded; the rest is the model's.")
+    for done in completions:
+        ending = {"length": "at the length limit", "stop": "where the model ended", "abort": "when asked to"}
+        label = f"{len(done.token_ids):,} tokens, stopped {ending[done.finish_reason]}, seed {done.seed}"
+        page.add_sample(done.prompt, done.text, label=label)
 
 
 def _add_curves(page: Page, metrics: _Log, baselines: Baselines | None) -> None:
@@ -238,6 +236,154 @@ def _add_training_samples(page: Page, samples: _Log) -> None:
     if len(rows) < len(samples.rows):
         page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
     samples.add_note(page)
-    page.add_samples(
-        Sample(shown(row.get("prompt", "")), shown(row.get("text")), _step_words(row.get("step"))) for row in rows
+    for row in rows:
+        page.add_sample(_text(row.get("prompt")), _text(row.get("text")), label=_step_words(row.get("step")))
+
+
+def _add_model(page: Page, config: SheepOpConfig | None) -> None:
+    page.add_section("Model")
+    if config is None:
+        page.add_text("The configuration of the run cannot be read.")
+        return
+    model = config.model
+    page.add_facts(
+        {
+            "Parameters": _num_parameters(model),
+            "Layers": model.num_layers,
+            "Width (d_model)": model.d_model,
+            "Heads": model.num_heads,
+            "Key-value heads": model.num_kv_heads,
+            "Head width": model.head_dim,
+            "Feed-forward width": model.d_ff,
+            "Vocabulary": model.vocab_size,
+            "Context (tokens)": model.max_seq_len,
+            "Positions": model.position_encoding,
+            "Normalisation": model.norm,
+            "Activation": model.activation,
+            "Dropout": model.dropout,
+            "Tied embeddings": model.tie_weights,
+            "Optimizer": config.training.optimizer,
+            "Precision": config.training.precision,
+            "Sequences per step": config.training.global_batch_size,
+            "Seed": config.seed,
+        }
     )
+
+
+def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
+    page.add_section("Data")
+    if isinstance(manifest, str):
+        page.add_text(manifest)
+        return
+    files, documents = _entry(manifest, "files"), _entry(manifest, "documents")
+    page.add_facts(
+        {
+            "Inputs": manifest.get("inputs"),
+            "Files found": files.get("found"),
+            "Files read": files.get("read"),
+            "Documents found": documents.get("in"),
+            "Documents kept": documents.get("kept"),
+            "Duplicates left out": documents.get("duplicates"),
+            "Empty ones left out": documents.get("empty"),
+            "Text": data_size(number(documents.get("bytes"))),
+        }
+    )
+    splits = _entry(manifest, "tokens", "splits")
+    names = {"train": "Training", "validation": "Held out"}
+    columns = ("documents", "tokens", "bytes", "unknown")
+    page.add_table(
+        ["Split", "Documents", "Tokens", "Bytes", "Unknown tokens"],
+        [(names.get(name, name), *(_entry(splits, name).get(key) for key in columns)) for name in splits],
+    )
+    words = _entry(manifest, "split").get("words")
+    if words:
+        page.add_text(_text(words))
+    skipped = [
+        (kind, reason, count)
+        for kind, key in (("files", "skipped"), ("folders", "folders_skipped"))
+        for reason, count in _entry(files, key).items()
+    ]
+    if skipped:
+        page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is named in quarantine.jsonl.")
+
+
+def _add_stages(page: Page, seconds: Mapping[str, float] | None) -> None:
+    if not seconds:
+        return
+    page.add_section("Time")
+    page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all")
+
+
+def _add_machine(page: Page, record: RunRecord) -> None:
+    page.add_section("Machine")
+    machine = dict(record.machine)
+    versions = _entry(machine, "versions")
+    machine.pop("versions", None)
+    facts = [(_label(key), _machine_value(key, value)) for key, value in machine.items()]
+    speed = number(record.matrix_peak_flops)
+    facts.append(("Matrix speed, measured", None if speed is None else f"{speed / 1e9:,.4g} GFLOP/s"))
+    if record.step_seconds is not None:
+        facts.append(("Step time, measured before the start", duration(number(record.step_seconds))))
+    page.add_facts(facts)
+    page.add_heading("Versions")
+    page.add_facts({"sheepop": record.sheepop_version, **versions})
+    page.add_heading("Fingerprints")
+    page.add_facts({"Corpus": record.corpus_fingerprint, "Tokenizer": record.tokenizer_fingerprint})
+
+
+def _num_parameters(config: ModelConfig) -> int | None:
+    """Trained numbers, tied ones once; None while the vocabulary is not known."""
+    if config.vocab_size is None:
+        return None
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(config).parameters())
+
+
+def _score(key: str, value: Any) -> str:
+    """A score with the digits that mean something."""
+    if key == "perplexity" and value == math.inf:
+        return shown(value)
+    found = number(value)
+    if found is None:
+        return MISSING
+    formats = {"accuracy": "{:.1%}", "perplexity": "{:,.2f}", "tokens": "{:,.0f}", "bytes": "{:,.0f}"}
+    return formats.get(key, "{:.4f}").format(found)
+
+
+def _machine_value(key: str, value: Any) -> Any:
+    if key in ("memory", "memory_available", "disk_free"):
+        return data_size(number(value))
+    if key == "accelerators" and isinstance(value, list | tuple):
+        cards = [card for card in value if isinstance(card, Mapping)]
+        return [f"{shown(card.get('name'))} ({data_size(number(card.get('memory')))})" for card in cards] or "none"
+    if isinstance(value, Mapping):
+        return [f"{name}: {shown(item)}" for name, item in value.items()]
+    return value
+
+
+def _label(key: str) -> str:
+    words = key.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _step_words(step: Any) -> str:
+    found = number(step)
+    return MISSING if found is None else f"step {found:,.0f}"
+
+
+def _whole(value: Any) -> int | None:
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def _text(value: Any) -> str:
+    """Text as it is, also when it is empty; anything else as the page shows it."""
+    return value if isinstance(value, str) else shown(value)
+
+
+def _entry(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """The mapping at `path`, empty when it is not there."""
+    node: Any = tree
+    for key in path:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}

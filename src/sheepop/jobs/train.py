@@ -136,6 +136,12 @@ def _start(
         seq_len=batches.max_length,
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
+    settings = training.resolved()
+    if settings.warmup_steps >= settings.total_steps:
+        console.warn(
+            f"training.warmup_steps = {settings.warmup_steps} is not over when the run ends after "
+            f"{settings.total_steps} steps, so the learning rate never reaches {training.learning_rate}."
+        )
     record = RunRecord.create(
         corpus,
         asked=asked,

@@ -9,13 +9,13 @@ from sheepop.report.charts import (
     stage_times_chart,
 )
 from sheepop.report.figures import save_png, training_curves
-from sheepop.report.formatting import data_size, duration, shown
-from sheepop.report.page import Page, Sample
+from sheepop.report.formatting import MISSING, data_size, duration, shown
+from sheepop.report.page import Page
 from sheepop.report.series import Series, number, series, smooth
 
 __all__ = [
+    "MISSING",
     "Page",
-    "Sample",
     "Series",
     "bits_per_byte_chart",
     "data_size",

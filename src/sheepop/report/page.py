@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +26,6 @@ _UNPRINTABLE = {
     0x7F: 0x2421,
     **dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], 0xFFFD),
 }
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A prompt, what a model wrote after it, and a line saying when or how."""
-
-    prompt: str
-    text: str
-    label: str = ""
 
 
 class Page:
@@ -105,13 +95,12 @@ class Page:
             f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
         )
 
-    def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Prompts with their continuations, character by character; control characters appear as pictures."""
-        for sample in samples:
-            label = f'<figcaption class="label">{escaped(sample.label)}</figcaption>' if sample.label else ""
-            prompt = f'<span class="prompt">{escaped(sample.prompt)}</span>' if sample.prompt else ""
-            text = f'<span class="continuation">{escaped(sample.text)}</span>'
-            self._parts.append(f'<figure class="sample">{label}<pre>{prompt}{text}</pre></figure>')
+    def add_sample(self, prompt: str, text: str, *, label: str = "") -> None:
+        """A prompt and what was written after it, character by character; control characters become pictures."""
+        caption = f'<figcaption class="label">{escaped(label)}</figcaption>' if label else ""
+        begin = f'<span class="prompt">{escaped(prompt)}</span>' if prompt else ""
+        rest = f'<span class="continuation">{escaped(text)}</span>'
+        self._parts.append(f'<figure class="sample">{caption}<pre>{begin}{rest}</pre></figure>')
 
     def add_source(self, text: str, summary: str) -> None:
         """Preformatted text such as a configuration file, folded away under `summary`."""

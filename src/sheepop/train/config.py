@@ -75,8 +75,6 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"min_learning_rate = {self.min_learning_rate} is above learning_rate = {self.learning_rate}"
             )
-        if self.max_steps is not None and self.warmup_steps is not None and self.warmup_steps > self.max_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} is more than max_steps = {self.max_steps}")
         return self
 
     def resolved(self) -> ResolvedTraining:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError
 from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.train.config import TrainingConfig
@@ -88,11 +87,6 @@ def resolve_training(
     warmup = config.warmup_steps
     if warmup is None:
         warmup = min(steps, math.ceil(steps * _WARMUP_SHARE))
-    elif warmup > steps:
-        raise ConfigError(
-            f"training.warmup_steps = {warmup} is more than the {steps} steps that the budget allows. "
-            "Lower it, or leave it out for 5 percent of the steps."
-        )
     tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
     return config.replace(
         max_steps=steps,

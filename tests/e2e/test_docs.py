@@ -1,0 +1,223 @@
+"""The documents say what is true: links lead somewhere, tables equal the models, commands are understood."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import typer
+from pydantic_core import to_jsonable_python
+
+from sheepop.cli.main import app
+from sheepop.core.config import Config, parse_config, validate
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.original import translate_original
+from sheepop.model.presets import PRESETS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+
+# The sections of the tree; the settings that are in none of them stand under "Top level".
+SECTIONS: dict[str, type[Config]] = {
+    name: field.annotation
+    for name, field in SheepOpConfig.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Config)
+}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_section = pytest.mark.parametrize("section", [*SECTIONS, None])
+
+
+@every_page
+def test_relative_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", _without_fences(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        assert place.exists() and place.is_relative_to(ROOT), f"{page.name} links to {target}"
+        assert not anchor or anchor in _anchors(place), f"{page.name} links to {target}"
+
+
+@every_page
+def test_named_functions_and_tests_exist(page: Path):
+    for label, target in re.findall(r"\[`([^`\]]+)`\]\(([^)\s]+\.py)\)", _without_fences(page)):
+        shown, _, symbol = label.partition("::")
+        place = (page.parent / target).resolve()
+        assert place.as_posix().endswith(f"/{shown}"), f"{page.name}: {label} is not in {target}"
+        assert not symbol or symbol in _symbols(place), f"{page.name}: {target} defines no {symbol}"
+
+
+@every_page
+def test_commands_are_understood(page: Path):
+    for block in _fences(page, "bash"):
+        for words in _commands(block):
+            _parse(words)
+
+
+def test_commands_are_found_in_shell():
+    assert list(
+        _commands('# no\necho "a # b" | sheepop generate runs/x - \\\n  --quiet  # yes\nls; sheepop doctor')
+    ) == [
+        ["generate", "runs/x", "-", "--quiet"],
+        ["doctor"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "no verb"),
+        (["train", "--outptu", "x"], "outptu"),
+        (["train", "training.max_step=3"], "max_steps"),
+        (["data", "build", "notes/", "--output", "x", "data.spilt=tail"], "data.split"),
+    ],
+)
+def test_a_misspelt_command_would_be_found(words: list[str], message: str):
+    with pytest.raises(Exception, match=message):
+        _parse(words)
+
+
+@every_page
+def test_snippets_are_valid(page: Path):
+    for text in _fences(page, "yaml"):
+        validate(SheepOpConfig, parse_config(text, where=page.name))
+    for text in _fences(page, "python"):
+        ast.parse(text)
+
+
+@every_section
+def test_configuration_tables_are_those_of_the_models(section: str | None):
+    model = SECTIONS[section] if section else SheepOpConfig
+    expected = {
+        name: to_jsonable_python(field.get_default(call_default_factory=True))
+        for name, field in model.model_fields.items()
+        if section or name not in SECTIONS
+    }
+    rows = _table(CONFIGURATION, f"`{section}`" if section else "Top level")
+    documented = {_code(key): parse_config(f"value: {_code(default)}", where=key)["value"] for key, default, _ in rows}
+    assert documented == expected
+    assert list(documented) == list(expected), "the keys stand in the order of the model"
+
+
+@every_section
+def test_every_choice_of_a_setting_is_named(section: str | None):
+    model = SECTIONS[section] if section else SheepOpConfig
+    for key, default, meaning in _table(CONFIGURATION, f"`{section}`" if section else "Top level"):
+        for choice in _choices(model.model_fields[_code(key)].annotation):
+            assert f"`{choice}`" in default + meaning, f"{key} can be {choice}"
+
+
+def test_the_table_of_presets_is_that_of_the_code():
+    names = ("d_model", "num_layers", "num_heads", "max_seq_len")
+    expected = {
+        name: [*(str(preset[key]) for key in names), str(preset.get("vocab_size", "tokenizer's"))]
+        for name, preset in PRESETS.items()
+    }
+    assert {_code(name): values for name, *values in _table(CONFIGURATION, "Presets")} == expected
+
+
+def test_the_table_of_the_original_system_is_what_is_translated():
+    rows = _table(CONFIGURATION, "Files of the original system")
+    assert len(rows) == 4
+    for there, here in rows:
+        section, key = _code(there).split(".")
+        value: Any = translate_original({section: {key: 8}})
+        for part in _code(here).split("."):
+            value = value[part]
+        assert value in (8, [8])
+
+
+def _parse(words: list[str]) -> None:
+    """Raises unless the program knows the verb and its options, and the configuration the settings."""
+    command: Any = typer.main.get_command(app)
+    words = [word for word in words if word != "--debug"]
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    if {"--help", "-h", "--version"} & set(words):
+        return
+    assert not hasattr(command, "commands"), f"{words[:1]} is no verb of {command.name}"
+    context = command.make_context(command.name, list(words))
+    given = context.params.get("overrides" if command.name == "train" else "inputs") or []
+    load_config(None, [text for text in map(str, given) if re.match(r"[\w.]+=", text)])
+
+
+def _commands(block: str) -> Iterator[list[str]]:
+    """The arguments of every ``sheepop`` in a block of shell."""
+    quoted_or_comment = r"""("(?:\\.|[^"\\])*"|'[^']*')|(?:^|(?<=\s))#[^\n]*"""
+    text = re.sub(quoted_or_comment, lambda match: match[1] or "", block.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&<>()\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words: list[str] = []
+    for word in [*lexer, "\n"]:
+        if word and set(word) <= set(";|&<>()\n"):
+            if words[:1] == ["sheepop"]:
+                yield words[1:]
+            words = []
+        else:
+            words.append(word)
+
+
+def _table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading of the second level, without its head."""
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def _code(cell: str) -> str:
+    match = re.fullmatch(r"`([^`]+)`", cell)
+    assert match, f"{cell} stands in code font"
+    return match[1]
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for argument in get_args(annotation) for choice in _choices(argument)]
+
+
+def _fences(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _without_fences(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", _without_fences(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def _symbols(file: Path) -> set[str]:
+    """Functions, classes, methods and module-level names that a Python file defines."""
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
+            found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    visit(ast.parse(file.read_text(encoding="utf-8")).body, "")
+    return found
