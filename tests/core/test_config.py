@@ -99,7 +99,9 @@ def test_a_yaml_value_means_what_a_reader_expects(text: str, value: Any):
 def test_json_and_yaml_of_one_tree_are_equal(tmp_path: Path):
     tree = {"model": {"d_model": 64, "dropout": 1e-7}, "paths": ["a", "é"], "seed": 3}
     (tmp_path / "c.json").write_text(json.dumps(tree), encoding="utf-8")
-    (tmp_path / "c.yaml").write_text("model: {d_model: 64, dropout: 1e-7}\npaths:\n- a\n- é\nseed: 3\n", encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(
+        "model: {d_model: 64, dropout: 1e-7}\npaths:\n- a\n- é\nseed: 3\n", encoding="utf-8"
+    )
     assert read_config_file(tmp_path / "c.json") == read_config_file(tmp_path / "c.yaml") == tree
 
 
@@ -203,7 +205,10 @@ def test_merge_goes_section_by_section():
     [
         ({"model": {"d_modle": 4}}, "model.d_modle: unknown key. Did you mean model.d_model?"),
         ({"learning_rate": 1}, "learning_rate: unknown key. Did you mean training.learning_rate?"),
-        ({"model": {"zzz": 4}}, "model.zzz: unknown key. Known keys here: d_model, num_heads, dropout, bias, activation."),
+        (
+            {"model": {"zzz": 4}},
+            "model.zzz: unknown key. Known keys here: d_model, num_heads, dropout, bias, activation.",
+        ),
         ({"model": {"dropout": 1.5}}, "model.dropout = 1.5: input should be less than 1"),
         ({"model": {"activation": "gulu"}}, "model.activation = 'gulu': input should be 'relu' or 'gelu'"),
         ({"model": {"d_model": 10}}, "model: d_model 10 is not divisible by num_heads 4"),
@@ -274,7 +279,9 @@ def test_a_config_never_changes():
 
 awkward_text = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])),
-    st.sampled_from(["1e5", "1e-3", "2024-01-01", "12:30", "007", "0o7", "null", "no", ".5e3", "1_0", "<<", "=", "- a", ""]),
+    st.sampled_from(
+        ["1e5", "1e-3", "2024-01-01", "12:30", "007", "0o7", "null", "no", ".5e3", "1_0", "<<", "=", "- a", ""]
+    ),
 )
 
 

@@ -155,7 +155,10 @@ def test_an_error_about_an_input_is_not_taken_for_one_about_the_target(tmp_path:
 
 
 def test_a_full_disk_reported_as_text_by_a_library_is_recognised(tmp_path: Path):
-    with pytest.raises(StorageError, match=r"Cannot write .*model: the disk is full"), storage_errors(tmp_path / "model"):
+    with (
+        pytest.raises(StorageError, match=r"Cannot write .*model: the disk is full"),
+        storage_errors(tmp_path / "model"),
+    ):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
 

@@ -62,6 +62,14 @@ def test_commands_are_understood(page: Path):
             _parse(words)
 
 
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda recipe: recipe.stem)
+def test_commands_of_recipes_are_understood(recipe: Path):
+    lines = re.findall(r"^#   (sheepop .*)$", recipe.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert f"--config recipes/{recipe.name}" in lines[-1]
+    for words in _commands("\n".join(lines)):
+        _parse(words)
+
+
 def test_commands_are_found_in_shell():
     assert list(
         _commands('# no\necho "a # b" | sheepop generate runs/x - \\\n  --quiet  # yes\nls; sheepop doctor')

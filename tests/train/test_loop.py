@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -202,7 +203,7 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
         # Windows of 32 tokens start where packing cuts; a document begins anew at each cut.
         offsets, split = corpus.validation.offsets, corpus.validation
         cuts = sorted({*offsets.tolist(), *range(0, split.num_tokens, 32), split.num_tokens})
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in itertools.pairwise(cuts):
             document_end = offsets[np.searchsorted(offsets, start, side="right")]
             labels = split.tokens(start + 1, min(end + 1, document_end)).astype(np.int64)
             ids = split.tokens(start, start + len(labels)).astype(np.int64)

@@ -34,7 +34,7 @@ def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -
 def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(CheckpointError, match="has 3 bytes.*had 100"):
+    with pytest.raises(CheckpointError, match=r"has 3 bytes.*had 100"):
         JsonLines(path, 100)
     assert path.read_text() == "{}\n"
 

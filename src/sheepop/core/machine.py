@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from typing import Any
 
 import psutil
 
-# Instruction sets that decide how fast matrices are multiplied, widest last.
-_MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+from sheepop.core.control_group import control_group_limits
+
+# Instruction sets that decide how fast matrices are multiplied, x86 and ARM, the widest of each last.
+_MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 _COMPILERS = ("c++", "g++", "clang++")
 LIBRARIES = (
     "torch",
@@ -47,7 +50,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Machine:
-    """A description that is written into every run. Sizes are bytes."""
+    """A description that is written into every run. Sizes are bytes; `cores` may be a fraction in a container."""
 
     python: str
     platform: str
@@ -68,7 +71,7 @@ class Machine:
 
 def describe_machine(place: str | Path = ".") -> Machine:
     """Describes this machine; `place` says which disk's free space is meant."""
-    limit = _memory_limit()
+    limits = control_group_limits()
     memory = psutil.virtual_memory()
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -76,8 +79,10 @@ def describe_machine(place: str | Path = ".") -> Machine:
         processor=_processor_name(),
         cores=usable_cores(),
         matrix_units=_matrix_units(),
-        memory=min(memory.total, limit or memory.total),
-        memory_available=min(memory.available, limit or memory.available),
+        memory=memory.total if limits.memory is None else min(memory.total, limits.memory),
+        memory_available=(
+            memory.available if limits.memory_left is None else min(memory.available, limits.memory_left)
+        ),
         disk_free=shutil.disk_usage(place).free,
         compiler=find_compiler(),
         accelerators=_accelerators(),
@@ -88,21 +93,16 @@ def describe_machine(place: str | Path = ".") -> Machine:
 def usable_cores() -> float:
     """Cores this process may use: its CPU affinity, cut by the control group's quota."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0] != "max":
-        return min(float(affinity), int(quota[0]) / int(quota[1]))
-    return float(affinity)
+    quota = control_group_limits().cores
+    return float(affinity) if quota is None else min(float(affinity), quota)
 
 
 def find_compiler() -> str | None:
     """The C++ compiler that torch.compile would use on a CPU, as its first line of ``--version``, or None."""
-    for name in (os.environ.get("CXX"), *_COMPILERS):
-        path = shutil.which(name) if name else None
-        if path is None:
-            continue
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
-        if answer.returncode == 0 and answer.stdout:
-            return answer.stdout.splitlines()[0]
+    for name in (os.environ.get("CXX", ""), *_COMPILERS):
+        command = shlex.split(name)
+        if command and (answer := _output([*command, "--version"], seconds=20)):
+            return answer.splitlines()[0]
     return None
 
 
@@ -130,12 +130,16 @@ def _matrix_units() -> tuple[str, ...]:
     if sys.platform == "darwin":
         answers = {"bf16": "hw.optional.arm.FEAT_BF16", "avx2": "hw.optional.avx2_0", "asimd": "hw.optional.AdvSIMD"}
         return tuple(flag for flag, key in answers.items() if _sysctl(key) == "1")
-    flags: set[str] = set()
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = set(line.partition(":")[2].split())
-            break
-    return tuple(flag for flag in _MATRIX_FLAGS if flag in flags)
+    return matrix_flags(_read("/proc/cpuinfo"))
+
+
+def matrix_flags(cpuinfo: str) -> tuple[str, ...]:
+    """The matrix units among the flags of a Linux ``/proc/cpuinfo``, narrowest first."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return tuple(flag for flag in _MATRIX_FLAGS if flag in value.split())
+    return ()
 
 
 def _accelerators() -> tuple[Accelerator, ...]:
@@ -150,17 +154,19 @@ def _accelerators() -> tuple[Accelerator, ...]:
     return tuple(found)
 
 
-def _memory_limit() -> int | None:
-    text = _read("/sys/fs/cgroup/memory.max").strip()
-    return int(text) if text.isdigit() else None
-
-
 def _sysctl(key: str) -> str:
+    return _output(["sysctl", "-n", key], seconds=5)
+
+
+def _output(command: list[str], *, seconds: float) -> str:
+    """What a program prints, or nothing when it is missing, fails or hangs."""
     try:
-        answer = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=False)
-    except OSError:
+        answer = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.strip()
+    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def _read(path: str) -> str:

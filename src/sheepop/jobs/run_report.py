@@ -145,7 +145,7 @@ def _read_manifest(run: RunDirectory, config: SheepOpConfig | None) -> dict[str,
     given = [Path(path) for path in config.data.paths] if config else []
     found = next((path for path in (run.corpus, *given) if is_corpus(path)), None)
     if found is None:
-        return "The corpus of this run is not here any more."
+        return "The corpus of this run was not found."
     try:
         return read_manifest(found)
     except DataError as error:
@@ -195,7 +195,7 @@ def _add_scores(page: Page, metrics: _Log, scores: Scores | None, baselines: Bas
         bits = {"gzip -9": baselines.gzip, "xz -9": baselines.xz, "this model": number(values.get("bits_per_byte"))}
         page.add_table(
             ["Predictor", "Bits per byte"],
-            [(name, None if value is None else round(value, 4)) for name, value in bits.items()],
+            [(name, _score("bits_per_byte", value)) for name, value in bits.items()],
             caption=f"Fewer is better. The compressors read all {baselines.bytes:,} held-out bytes.",
         )
 
@@ -323,7 +323,7 @@ def _add_machine(page: Page, record: RunRecord) -> None:
     speed = number(record.matrix_peak_flops)
     facts.append(("Matrix speed, measured", None if speed is None else f"{speed / 1e9:,.4g} GFLOP/s"))
     if record.step_seconds is not None:
-        facts.append(("Step time, measured before the start", duration(number(record.step_seconds))))
+        facts.append(("Step time, measured at the start", f"{record.step_seconds:.4g} s"))
     page.add_facts(facts)
     page.add_heading("Versions")
     page.add_facts({"sheepop": record.sheepop_version, **versions})

@@ -6,38 +6,46 @@ import time
 
 import torch
 
-_SECONDS = 0.4
-_PROBE = 256
-_SIZES = {"cpu": 1536, "cuda": 8192, "mps": 4096}
+_SECONDS = 0.5
+_SMALLEST = 256
+_LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 
 
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     """The best rate of a square matrix product seen in about half a second, in FLOP/s.
 
-    A small product is timed first: where a data type has no hardware support it can be hundreds of times slower
-    than float32, and then the small product is all that is measured.
+    Sizes grow from 256, each tried only when it is expected to fit the time left: where a data type has no
+    hardware support it can be hundreds of times slower than float32. The best of many products counts, since
+    another program may hold up any single one.
     """
-    probe = _rate(_PROBE, dtype, device, repeats=2)
-    size = _SIZES.get(device, _SIZES["cpu"])
-    if 2 * size**3 / probe > _SECONDS:
-        return probe
-    best, started = probe, time.perf_counter()
-    while time.perf_counter() - started < _SECONDS:
-        best = max(best, _rate(size, dtype, device, repeats=1))
-    return best
+    deadline = time.perf_counter() + _SECONDS
+    size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
+    while size < _LARGEST.get(device, _LARGEST["cpu"]):
+        if _operations(2 * size) / best > deadline - time.perf_counter():
+            break
+        size *= 2
+        best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
+    return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
 
 
-def _rate(size: int, dtype: torch.dtype, device: str, *, repeats: int) -> float:
+def _best_rate(size: int, dtype: torch.dtype, device: str, seconds: float) -> float:
+    """FLOP/s of the fastest product, of as many as begin within `seconds`, at least two."""
+    until = time.perf_counter() + seconds
     left = torch.ones(size, size, dtype=dtype, device=device)
     right = torch.ones(size, size, dtype=dtype, device=device)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first product also pays for the kernel's set-up
+    fastest, count = float("inf"), 0
+    while count < 2 or time.perf_counter() < until:
         synchronize(device)
         started = time.perf_counter()
         torch.mm(left, right)
         synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
+        fastest = min(fastest, time.perf_counter() - started)
+        count += 1
+    return _operations(size) / fastest
+
+
+def _operations(size: int) -> int:
+    return 2 * size**3
 
 
 def synchronize(device: str) -> None:

@@ -40,7 +40,7 @@ def bits_per_byte_chart(metrics: Metrics, references: Mapping[str, float] | None
 
 def learning_rate_chart(metrics: Metrics) -> Figure:
     """Learning rate by step."""
-    figure = _by_step("Learning rate")
+    figure = _by_step()
     _add_line(figure, series(metrics, "train", "learning_rate"), "Learning rate", TRAIN)
     figure.update_yaxes(exponentformat="e", rangemode="tozero")
     return figure
@@ -48,7 +48,7 @@ def learning_rate_chart(metrics: Metrics) -> Figure:
 
 def gradient_norm_chart(metrics: Metrics) -> Figure:
     """Norm of the gradient before clipping, by step."""
-    figure = _by_step("Norm")
+    figure = _by_step()
     _add_line(figure, series(metrics, "train", "grad_norm"), "Gradient norm", TRAIN)
     figure.update_yaxes(rangemode="tozero")
     return figure
@@ -86,10 +86,10 @@ def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
     return figure
 
 
-def _by_step(title: str) -> Figure:
+def _by_step(title: str = "") -> Figure:
     figure = _empty(height=320)
     figure.update_xaxes(title_text="Step", gridcolor=GRID, zeroline=False, rangemode="tozero", exponentformat="none")
-    figure.update_yaxes(title_text=title, gridcolor=GRID, zeroline=False, automargin=True)
+    figure.update_yaxes(title={"text": title, "standoff": 10}, gridcolor=GRID, zeroline=False, automargin=True)
     return figure
 
 
@@ -101,11 +101,12 @@ def _empty(height: int) -> Figure:
         layout={
             "template": {},
             "height": height,
-            "margin": {"l": 56, "r": 16, "t": 32, "b": 44},
+            "margin": {"l": 56, "r": 16, "t": 44, "b": 44},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": "system-ui, sans-serif", "size": 12, "color": NEUTRAL},
             "hovermode": "x unified",
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": NEUTRAL, "activecolor": TRAIN},
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
         }
     )

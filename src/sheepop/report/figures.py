@@ -33,6 +33,7 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, key, title in panels:
         _draw_line(axes, series(metrics, "train", key), color=TRAIN)
         _finish(axes, title)
+        axes.set_ylim(bottom=0)
     _draw_smoothed(speed, series(metrics, "train", "tokens_per_second"), "Measured")
     _finish(speed, "Tokens per second")
     speed.set_ylim(bottom=0)

@@ -6,8 +6,9 @@ for (const holder of document.querySelectorAll(".plot")) {
   if (coarsePointer) figure.layout.dragmode = false;
   Plotly.newPlot(holder, figure.data, figure.layout, {
     responsive: true,
+    displayModeBar: coarsePointer ? false : "hover",
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
   });
 }
 addEventListener("beforeprint", () => {

@@ -20,6 +20,7 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+_NUMBER = r"[-−]?[0-9][0-9,]*(\.[0-9]+)?(e[-+][0-9]+)?|∞|–"
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _UNPRINTABLE = {
     **_CONTROL_PICTURES,
@@ -76,9 +77,10 @@ class Page:
             "<tr>" + "".join(f"<td{s}>{escaped(shown(c))}</td>" for s, c in zip(styles, row, strict=True)) + "</tr>"
             for row in rows
         )
-        title = f"<caption>{escaped(caption)}</caption>" if caption else ""
+        title = f'<figcaption class="label">{escaped(caption)}</figcaption>' if caption else ""
         self._parts.append(
-            f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+            f'<figure class="table">{title}<div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
+            f"<tbody>{body}</tbody></table></div></figure>"
         )
 
     def add_chart(self, figure: Figure, title: str, *, note: str = "", half: bool = False) -> None:
@@ -160,8 +162,10 @@ def _script_safe(data: str) -> str:
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
-    numbers = [value for value in values if value is not None]
-    return bool(numbers) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
+    """Whether a column holds numbers, or text that numbers were written as, and nothing else but None."""
+    found = [value for value in values if value is not None]
+    is_number = (isinstance(v, int | float | str) and re.fullmatch(_NUMBER, shown(v)) is not None for v in found)
+    return bool(found) and all(is_number)
 
 
 def _resource(name: str) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_POINTS_PER_SPAN = 25
+_SPANS = 40
 FEWEST_TO_SMOOTH = 10
+_LARGEST_DRAWN = 1e100  # differences and margins of larger values overflow in what draws them
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class Series:
         return all(value is None for value in self.values)
 
     def smoothed(self) -> Series | None:
-        """A moving average over about a 25th of the points, or None when they are too few for one."""
+        """A moving average over about a 40th of the points, or None when they are too few for one."""
         if sum(value is not None for value in self.values) < FEWEST_TO_SMOOTH:
             return None
-        return Series(self.steps, smooth(self.values, max(3.0, len(self.values) / _POINTS_PER_SPAN)))
+        return Series(self.steps, smooth(self.values, max(3.0, len(self.values) / _SPANS)))
 
 
 def number(value: Any) -> float | None:
@@ -42,9 +43,12 @@ def number(value: Any) -> float | None:
 
 
 def series(metrics: Sequence[Mapping[str, Any]], split: str, key: str) -> Series:
-    """The values of `key` in the rows of `split` that name a step and the key, in the order of the rows."""
-    rows = [row for row in metrics if row.get("split") == split and key in row and number(row.get("step")) is not None]
-    return Series([int(row["step"]) for row in rows], [number(row[key]) for row in rows])
+    """The values of `key` in the rows of `split` that name a step and the key, in the order of the rows.
+
+    A value too large to be drawn counts as none.
+    """
+    rows = [row for row in metrics if row.get("split") == split and key in row and _drawn(row.get("step")) is not None]
+    return Series([int(row["step"]) for row in rows], [_drawn(row[key]) for row in rows])
 
 
 def smooth(values: Sequence[float | None], span: float) -> list[float | None]:
@@ -65,3 +69,8 @@ def smooth(values: Sequence[float | None], span: float) -> list[float | None]:
         total, weight = decay * total + value, decay * weight + 1
         result.append(total / weight)
     return result
+
+
+def _drawn(value: Any) -> float | None:
+    found = number(value)
+    return None if found is None or abs(found) > _LARGEST_DRAWN else found

@@ -1,0 +1,231 @@
+"""What this machine has for SheepOp, what is missing, and what each missing thing would give."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sheepop.core.machine import LIBRARIES, Machine, describe_machine
+
+Status = Literal["ok", "warning", "missing"]
+
+GB = 1e9
+_QUICKSTART_MEMORY = 4 * GB
+_QUICKSTART_DISK = 2 * GB
+_MARKS: dict[Status, str] = {"ok": "ok", "warning": "warn", "missing": "none"}
+_OPTIONAL_PACKAGES = {
+    "transformers": "the parity tests against Hugging Face's models are skipped",
+    "pytest": "the tests cannot run",
+    "ruff": "make lint cannot run",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. `consequence` and `remedy` are empty when all is well."""
+
+    name: str
+    status: Status
+    value: str
+    consequence: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """All checks, the machine they describe, and the measured matrix peaks in FLOP/s, ``device dtype`` to rate."""
+
+    checks: tuple[Check, ...]
+    machine: Machine
+    matrix_peaks: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def doctor(place: str | Path = ".") -> DoctorReport:
+    """Looks at this machine and measures its matrix products, about half a second each.
+
+    `place` is where runs would be written.
+    """
+    machine = describe_machine(place)
+    peaks = measure_peaks(machine)
+    checks = (
+        *(check(machine) for check in _MACHINE_CHECKS),
+        _check_headers(Path(sysconfig.get_path("include")), machine.compiler is not None),
+        _check_torch(),
+        check_bfloat16(peaks),
+        *(_check_package(name, "SheepOp cannot run fully", "pip install sheepop") for name in LIBRARIES),
+        *(_check_package(name, loss, 'pip install "sheepop[dev]"') for name, loss in _OPTIONAL_PACKAGES.items()),
+    )
+    return DoctorReport(checks, machine, peaks)
+
+
+def measure_peaks(machine: Machine) -> dict[str, float]:
+    """FLOP/s of matrix products in float32 and bfloat16 on the CPU and on each kind of accelerator."""
+    import torch
+
+    from sheepop.model.speed import matrix_peak
+
+    devices = dict.fromkeys(["cpu", *(accelerator.kind for accelerator in machine.accelerators)])
+    return {
+        f"{device} {str(dtype).removeprefix('torch.')}": matrix_peak(dtype, device)
+        for device in devices
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+
+
+def render_doctor(report: DoctorReport) -> str:
+    """The report as lines for a terminal: a mark, a name, a value; below it what is lost and what to do."""
+    installed = [check for check in report.checks if check.name in LIBRARIES and check.status == "ok"]
+    shown = [check for check in report.checks if check not in installed]
+    shown.append(Check("Libraries", "ok", ", ".join(f"{check.name} {check.value}" for check in installed)))
+    shown += [Check(f"Matrix peak, {name}", "ok", _flops(rate)) for name, rate in report.matrix_peaks.items()]
+    width = max(len(check.name) for check in shown)
+    lines: list[str] = []
+    for check in shown:
+        start = f"{_MARKS[check.status]:<5} {check.name:<{width}}  "
+        indent = " " * len(start)
+        lines += textwrap.wrap(check.value, width=110, initial_indent=start, subsequent_indent=indent)
+        for text in (check.consequence, check.remedy):
+            lines += textwrap.wrap(text, width=110, initial_indent=indent, subsequent_indent=indent)
+    wanting = sum(check.status != "ok" for check in report.checks)
+    lines += [
+        "",
+        "Everything is in place." if not wanting else f"{wanting} of {len(report.checks)} checks want a look.",
+    ]
+    return "\n".join(lines)
+
+
+def check_bfloat16(peaks: dict[str, float]) -> Check:
+    """Whether bfloat16 is the faster precision on the best device measured."""
+    device = next((name for name in ("cuda", "mps") if f"{name} bfloat16" in peaks), "cpu")
+    ratio = peaks[f"{device} bfloat16"] / peaks[f"{device} float32"]
+    value = f"{ratio:.2g} times the speed of float32 on {device}"
+    if ratio > 1:
+        return Check("bfloat16", "ok", value)
+    consequence = "precision: auto trains in float32 here; processors with AMX or AVX-512 BF16, and GPUs, are faster."
+    return Check("bfloat16", "missing", value, consequence)
+
+
+def check_python(machine: Machine) -> Check:
+    """The interpreter that runs this."""
+    environment = "" if sys.prefix != sys.base_prefix else ", not in a virtual environment"
+    return Check("Python", "ok", f"{machine.python}{environment}")
+
+
+def check_platform(machine: Machine) -> Check:
+    """Operating system; SheepOp is made for Linux and macOS."""
+    if machine.platform.startswith("Windows"):
+        return Check("Platform", "warning", machine.platform, "Native Windows is not supported.", "Use WSL.")
+    return Check("Platform", "ok", machine.platform)
+
+
+def check_processor(machine: Machine) -> Check:
+    """Processor, the cores this process may use, and the units that multiply matrices."""
+    value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable cores"
+    if machine.matrix_units:
+        return Check("Processor", "ok", f"{value}, {' '.join(machine.matrix_units)}")
+    return Check("Processor", "warning", f"{value}, no vector unit found", "Training on the CPU will be slow.")
+
+
+def check_memory(machine: Machine) -> Check:
+    """Main memory, as far as a container's limit lets us use it."""
+    value = f"{machine.memory / GB:.1f} GB, {machine.memory_available / GB:.1f} GB free"
+    if machine.memory_available >= _QUICKSTART_MEMORY:
+        return Check("Memory", "ok", value)
+    return Check(
+        "Memory",
+        "warning",
+        value,
+        "The quickstart uses up to 4 GB and may be stopped by the system.",
+        "Close other programs, or choose a smaller model and micro batch.",
+    )
+
+
+def check_disk(machine: Machine) -> Check:
+    """Free space where runs are written."""
+    value = f"{machine.disk_free / GB:.1f} GB free"
+    if machine.disk_free >= _QUICKSTART_DISK:
+        return Check("Disk", "ok", value)
+    return Check("Disk", "warning", value, "A run with its checkpoints may not fit.", "Free space, or use --output.")
+
+
+def check_accelerator(machine: Machine) -> Check:
+    """GPUs that torch can use."""
+    if not machine.accelerators:
+        return Check(
+            "GPU",
+            "missing",
+            "none that torch can use",
+            "Training and generation run on the CPU; a GPU is 10 to 1,000 times faster for larger models.",
+            "Where there is a GPU: install its driver and a torch build for it (make TORCH_INDEX=URL ...).",
+        )
+    names = [
+        f"{card.name} ({card.kind}{'' if card.memory is None else f', {card.memory / GB:.0f} GB'})"
+        for card in machine.accelerators
+    ]
+    return Check("GPU", "ok", ", ".join(names))
+
+
+def check_compiler(machine: Machine) -> Check:
+    """The C++ compiler that torch.compile calls."""
+    if machine.compiler:
+        return Check("C++ compiler", "ok", machine.compiler)
+    return Check(
+        "C++ compiler",
+        "missing",
+        "none",
+        "training.compile has no effect on the CPU: steps run uncompiled, which is slower.",
+        "Debian and Ubuntu: apt install g++. macOS: xcode-select --install.",
+    )
+
+
+_MACHINE_CHECKS: tuple[Callable[[Machine], Check], ...] = (
+    check_python,
+    check_platform,
+    check_processor,
+    check_memory,
+    check_disk,
+    check_accelerator,
+    check_compiler,
+)
+
+
+def _check_headers(include: Path, has_compiler: bool) -> Check:
+    """Python's C headers, which code made by torch.compile includes."""
+    if (include / "Python.h").is_file():
+        return Check("Python headers", "ok", str(include))
+    needed = "torch.compile cannot build its code, so steps run uncompiled."
+    consequence = needed if has_compiler else f"Together with a compiler: {needed}"
+    return Check("Python headers", "missing", "none", consequence, "Debian and Ubuntu: apt install python3-dev.")
+
+
+def _check_torch() -> Check:
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    value = f"{torch.__version__}, CPU kernels for {capability}, {torch.get_num_threads()} threads"
+    if capability in ("DEFAULT", "NO AVX"):
+        consequence = "torch uses its slowest kernels here."
+        remedy = "Unset ATEN_CPU_CAPABILITY if it is set; otherwise a newer processor is needed."
+        return Check("torch kernels", "warning", value, consequence, remedy)
+    return Check("torch kernels", "ok", value)
+
+
+def _check_package(name: str, consequence: str, remedy: str) -> Check:
+    try:
+        return Check(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "missing", "not installed", f"Without it {consequence}.", remedy)
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.2f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"

@@ -1,0 +1,85 @@
+"""The example scripts, run as a user runs them, at toy size."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sheepop
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("notes")
+    for number in range(24):
+        lines = [f"Line {line} of note {number} counts {line * number} sheep.\n" for line in range(12)]
+        (place / f"note{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="session")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run made by the first example, and what the example printed."""
+    run = tmp_path_factory.mktemp("runs") / "example"
+    sizes = ["--steps", "4", "--width", "16", "--vocabulary", str(VOCABULARY), "--tokens", "8"]
+    return run, _run("train_and_write.py", folder, "--output", run, *sizes, "--prompt", "Line 1")
+
+
+def test_train_and_write_trains_and_writes(trained: tuple[Path, str]):
+    run, printed = trained
+    held_out, _, text = printed.partition("\n")
+    assert re.fullmatch(r"Held out: loss \d\.\d{4}, perplexity .*, \d\.\d{4} bits per byte", held_out)
+    assert text.startswith("Line 1")
+    assert (run / "checkpoints" / "step-00000004").is_dir()
+    again = sheepop.load(run, device="cpu").generate("Line 1", max_new_tokens=8, seed=1)
+    assert text == f"Line 1{again.text}\n"
+
+
+def test_next_token_shows_the_probabilities_of_the_model(trained: tuple[Path, str]):
+    printed = _run("next_token.py", trained[0], "Line 1 of", "--count", "3")
+    rows = re.findall(r"^ *([\d.]+)%  (#*) *  (\d+)  (.*)$", printed, flags=re.MULTILINE)
+    lm = sheepop.load(trained[0], device="cpu")
+    with torch.inference_mode():
+        logits = lm.model(torch.tensor([lm.tokenizer.encode("Line 1 of")]))[0, -1].double()
+    likeliest = logits.softmax(-1).sort(descending=True)
+    assert [int(token_id) for _, _, token_id, _ in rows] == likeliest.indices[:3].tolist()
+    assert [float(share) for share, *_ in rows] == pytest.approx((likeliest.values[:3] * 100).tolist(), abs=0.006)
+    assert [ast.literal_eval(token) for *_, token in rows] == [
+        lm.tokenizer.decode([token_id], skip_special=False) for token_id in likeliest.indices[:3].tolist()
+    ]
+
+
+def test_compare_tokenizers_counts_bytes_per_token(folder: Path):
+    printed = _run("compare_tokenizers.py", folder / "note03.txt", "--sizes", "270", "280")
+    rows = [line.split() for line in printed.splitlines()[1:]]
+    text = (folder / "note03.txt").read_text(encoding="utf-8")
+    measured = len(text) - len(text) * 9 // 10
+    # The text is ASCII, so a character is a token and a byte.
+    assert rows[0] == ["char", "128", str(measured), "1.000"]
+    assert [row[:2] for row in rows[1:]] == [["bpe", "270"], ["bpe", "280"]]
+    for _, _, num_tokens, bytes_per_token in rows:
+        assert float(bytes_per_token) == pytest.approx(measured / int(num_tokens), abs=0.0006)
+    assert int(rows[2][2]) < int(rows[1][2]) < measured
+
+
+@pytest.mark.parametrize("name", ["train_and_write.py", "next_token.py", "compare_tokenizers.py"])
+def test_every_example_is_short_and_says_how_to_run_it(name: str):
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 50
+    assert f"Example:  python examples/{name} " in text
+
+
+def _run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout

@@ -1,0 +1,91 @@
+"""Every command of the README runs, in order, as a reader would type it; only budgets are made small."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+# Appended to what takes minutes, so that it takes seconds.
+SMALL = {
+    "quickstart": ["--minutes", "0.05", "--device", "cpu"],
+    "train": ["--device", "cpu", "training.max_steps=3"],
+    "generate": ["--device", "cpu"],
+}
+PAGES = ("argparse", "collections", "csv", "json", "logging", "pathlib", "re", "unittest")
+
+
+def commands(program: str) -> list[str]:
+    lines = [line for language, block in FENCE.findall(README) if language == "bash" for line in block.splitlines()]
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with notes in it and the quickstart's run, as a reader has after the first command."""
+    place = tmp_path_factory.mktemp("reader")
+    (place / "notes").mkdir()
+    for page in PAGES:
+        text = subprocess.run([sys.executable, "-m", "pydoc", page], capture_output=True, text=True, check=True).stdout
+        (place / "notes" / f"{page}.txt").write_text(text, encoding="utf-8")
+    run(place, ["quickstart", "--data", "notes/", *SMALL["quickstart"]])
+    return place
+
+
+def run(place: Path, arguments: list[str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "sheepop", *arguments],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, f"sheepop {shlex.join(arguments)}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_sheepop_command_runs(place: Path) -> None:
+    lines = commands("sheepop")
+    assert len(lines) >= 5
+    for line in lines:
+        arguments = shlex.split(line)[1:]
+        output = run(place, arguments + SMALL.get(arguments[0], []))
+        assert output.strip(), line
+
+
+def test_the_python_example_runs(place: Path) -> None:
+    (block,) = [block for language, block in FENCE.findall(README) if language == "python"]
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=place, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("line", commands("make"))
+def test_every_make_command_names_a_target(line: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", *shlex.split(line)[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pytest" in done.stdout if line == "make test" else "sheepop" in done.stdout
+
+
+def test_the_map_names_every_folder() -> None:
+    folders = {
+        path.name for path in (ROOT / "src" / "sheepop").iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
+    described = set(re.findall(r"^  (\w+)/ ", README, re.MULTILINE))
+    assert described == folders

@@ -1,0 +1,87 @@
+"""Every recipe is valid as it stands and makes a model that loads and writes, at toy size."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import sheepop
+from sheepop.core.config import read_config_file
+from sheepop.jobs.config import load_config
+from sheepop.jobs.train import train
+from sheepop.model import Transformer
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+TOY = (
+    "model.d_model=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.max_seq_len=16",
+    "model.vocab_size=null",
+    "tokenizer.vocab_size=300",
+    "training.max_steps=3",
+    "training.max_minutes=null",
+    "training.global_batch_size=4",
+    "training.micro_batch_size=2",
+    "training.warmup_steps=1",
+    "training.sample_tokens=4",
+    "training.sample_interval=3",
+    "training.precision=fp32",
+    "device=cpu",
+)
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("source")
+    for number in range(24):
+        body = "".join(f"    total += step * {line}\n" for line in range(8))
+        (place / f"module{number:02d}.py").write_text(f"def count_{number}(step, total):\n{body}    return total\n")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "parameters"),
+    [
+        # Per block: attention 4 d^2, swiglu 3 d 192, two norms of d; then the embedding and the last norm.
+        ("quick-characters", 128, 2 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64) + 128 * 64 + 64),
+        # Per block: matrices and biases of attention and of 4 d wide GELU, two norms of 2 d.
+        ("shakespeare-characters", 128, 4 * (4 * 128**2 + 4 * 128 + 8 * 128**2 + 5 * 128 + 4 * 128) + 129 * 128 + 128),
+        ("code-bpe", 4096, 4 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 4096 * 256 + 256),
+        ("gpt2-124m", None, 124_439_808),  # as published
+    ],
+)
+def test_the_network_has_the_size_its_name_says(name: str, vocab_size: int | None, parameters: int):
+    config = load_config(next(recipe for recipe in RECIPES if recipe.stem == name)).model
+    with torch.device("meta"):
+        model = Transformer(config if vocab_size is None else config.replace(vocab_size=vocab_size))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_no_recipe_is_left_out():
+    names = ["code-bpe", "gpt2-124m", "quick-characters", "shakespeare-characters"]
+    assert [recipe.stem for recipe in RECIPES] == names
+
+
+@every_recipe
+def test_a_recipe_trains_a_model_that_writes(recipe: Path, folder: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    config = load_config(recipe, TOY, options={"data": {"paths": [str(folder)]}, "output_dir": str(run)})
+    outcome = train(config)
+    assert outcome.steps == 3
+    scores = outcome.scores
+    assert scores is not None
+    assert scores.bits_per_byte == pytest.approx(scores.loss * scores.tokens / scores.bytes / math.log(2))
+    # What the recipe says and the toy sizes leave alone is what the run was made with.
+    asked, made = read_config_file(recipe), read_config_file(run / "config.yaml")
+    overridden = {override.partition("=")[0] for override in TOY} | {"training.max_tokens"}
+    for section, settings in asked.items():
+        for key, value in settings.items():
+            if f"{section}.{key}" not in overridden:
+                assert made[section][key] == value
+    assert len(sheepop.load(run, device="cpu").generate("def ", max_new_tokens=3, seed=0).token_ids) <= 3

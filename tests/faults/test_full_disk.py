@@ -1,0 +1,61 @@
+"""A disk that fills up while a checkpoint is written: a clear error, and the checkpoints before it intact."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.files import damaged_files
+
+SETTINGS = (
+    "tokenizer.algorithm=char",
+    "model.d_model=64",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "training.global_batch_size=4",
+    "training.max_steps=10",
+    "training.checkpoint_interval=1",
+    "training.keep_checkpoints=20",
+    "training.precision=fp32",
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of eight megabytes: room for the corpus, the logs and a few checkpoints."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(small_disk: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Sheep number {number} jumps over the fence.\n" for number in range(200)))
+    run = small_disk / "run"
+    arguments = ["train", "--data", str(text), "--output", str(run), "--device", "cpu", "--quiet", *SETTINGS]
+    command = [sys.executable, "-m", "sheepop", *arguments]
+    full = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert full.returncode == 1
+    assert full.stderr.count("\n") == 1, full.stderr
+    assert "the disk is full" in full.stderr
+    directory = RunDirectory.open(run)
+    steps = directory.steps()
+    assert steps == list(range(1, len(steps) + 1))
+    assert 0 < len(steps) < 10
+    assert all(not damaged_files(directory.checkpoint(step)) for step in steps)
+
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    resumed = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=300, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert directory.pointer("latest") == 10

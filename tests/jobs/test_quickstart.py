@@ -1,0 +1,63 @@
+"""The quickstart's choices, and a whole quickstart in seconds."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from sheepop.data.discovery import FoundFile, discover
+from sheepop.jobs.config import load_config
+from sheepop.jobs.quickstart import quickstart, render_outcome
+from sheepop.jobs.quickstart_recipe import SIZES, choose_size, choose_vocabulary, library_paths, recipe
+
+
+def test_the_library_is_read_without_its_tests_and_without_what_is_installed_beside_it() -> None:
+    paths, ignore = library_paths()
+    found = [
+        Path(item.path).relative_to(sysconfig.get_path("stdlib")).as_posix()
+        for item in discover(paths, max_file_bytes=2**30, ignore=ignore)
+        if isinstance(item, FoundFile)
+    ]
+    assert {"argparse.py", "json/decoder.py", "pydoc_data/topics.py"} <= set(found)
+    assert not [path for path in found if path.startswith(("test/", "site-packages/")) or "/tests/" in path]
+
+
+def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
+    sizes = [choose_size(peak, 5.0) for peak in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
+    assert [size.flops for size in sizes] == sorted(size.flops for size in sizes)
+    assert sizes[0] == SIZES[0]
+    assert choose_size(1e11, 50.0) == choose_size(1e12, 5.0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_is_a_valid_configuration(size: object) -> None:
+    config = load_config(base=recipe(size, 4096, paths=["x"], ignore=[], minutes=5))  # type: ignore[arg-type]
+    assert config.training.max_minutes == 5
+    assert config.model.head_size % 2 == 0
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(0, 512), (300_000, 512), (900_000, 2048), (10**8, 4096)])
+def test_the_vocabulary_fits_the_text(num_bytes: int, expected: int) -> None:
+    assert choose_vocabulary(num_bytes) == expected
+
+
+def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    words = "sheep wool fence meadow shepherd night moon star dream count jump field grass lamb ewe ram".split()
+    for number in range(40):
+        picked = [words[(number * 7 + place * place) % len(words)] for place in range(200)]
+        (folder / f"{number}.md").write_text(f"# Note {number}\n\n" + " ".join(picked) + f" {number**3}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sheepop.jobs.quickstart.choose_vocabulary", lambda num_bytes: 300)
+        outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert outcome.scores.bytes <= outcome.baselines.bytes
+    assert [completion.prompt[:6] for completion in outcome.completions] == ["# Note"] * len(outcome.completions)
+    assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte
+    text = render_outcome(outcome)
+    assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
+    again = quickstart(tmp_path / "run", paths=[folder], device="cpu", resume=True)
+    assert again.scores == outcome.scores
+    assert [c.text for c in again.completions] == [c.text for c in outcome.completions]

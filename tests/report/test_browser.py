@@ -1,0 +1,58 @@
+"""The page in a real browser: the charts are drawn, and nothing is asked of the network or refused by the policy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.report import Page, loss_chart, stage_times_chart
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=20000",
+]
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium (chromium, chromium-browser or google-chrome)"),
+]
+
+
+def test_charts_are_drawn(metrics: list[dict[str, Any]], tmp_path: Path, parse: Any) -> None:
+    page = Page("A run <script>document.title = 'broken'</script>")
+    page.add_chart(loss_chart(metrics), "Loss")
+    page.add_chart(stage_times_chart({"Corpus & <b>": 3.0, "Training": 9.0}), "Time")
+    page.add_sample("def ", "f(): pass</pre><img src=x onerror=\"document.title = 'broken'\">")
+    page.write(tmp_path / "page.html")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{tmp_path}/page.html"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    assert "Content Security Policy" not in done.stderr
+    assert "Uncaught" not in done.stderr
+    dom = parse(done.stdout)
+    assert len(dom.find("div", "js-plotly-plot")) == 2
+    assert len(dom.find("svg", "main-svg")) >= 2
+    assert len(dom.find("g", "scatterlayer")) >= 1
+    assert [e.text for e in dom.find("text", "legendtext")] == ["Training", "Training, smoothed", "Held out"]
+    assert [e.text for e in dom.find("text", "bartext")] == ["3.0 s", "9.0 s"]
+    assert "Corpus & <b>" in [e.text for e in dom.find("text")]
+    assert dom.find("title")[0].text == "A run <script>document.title = 'broken'</script>"

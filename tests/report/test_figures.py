@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from sheepop.report import save_png, smooth, training_curves
+
+Rows = list[dict[str, Any]]
+TITLES = ["Loss (nats per token)", "Learning rate", "Gradient norm before clipping", "Tokens per second"]
+
+
+def nan_to_none(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else float(value) for value in values]
+
+
+def test_panels_hold_the_metrics(metrics: Rows) -> None:
+    figure = training_curves(metrics)
+    loss, rate, norm, speed = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == TITLES
+    train = [row for row in metrics if row["split"] == "train"]
+    held_out = [row for row in metrics if row["split"] == "validation"]
+    raw, average, validation = loss.lines
+    assert nan_to_none(raw.get_ydata()) == [row["loss"] for row in train]
+    assert list(raw.get_xdata()) == [row["step"] for row in train]
+    assert nan_to_none(average.get_ydata()) == smooth([row["loss"] for row in train], 3.0)
+    assert list(validation.get_ydata()) == [row["loss"] for row in held_out]
+    assert list(validation.get_xdata()) == [row["step"] for row in held_out]
+    for axes, key in ((rate, "learning_rate"), (norm, "grad_norm"), (speed, "tokens_per_second")):
+        assert list(axes.lines[0].get_ydata()) == [row[key] for row in train]
+
+
+def test_png_is_written_whole_and_repeatably(metrics: Rows, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_png(training_curves(metrics), tmp_path / "plots" / f"{name}.png")
+    first = (tmp_path / "plots" / "a.png").read_bytes()
+    assert first[:8] == b"\x89PNG\r\n\x1a\n"
+    assert first == (tmp_path / "plots" / "b.png").read_bytes()
+    assert imread(io.BytesIO(first)).shape == (1008, 1584, 4)
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{"step": 1, "split": "train", "loss": None}],
+        [{"step": 1, "split": "train", "loss": 3.0, "tokens_per_second": 0.0}],
+        [{"step": step, "split": "train", "loss": (-1) ** step * 1.7e308, "grad_norm": 1e100} for step in range(20)],
+        [{"step": 10**step, "split": "train", "loss": 1.0} for step in range(0, 400, 50)],
+    ],
+    ids=["nothing", "no number", "one point", "the largest floats", "absurd steps"],
+)
+def test_any_metrics_give_a_picture(rows: Rows, tmp_path: Path) -> None:
+    save_png(training_curves(rows), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_global_state_is_left_alone(metrics: Rows) -> None:
+    from matplotlib import pyplot
+
+    before = dict(pyplot.rcParams)
+    training_curves(metrics)
+    assert pyplot.get_fignums() == []
+    assert dict(pyplot.rcParams) == before

@@ -1,0 +1,57 @@
+"""The package's own data agree with each other: ranges, tested versions, version numbers."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import sheepop
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pair) == 2 for pair in pairs)
+    assert len({name for name, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def test_every_dependency_has_a_tested_version_within_its_range(project: dict[str, Any], constraints: dict[str, str]):
+    extras = project["optional-dependencies"].values()
+    for line in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+        requirement = Requirement(line)
+        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, line
+
+
+def test_every_dependency_has_a_range(project: dict[str, Any]):
+    for line in project["dependencies"]:
+        assert {clause.operator for clause in Requirement(line).specifier} == {">=", "<"}, line
+
+
+def test_the_constraints_fit_every_build_of_torch(constraints: dict[str, str]):
+    assert Version(constraints["torch"]).local is None
+    assert [name for name in constraints if name.startswith(("nvidia", "triton", "cuda"))] == []
+
+
+def test_the_version_is_the_same_everywhere(project: dict[str, Any]):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert {project["version"], str(citation["version"]), newest[1]} == {sheepop.__version__}
+    assert citation["license"] == project["license"]

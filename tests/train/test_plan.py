@@ -1,0 +1,58 @@
+"""What is derived before a run, from numbers that are easy to check by hand."""
+
+import pytest
+
+from sheepop.train import TrainingConfig
+from sheepop.train.plan import StepTime, resolve_training
+
+
+def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:
+    config = TrainingConfig(precision="fp32", **settings)  # type: ignore[arg-type]
+    return resolve_training(config, timing, device="cpu", num_samples=1000, seq_len=100, validation_tokens=5000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"max_steps": 70}, 70),
+        ({"max_epochs": 2.0, "global_batch_size": 10}, 200),
+        ({"max_epochs": 0.5, "global_batch_size": 30}, 17),
+        ({"max_tokens": 10_000, "global_batch_size": 10}, 10),
+        ({"global_batch_size": 10}, 100),
+        ({"max_steps": 70, "max_epochs": 1.0, "max_tokens": 20_000, "global_batch_size": 10}, 20),
+    ],
+)
+def test_the_budget_that_is_reached_first_counts(settings: dict[str, object], steps: int) -> None:
+    assert resolve(**settings).max_steps == steps
+
+
+def test_minutes_become_steps_that_fit_with_their_validations() -> None:
+    timing = StepTime("fp32", 0.1)
+    resolved = resolve(timing, max_minutes=10.0, global_batch_size=10, eval_interval=100)
+    steps = resolved.max_steps
+    assert steps is not None
+    per_validation = 5000 / 1000 * 0.1 / 3
+    used = steps * 0.1 + steps / 100 * per_validation
+    assert 0.93 * 600 < used < 0.98 * 600
+
+
+def test_minutes_need_a_measurement() -> None:
+    with pytest.raises(ValueError, match="measured step time"):
+        resolve(max_minutes=1.0)
+
+
+def test_a_budget_too_small_for_a_step_still_takes_one() -> None:
+    assert resolve(StepTime("fp32", 500.0), max_minutes=0.1).max_steps == 1
+
+
+def test_intervals_and_warm_up_are_derived_and_explicit_ones_kept() -> None:
+    resolved = resolve(max_steps=200, eval_interval=7)
+    assert (resolved.warmup_steps, resolved.eval_interval) == (10, 7)
+    assert (resolved.sample_interval, resolved.checkpoint_interval, resolved.micro_batch_size) == (40, 20, 32)
+    assert resolve(max_steps=200, warmup_steps=0).warmup_steps == 0
+
+
+def test_only_steps_are_left_as_the_budget_so_that_the_run_repeats_anywhere() -> None:
+    resolved = resolve(StepTime("fp32", 0.1), max_minutes=1.0, max_epochs=3.0, max_tokens=10**9)
+    assert (resolved.max_minutes, resolved.max_epochs, resolved.max_tokens) == (None, None, None)
+    assert resolve_training(resolved, None, device="cpu", num_samples=5, seq_len=1, validation_tokens=1) == resolved
