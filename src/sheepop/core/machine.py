@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,11 @@ def find_compiler() -> str | None:
         if command and (answer := _output([*command, "--version"], seconds=20)):
             return answer.splitlines()[0]
     return None
+
+
+def has_python_headers() -> bool:
+    """Whether Python's C headers are there; what torch.compile builds for a CPU includes them."""
+    return Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def library_versions() -> dict[str, str]:

@@ -138,8 +138,8 @@ class Generator:
             if config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
                 raise UsageError(
                     f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {max_seq_len} holds "
-                    f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep only its "
-                    "last tokens."
+                    f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to "
+                    "keep only its last tokens."
                 )
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             requests.append(Request(index, text, token_ids, config, self.tokenizer, max_seq_len=max_seq_len, seed=seed))

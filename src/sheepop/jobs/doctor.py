@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sheepop.core.machine import LIBRARIES, Machine, describe_machine
+from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -59,7 +58,7 @@ def doctor(place: str | Path = ".") -> DoctorReport:
     peaks = measure_peaks(machine)
     checks = (
         *(check(machine) for check in _MACHINE_CHECKS),
-        _check_headers(Path(sysconfig.get_path("include")), machine.compiler is not None),
+        check_headers(has_python_headers()),
         _check_torch(),
         check_bfloat16(peaks),
         *(_check_package(name, "SheepOp cannot run fully", "pip install sheepop") for name in LIBRARIES),
@@ -199,13 +198,17 @@ _MACHINE_CHECKS: tuple[Callable[[Machine], Check], ...] = (
 )
 
 
-def _check_headers(include: Path, has_compiler: bool) -> Check:
+def check_headers(present: bool) -> Check:
     """Python's C headers, which code made by torch.compile includes."""
-    if (include / "Python.h").is_file():
-        return Check("Python headers", "ok", str(include))
-    needed = "torch.compile cannot build its code, so steps run uncompiled."
-    consequence = needed if has_compiler else f"Together with a compiler: {needed}"
-    return Check("Python headers", "missing", "none", consequence, "Debian and Ubuntu: apt install python3-dev.")
+    if present:
+        return Check("Python headers", "ok", "Python.h found")
+    return Check(
+        "Python headers",
+        "missing",
+        "no Python.h",
+        "torch.compile cannot build its code for the CPU.",
+        "Debian and Ubuntu: apt install python3-dev.",
+    )
 
 
 def _check_torch() -> Check:

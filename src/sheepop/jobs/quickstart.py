@@ -28,7 +28,7 @@ from sheepop.jobs.quickstart_recipe import (
 from sheepop.jobs.resume import RunRecord, find_resumable
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.train import TrainOutcome, train
+from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.jobs.training_data import open_corpus
 from sheepop.model.speed import matrix_peak
 from sheepop.train.precision import candidates, torch_dtype
@@ -76,7 +76,7 @@ def quickstart(
         config = load_config(base=stored.record.asked, options={"device": device, "output_dir": str(output)})
     else:
         config = _configure(output, minutes, paths, resolve_device(device), seed, console)
-    outcome = train(config, resume=resume, overwrite=overwrite, console=console, times=times)
+    outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
     return _finish(outcome, config, bool(paths), times, console)
 
 

@@ -14,7 +14,7 @@ from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.config import dump_config
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import CheckpointError, ConfigError, Interrupted
+from sheepop.core.errors import CheckpointError, ConfigError, Interrupted, SheepOpError
 from sheepop.core.files import write_atomic
 from sheepop.data import Batches, Corpus, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
@@ -44,6 +44,17 @@ class TrainOutcome:
 
 
 def train(
+    config: SheepOpConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+) -> TrainOutcome:
+    """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
+    times = StageTimes()
+    outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+    record = RunRecord.read(outcome.run)
+    write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
+    return outcome
+
+
+def run_training(
     config: SheepOpConfig,
     *,
     resume: bool = False,
@@ -51,7 +62,7 @@ def train(
     console: Console | None = None,
     times: StageTimes | None = None,
 ) -> TrainOutcome:
-    """Runs `config` from its data to its report and returns the best checkpoint's scores.
+    """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
     stands; without a run there it starts. Raises `Interrupted` after a signal, with everything saved.
@@ -76,9 +87,7 @@ def train(
     with times("Training"):
         _run(config, run, corpus, record, device, console, resume=stored is not None)
     with times("Scoring"):
-        outcome = score_run(run, corpus, config, device, console)
-    write_run_report(run, outcome.scores, record)
-    return outcome
+        return score_run(run, corpus, config, device, console)
 
 
 def default_run_path() -> Path:
@@ -209,7 +218,11 @@ def _run(
         try:
             trainer.run()
         except Interrupted:
-            write_run_report(run, None, record)
+            # Everything is saved by now; a report that fails must not hide that.
+            try:
+                write_run_report(run, None, record)
+            except SheepOpError as error:
+                console.warn(f"The report was not written: {error}")
             raise
 
 
