@@ -9,6 +9,7 @@ TORCH_INDEX ?=
 MINUTES ?= 5
 DATA ?=
 OUTPUT ?= runs/quickstart
+OPTIONS ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
@@ -25,7 +26,8 @@ endif
 
 help:
 	@echo "make quickstart    make a language model from real files and let it write"
-	@echo "                     MINUTES=5 budget, DATA=PATH your own files, OUTPUT=runs/quickstart"
+	@echo "                     MINUTES=5 budget, DATA=PATH your own files, OUTPUT=runs/quickstart,"
+	@echo "                     OPTIONS=--overwrite to replace the run there, --resume to go on with it"
 	@echo "make test          every test that a Python environment can run"
 	@echo "make test-system   tests that need programs of the operating system"
 	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"
@@ -38,7 +40,7 @@ help:
 	@echo "                     https://download.pytorch.org/whl/cpu for the small build without CUDA"
 
 quickstart: $(VENV)/.installed
-	$(BIN)/sheepop quickstart --output "$(OUTPUT)" --minutes "$(MINUTES)" $(if $(DATA),--data "$(DATA)")
+	$(BIN)/sheepop quickstart --output "$(OUTPUT)" --minutes "$(MINUTES)" $(if $(DATA),--data "$(DATA)") $(OPTIONS)
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not system and not campaign" $(PARALLEL)
@@ -55,7 +57,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/sheepop bench
+	$(BIN)/python bench/train_speed.py
+	$(BIN)/python bench/generate_speed.py
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -45,7 +45,24 @@ def test_the_vocabulary_fits_the_text(num_bytes: int, expected: int) -> None:
 def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
-    words = "sheep wool fence meadow shepherd night moon star dream count jump field grass lamb ewe ram".split()
+    words = [
+        "sheep",
+        "wool",
+        "fence",
+        "meadow",
+        "shepherd",
+        "night",
+        "moon",
+        "star",
+        "dream",
+        "count",
+        "jump",
+        "field",
+        "grass",
+        "lamb",
+        "ewe",
+        "ram",
+    ]
     for number in range(40):
         picked = [words[(number * 7 + place * place) % len(words)] for place in range(200)]
         (folder / f"{number}.md").write_text(f"# Note {number}\n\n" + " ".join(picked) + f" {number**3}\n")

@@ -25,7 +25,7 @@ MakeTrainer = Callable[..., Trainer]
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    return [{key: row[key] for key in row if key not in TIMING} for row in read_json_lines(path)]
+    return [{key: row[key] for key in row if key not in TIMING} for row in read_json_lines(path)[0]]
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def test_rows_checkpoints_and_samples_come_when_they_are_due(make_trainer: MakeT
     rows = timeless(run.metrics_file)
     assert [row["step"] for row in rows if row["split"] == "train"] == [5, 10, 12]
     assert [row["step"] for row in rows if row["split"] == "validation"] == [4, 8, 12]
-    assert [row["step"] for row in read_json_lines(run.samples_file)] == [3, 6, 9, 12]
+    assert [row["step"] for row in read_json_lines(run.samples_file)[0]] == [3, 6, 9, 12]
     milestones = {2, 3, 6}  # 10, 25 and 50 percent of 12, rounded up
     assert set(run.steps()) == milestones | {12, run.pointer("best")}
 

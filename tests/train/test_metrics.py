@@ -14,7 +14,8 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     log.append({"step": 1, "loss": 2.5, "text": "naïve\n"})
     log.append({"step": 2, "loss": math.nan, "text": ""})
     log.close()
-    rows = read_json_lines(tmp_path / "metrics.jsonl")
+    rows, num_unreadable = read_json_lines(tmp_path / "metrics.jsonl")
+    assert num_unreadable == 0
     assert rows == [{"step": 1, "loss": 2.5, "text": "naïve\n"}, {"step": 2, "loss": None, "text": ""}]
 
 
@@ -28,7 +29,7 @@ def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -
     log = JsonLines(path, length)
     log.append({"step": 3})
     log.close()
-    assert [row["step"] for row in read_json_lines(path)] == [1, 3]
+    assert [row["step"] for row in read_json_lines(path)[0]] == [1, 3]
 
 
 def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path) -> None:
@@ -39,10 +40,11 @@ def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path) -> N
     assert path.read_text() == "{}\n"
 
 
-def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+def test_lines_that_hold_no_row_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read_json_lines(path) == [{"step": 1}]
+    path.write_text('{"step": 1}\n[1]\n\n{"step": 2, "lo')
+    assert read_json_lines(path) == ([{"step": 1}], 2)
+    assert read_json_lines(tmp_path / "absent.jsonl") == ([], 0)
 
 
 def test_tensorboard_holds_every_number_under_its_split(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A report is written of every run, also of one that was stopped before its first 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from sheepop.report import (
     training_curves,
 )
 from sheepop.train import Scores
+from sheepop.train.metrics import read_json_lines
 
 REPORT = "report.html"
 CURVES = "curves.png"
@@ -104,18 +104,7 @@ class _Log:
 
     @classmethod
     def read(cls, path: Path) -> _Log:
-        rows, num_unreadable = [], 0
-        for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if isinstance(row, dict):
-                rows.append(row)
-            else:
-                num_unreadable += 1
+        rows, num_unreadable = read_json_lines(path)
         return cls(path.name, rows, num_unreadable)
 
     def last(self, split: str) -> dict[str, Any]:

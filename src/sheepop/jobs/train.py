@@ -16,6 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, Interrupted, SheepOpError
 from sheepop.core.files import write_atomic
+from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Batches, Corpus, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.resume import RunRecord, find_resumable, refuse_changes
@@ -124,7 +125,9 @@ def _start(
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     if training.compile and device == "cpu" and not _has_compiler():
-        console.warn("training.compile needs a C++ compiler and none was found; the run goes on without it.")
+        console.warn(
+            "training.compile needs a C++ compiler and Python's headers, and they were not found; the run goes on without it."
+        )
         training = training.replace(compile=False)
     timing = None
     if needs_measuring(training, device):
@@ -299,6 +302,4 @@ def _make_deterministic(wanted: bool) -> None:
 
 
 def _has_compiler() -> bool:
-    from sheepop.core.machine import find_compiler
-
-    return find_compiler() is not None
+    return find_compiler() is not None and has_python_headers()

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
-from sheepop.train.optimizer import OptimizerName
 from sheepop.train.schedule import ScheduleName
 
 Count = Annotated[int, Field(ge=1)]
 Precision = Literal["auto", "fp32", "bf16"]
+OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)

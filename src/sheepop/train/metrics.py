@@ -54,12 +54,24 @@ class JsonLines:
         self._file.close()
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All rows of a JSON-lines file; an unfinished last line is left out, an absent file has no rows."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a JSON-lines file, and how many of its lines hold none, such as a last line cut by a kill.
+
+    An absent file has no rows.
+    """
+    rows, num_unreadable = [], 0
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            num_unreadable += 1
+    return rows, num_unreadable
 
 
 class Sink(Protocol):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sheepop.train.config import TrainingConfig
 from sheepop.train.muon import Muon
-
-if TYPE_CHECKING:
-    from sheepop.train.config import TrainingConfig
-
-OptimizerName = Literal["adamw", "muon"]
 
 
 def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:

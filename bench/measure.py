@@ -1,0 +1,32 @@
+"""What the benchmarks share: options, one table on the terminal, one JSON file with the machine beside the numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from sheepop.core.console import Console
+from sheepop.core.machine import describe_machine
+from sheepop.jobs.bench import bench, render_bench
+
+
+def run(name: str, description: str | None, presets: Sequence[str]) -> None:
+    """Runs the benchmark `name` for every preset; prints the tables and writes the JSON that was asked for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", default=list(presets), help="model presets to measure")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for each measurement")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    options = parser.parse_args()
+    results = []
+    for preset in options.presets:
+        results.append(
+            bench(name, preset=preset, seconds=options.seconds, device=options.device, console=Console(quiet=True))
+        )
+        print(render_bench(results[-1]), end="\n\n")
+    if options.json is not None:
+        options.json.write_text(
+            json.dumps({"machine": describe_machine().to_dict(), "results": results}, indent=2) + "\n"
+        )
