@@ -4,15 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from sheepop.core.console import Console
 from sheepop.data import Corpus, DataConfig, build_corpus
 from sheepop.tokenizer import TokenizerConfig
-
-# Properties are about values; how long an example takes says something about the machine only.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 @pytest.fixture

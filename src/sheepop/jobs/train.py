@@ -126,7 +126,8 @@ def _start(
     training = config.training
     if training.compile and device == "cpu" and not _has_compiler():
         console.warn(
-            "training.compile needs a C++ compiler and Python's headers, and they were not found; the run goes on without it."
+            "training.compile needs a C++ compiler and Python's headers, and they were not found; "
+            "the run goes on without it."
         )
         training = training.replace(compile=False)
     timing = None
