@@ -24,7 +24,7 @@ def test_the_library_is_read_without_its_tests_and_without_what_is_installed_bes
 
 
 def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
-    sizes = [choose_size(peak, 5.0) for peak in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
+    sizes = [choose_size(speed, 5.0) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
     assert [size.flops for size in sizes] == sorted(size.flops for size in sizes)
     assert sizes[0] == SIZES[0]
     assert choose_size(1e11, 50.0) == choose_size(1e12, 5.0)

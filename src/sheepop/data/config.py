@@ -33,7 +33,7 @@ class DataConfig(Config):
     max_length: int | None = Field(default=None, ge=1)
     stride: int | None = Field(default=None, ge=1)
     num_workers: int = Field(default=0, ge=0)
-    max_file_bytes: int = Field(default=10 * 2**20, ge=1)
+    max_file_bytes: int = Field(default=2**30, ge=1)
     ignore: tuple[str, ...] = ()
 
     @field_validator("paths", "ignore", mode="before")

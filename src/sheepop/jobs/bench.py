@@ -67,7 +67,7 @@ def render_bench(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _bench_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
+def measure_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """Whole optimizer steps: forward, loss, backward, clipping, AdamW."""
     seq_len = min(config.max_seq_len, 256)
     model = build_model(config, 0, device).train()
@@ -88,7 +88,7 @@ def _bench_training(config: ModelConfig, device: str, precision: str, seconds: f
     return _row("train", precision, f"{_BATCH} x {seq_len}", rate, flops, device)
 
 
-def _bench_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
+def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """One new token at a time with the key-value cache, for one sequence: the time between streamed tokens."""
     model = build_model(config, 0, device).eval()
     length = min(config.max_seq_len, 256)
@@ -108,8 +108,8 @@ def _bench_generation(config: ModelConfig, device: str, precision: str, seconds:
 
 
 BENCHES: dict[str, Callable[[ModelConfig, str, str, float], dict[str, Any]]] = {
-    "train": _bench_training,
-    "generate": _bench_generation,
+    "train": measure_training,
+    "generate": measure_generation,
 }
 
 

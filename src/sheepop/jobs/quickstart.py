@@ -16,6 +16,7 @@ from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.generate import Completion, GenerationConfig
 from sheepop.jobs.baselines import Baselines, compress_validation
+from sheepop.jobs.bench import measure_training
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.generate import generate_text
 from sheepop.jobs.quickstart_recipe import (
@@ -23,6 +24,7 @@ from sheepop.jobs.quickstart_recipe import (
     choose_size,
     choose_vocabulary,
     library_paths,
+    probe_config,
     recipe,
 )
 from sheepop.jobs.resume import RunRecord, find_resumable
@@ -30,10 +32,10 @@ from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.jobs.training_data import open_corpus
-from sheepop.model.speed import matrix_peak
-from sheepop.train.precision import candidates, torch_dtype
+from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
 
+_PROBE_SECONDS = 1.0
 _PROMPT_CHARACTERS = 48
 _SAMPLE_TOKENS = 120
 
@@ -116,11 +118,13 @@ def _configure(
     else:
         inputs, ignore = library_paths()
         console.info(f"Reading the standard library of this Python, {inputs[0]}.")
-    peak = max(matrix_peak(torch_dtype(precision), device) for precision in candidates("auto", device))
-    size = choose_size(peak, minutes)
+    probe = probe_config()
+    speeds = [measure_training(probe, device, precision, _PROBE_SECONDS) for precision in candidates("auto", device)]
+    flops_per_second = max(float(speed["flops_per_second"]) for speed in speeds)
+    size = choose_size(flops_per_second, minutes)
     console.info(
-        f"This machine multiplies matrices at {peak / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that suits "
-        f"{size.num_layers} layers of width {size.d_model}."
+        f"This machine trains a small model at {flops_per_second / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that "
+        f"suits {size.num_layers} layers of width {size.d_model}."
     )
     tree = recipe(size, _vocabulary(inputs, ignore), paths=inputs, ignore=ignore, minutes=minutes)
     if not paths:
