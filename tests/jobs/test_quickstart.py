@@ -24,10 +24,18 @@ def test_the_library_is_read_without_its_tests_and_without_what_is_installed_bes
 
 
 def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
-    sizes = [choose_size(speed, 5.0) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
+    sizes = [choose_size(speed, 5.0, 10**12) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
     assert [size.flops for size in sizes] == sorted(size.flops for size in sizes)
     assert sizes[0] == SIZES[0]
-    assert choose_size(1e11, 50.0) == choose_size(1e12, 5.0)
+    assert sizes[-1] == SIZES[-1]
+    assert choose_size(1e11, 50.0, 10**12) == choose_size(1e12, 5.0, 10**12)
+
+
+def test_little_text_gets_a_small_model() -> None:
+    assert choose_size(1e14, 5.0, 0) == SIZES[0]
+    for num_bytes in (10**5, 10**6, 10**7, 10**8):
+        size = choose_size(1e14, 5.0, num_bytes)
+        assert size == SIZES[0] or size.weights <= num_bytes
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -39,7 +47,8 @@ def test_every_size_is_a_valid_configuration(size: object) -> None:
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(0, 512), (300_000, 512), (900_000, 2048), (10**8, 4096)])
 def test_the_vocabulary_fits_the_text(num_bytes: int, expected: int) -> None:
-    assert choose_vocabulary(num_bytes) == expected
+    size = next(size for size in SIZES if size.vocab_size == 4096)
+    assert choose_vocabulary(size, num_bytes) == expected
 
 
 def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path: Path) -> None:
@@ -67,7 +76,7 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
         picked = [words[(number * 7 + place * place) % len(words)] for place in range(200)]
         (folder / f"{number}.md").write_text(f"# Note {number}\n\n" + " ".join(picked) + f" {number**3}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sheepop.jobs.quickstart.choose_vocabulary", lambda num_bytes: 300)
+        patch.setattr("sheepop.jobs.quickstart.choose_vocabulary", lambda size, num_bytes: 300)
         outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
     assert (tmp_path / "run" / "report.html").is_file()
     assert outcome.scores.bytes <= outcome.baselines.bytes

@@ -37,7 +37,7 @@ from sheepop.train.validation import Scores
 
 _PROBE_SECONDS = 1.0
 _PROMPT_CHARACTERS = 48
-_SAMPLE_TOKENS = 120
+_SAMPLE_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -121,22 +121,25 @@ def _configure(
     probe = probe_config()
     speeds = [measure_training(probe, device, precision, _PROBE_SECONDS) for precision in candidates("auto", device)]
     flops_per_second = max(float(speed["flops_per_second"]) for speed in speeds)
-    size = choose_size(flops_per_second, minutes)
+    num_bytes = _text_bytes(inputs, ignore)
+    size = choose_size(flops_per_second, minutes, num_bytes)
     console.info(
         f"This machine trains a small model at {flops_per_second / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that "
         f"suits {size.num_layers} layers of width {size.d_model}."
     )
-    tree = recipe(size, _vocabulary(inputs, ignore), paths=inputs, ignore=ignore, minutes=minutes)
+    tree = recipe(size, choose_vocabulary(size, num_bytes), paths=inputs, ignore=ignore, minutes=minutes)
     if not paths:
         tree["training"]["sample_prompts"] = [LIBRARY_PROMPTS[0]]
     return load_config(base=tree, options={"device": device, "seed": seed, "output_dir": str(output)})
 
 
-def _vocabulary(inputs: Sequence[str], ignore: Sequence[str]) -> int:
-    if any(is_corpus(path) for path in inputs):
-        return choose_vocabulary(0)  # a finished corpus brings its own
+def _text_bytes(inputs: Sequence[str], ignore: Sequence[str]) -> int:
+    """The size of the text below `inputs`, about: of files before they are read, of a corpus as it is."""
+    corpora = [path for path in inputs if is_corpus(path)]
+    if corpora:
+        return sum(Corpus.open(path, verify=False).train.num_bytes for path in corpora)
     found = discover(inputs, max_file_bytes=DataConfig().max_file_bytes, ignore=ignore)
-    return choose_vocabulary(sum(file.size for file in found if isinstance(file, FoundFile)))
+    return sum(file.size for file in found if isinstance(file, FoundFile))
 
 
 def _finish(

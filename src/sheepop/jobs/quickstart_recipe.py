@@ -30,15 +30,17 @@ LIBRARY_PROMPTS = (
     "import os\nimport sys\n\n",
 )
 _ARCHITECTURE: dict[str, Any] = {
-    "max_seq_len": 256,
     "position_encoding": "rope",
     "norm": "rmsnorm",
     "activation": "swiglu",
     "bias": False,
     "dropout": 0.0,
 }
-_VOCABULARIES = (4096, 2048, 1024, 512)
+# Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
+# the same text teaches a small model little more.
 _BYTES_PER_VOCABULARY_ENTRY = 400
+_WEIGHTS_PER_BYTE = 0.75
+_MAX_EPOCHS = 16
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,29 @@ class Size:
     d_model: int
     num_layers: int
     num_heads: int
+    max_seq_len: int
+    vocab_size: int
     learning_rate: float
     batch_size: int
 
+    @property
+    def weights(self) -> int:
+        """Weights inside the blocks, about."""
+        return 12 * self.num_layers * self.d_model**2
 
-# Larger models win only once they see enough tokens; bench/results/quickstart_sizes.md has the measurements.
+
+# Larger models, longer rows and larger vocabularies win only once they see enough text;
+# bench/results/quickstart_sizes.md has the measurements.
 SIZES = (
-    Size(0.0, 64, 2, 2, 1.2e-2, 8),
-    Size(1.0e12, 96, 3, 3, 1.0e-2, 8),
-    Size(5.0e12, 128, 4, 4, 8.0e-3, 8),
-    Size(6.0e13, 192, 5, 6, 7.0e-3, 8),
-    Size(1.2e14, 256, 6, 8, 6.0e-3, 16),
-    Size(1.0e15, 384, 8, 6, 5.0e-3, 32),
-    Size(1.0e16, 512, 10, 8, 4.0e-3, 32),
+    Size(0.0, 64, 2, 2, 128, 1024, 1.2e-2, 16),
+    Size(1.0e12, 96, 3, 3, 128, 2048, 1.0e-2, 16),
+    Size(5.0e12, 128, 4, 4, 128, 2048, 8.0e-3, 16),
+    Size(4.0e13, 192, 4, 6, 256, 4096, 7.0e-3, 16),
+    Size(9.0e13, 256, 4, 4, 256, 4096, 6.0e-3, 16),
+    Size(3.0e14, 256, 6, 4, 256, 4096, 6.0e-3, 16),
+    Size(1.0e15, 384, 8, 6, 512, 8192, 5.0e-3, 32),
+    Size(1.0e16, 512, 10, 8, 512, 8192, 4.0e-3, 64),
 )
-# More passes over the same text teach a small model little.
-_MAX_EPOCHS = 16
 
 
 def library_paths() -> tuple[list[str], tuple[str, ...]]:
@@ -80,19 +89,26 @@ def library_paths() -> tuple[list[str], tuple[str, ...]]:
 
 def probe_config() -> ModelConfig:
     """The model whose training speed stands for this machine's."""
-    return validate(ModelConfig, {**_ARCHITECTURE, "d_model": 128, "num_layers": 4, "num_heads": 4, "vocab_size": 4096})
+    sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
+    return validate(ModelConfig, {**_ARCHITECTURE, **sizes})
 
 
-def choose_size(flops_per_second: float, minutes: float) -> Size:
-    """The size that fits what a machine that trains at `flops_per_second` computes in `minutes`."""
+def choose_size(flops_per_second: float, minutes: float, num_bytes: int) -> Size:
+    """The size for a machine that trains at `flops_per_second` for `minutes` on `num_bytes` of text.
+
+    A model with many more weights than the text has bytes would learn it by heart.
+    """
     flops = flops_per_second * minutes * 60
-    return max((size for size in SIZES if size.flops <= flops), key=lambda size: size.flops)
+    fitting = [size for size in SIZES if size.flops <= flops and size.weights <= _WEIGHTS_PER_BYTE * num_bytes]
+    return max(fitting, key=lambda size: size.flops, default=SIZES[0])
 
 
-def choose_vocabulary(num_bytes: int) -> int:
-    """A vocabulary that `num_bytes` of text can fill with useful tokens."""
-    fitting = [size for size in _VOCABULARIES if size * _BYTES_PER_VOCABULARY_ENTRY <= num_bytes]
-    return fitting[0] if fitting else _VOCABULARIES[-1]
+def choose_vocabulary(size: Size, num_bytes: int) -> int:
+    """The size's vocabulary, halved until `num_bytes` of text can fill it with useful tokens."""
+    vocab_size = size.vocab_size
+    while vocab_size > 512 and vocab_size * _BYTES_PER_VOCABULARY_ENTRY > num_bytes:
+        vocab_size //= 2
+    return vocab_size
 
 
 def recipe(
@@ -101,10 +117,11 @@ def recipe(
     """The configuration of a quickstart, as the tree that `load_config` takes."""
     return {
         "model": {
+            **_ARCHITECTURE,
             "d_model": size.d_model,
             "num_layers": size.num_layers,
             "num_heads": size.num_heads,
-            **_ARCHITECTURE,
+            "max_seq_len": size.max_seq_len,
         },
         "tokenizer": {"vocab_size": vocab_size},
         "data": {"paths": list(paths), "ignore": list(ignore)},
