@@ -32,6 +32,16 @@ def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -
     assert [row["step"] for row in read_json_lines(path)[0]] == [1, 3]
 
 
+def test_the_length_is_true_before_anything_is_written(tmp_path: Path) -> None:
+    """A run that is cut back and stopped again before its next row must not record the length of before."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    log = JsonLines(path, 12)
+    length = log.sync()
+    log.close()
+    assert length == path.stat().st_size == 12
+
+
 def test_a_file_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("{}\n")

@@ -32,6 +32,8 @@ class JsonLines:
                     "Restore the file, or start a new run."
                 )
             self._file.truncate(length)
+            # Cutting leaves the position where it was, and `sync` tells the length by it.
+            self._file.seek(length)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one object; numbers that are not finite become null, which JSON can hold."""
