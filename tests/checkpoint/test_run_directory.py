@@ -36,6 +36,24 @@ def test_a_run_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert RunDirectory.create(tmp_path / "run", overwrite=True).steps() == []
 
 
+@pytest.mark.parametrize("name", ["thesis.txt", "checkpoints/epoch-3.pt"])
+def test_replacing_a_run_costs_nobody_their_own_files(tmp_path: Path, name: str) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    (run.path / name).write_text("mine")
+    with pytest.raises(UsageError, match=rf"{name} is not part of a run"):
+        RunDirectory.create(run.path, overwrite=True)
+    assert (run.path / name).read_text() == "mine"
+    assert run.steps() == [1]
+
+
+def test_what_a_killed_writer_left_is_replaced_with_the_run(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    (run.checkpoints / ".step-00000002.partial-0123456789ab").mkdir()
+    (run.path / ".config.yaml.partial-0123456789ab").write_text("")
+    RunDirectory.create(run.path, overwrite=True)
+    assert [entry.name for entry in run.path.rglob("*")] == ["checkpoints"]
+
+
 def test_latest_moves_with_every_checkpoint_and_best_only_when_told(tmp_path: Path) -> None:
     run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
     run.mark_best(1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sheepop
+from sheepop.checkpoint.run_directory import RUN_ENTRIES
 
 Run = Callable[..., Any]
 
@@ -72,6 +73,11 @@ def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path:
     assert 0 < found["bits_per_byte"] < 20
     assert (tmp_path / "run" / "report.html").is_file()
     assert (tmp_path / "run" / "plots" / "curves.png").is_file()
+
+
+def test_a_run_consists_of_known_entries(trained: Path) -> None:
+    """Others would keep --overwrite from replacing it."""
+    assert {entry.name for entry in trained.iterdir()} == RUN_ENTRIES
 
 
 def test_a_finished_run_resumes_to_the_same_scores(run: Run, trained: Path) -> None:

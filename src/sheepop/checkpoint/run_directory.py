@@ -13,6 +13,7 @@ from sheepop.core.files import (
     TEMPORARY_MARK,
     atomic_directory,
     damaged_files,
+    is_left_behind,
     remove_partial,
     remove_tree,
     storage_errors,
@@ -20,6 +21,21 @@ from sheepop.core.files import (
 )
 
 CONFIG = "config.yaml"
+# Everything that a run consists of; what else lies in its directory is somebody's own.
+RUN_ENTRIES = frozenset(
+    {
+        CONFIG,
+        "environment.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "report.html",
+        "plots",
+        "tensorboard",
+        "corpus",
+        "checkpoints",
+    }
+)
+_POINTERS = frozenset({"latest", "best"})
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -33,8 +49,8 @@ class RunDirectory:
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
         """Prepares a directory for a new run.
 
-        Refuses one that holds a run, unless `overwrite`; one that holds anything else is always refused, so that
-        no mistyped path costs somebody's files.
+        Refuses one that holds a run, unless `overwrite`; one that holds anything else, beside a run or alone, is
+        always refused, so that no mistyped path costs somebody's files.
         """
         run = cls(Path(path))
         with storage_errors(run.path):
@@ -47,6 +63,11 @@ class RunDirectory:
                     raise UsageError(
                         f"The output directory {run.path} already holds a run. Go on with it (--resume auto), "
                         "replace it (--overwrite), or choose another one."
+                    )
+                if foreign := run._foreign_entry():
+                    raise UsageError(
+                        f"The output directory {run.path} is not replaced, because {foreign} is not part of a run. "
+                        "Move it away, or choose another directory."
                     )
                 for entry in run.path.iterdir():
                     remove_tree(entry)
@@ -148,6 +169,15 @@ class RunDirectory:
                 doomed = self.checkpoint(step).with_name(f".{self.checkpoint(step).name}{TEMPORARY_MARK}pruned")
                 self.checkpoint(step).rename(doomed)
                 remove_tree(doomed)
+
+    def _foreign_entry(self) -> Path | None:
+        """Something in this directory, or among its checkpoints, that SheepOp did not write."""
+        entries = [entry for entry in self.path.iterdir() if entry.name not in RUN_ENTRIES]
+        if self.checkpoints.is_dir():
+            found = (entry for entry in self.checkpoints.iterdir() if entry.name not in _POINTERS)
+            entries += [entry for entry in found if not _STEP_NAME.fullmatch(entry.name)]
+        foreign = (entry for entry in entries if not is_left_behind(entry.name) and entry.name != ".DS_Store")
+        return min(foreign, default=None)
 
     def _point(self, name: str, step: int) -> None:
         write_atomic(self.checkpoints / name, self.checkpoint(step).name + "\n")

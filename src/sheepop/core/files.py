@@ -164,6 +164,11 @@ def remove_partial(directory: str | Path) -> None:
             remove_tree(entry)
 
 
+def is_left_behind(name: str) -> bool:
+    """Whether `name` is that of a temporary file or directory, which a killed writer may leave."""
+    return _LEFT_BEHIND.fullmatch(name) is not None
+
+
 def sha256_file(path: str | Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
