@@ -13,7 +13,7 @@ from sheepop.core.config import read_config_file, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
-from sheepop.data import Corpus
+from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 
 RECORD = "environment.json"
@@ -31,7 +31,7 @@ _MAY_CHANGE = {
     "training.sample_tokens",
     "training.checkpoint_interval",
     "training.keep_checkpoints",
-    "data.paths",
+    "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }
 
@@ -45,7 +45,7 @@ class RunRecord:
     tokenizer_fingerprint: str
     matrix_peak_flops: float
     step_seconds: float | None
-    asked: dict[str, Any]  # the configuration before anything was derived or measured
+    asked: dict[str, Any]  # the configuration before anything was derived or measured, as of the last start
     machine: dict[str, Any]
 
     @classmethod
@@ -86,10 +86,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run found on disk: its resolved configuration and its record."""
+    """A run found on disk: its resolved configuration, its record, and the step of its newest checkpoint."""
 
     config: SheepOpConfig
     record: RunRecord
+    step: int
 
 
 def find_resumable(path: Path) -> StoredRun | None:
@@ -97,7 +98,22 @@ def find_resumable(path: Path) -> StoredRun | None:
     run = RunDirectory(path)
     if not run.config_file.is_file():
         return None
-    return StoredRun(validate(SheepOpConfig, read_config_file(run.config_file)), RunRecord.read(path))
+    config = validate(SheepOpConfig, read_config_file(run.config_file))
+    return StoredRun(config, RunRecord.read(path), max(run.steps(), default=0))
+
+
+def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
+    """The configuration to open the corpus with, which may lie in another place by now.
+
+    Raises `ConfigError` when `wanted` names other text: it would not be read.
+    """
+    before, now = tuple(stored.record.asked["data"]["paths"]), wanted.data.paths
+    if now != before and not any(is_corpus(path) for path in now):
+        raise ConfigError(
+            f"A resumed run keeps its text, but data.paths was {list(before)}, now {list(now)}. Leave it out to go on "
+            "with the text the run began with, or start a new run with another --output."
+        )
+    return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
 
 
 def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
@@ -124,7 +140,16 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> 
         for parent in parents:
             node = node[parent]
         node[leaf] = value
-    return validate(SheepOpConfig, tree)
+    config = validate(SheepOpConfig, tree)
+    try:
+        steps = config.training.resolved().total_steps
+    except ValueError as error:
+        raise ConfigError(
+            f"A resumed run derives nothing anew, but these are {error}. Give a value, or leave the key out."
+        ) from None
+    if steps < stored.step:
+        raise ConfigError(f"training.max_steps = {steps}, but the run has taken {stored.step} steps already.")
+    return config
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Batches, Corpus, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.resume import RunRecord, find_resumable, refuse_changes
+from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import build_batches, open_corpus
@@ -81,9 +81,11 @@ def run_training(
             config, record = _start(config, run, corpus, device, console)
     else:
         run = RunDirectory.open(path)
-        corpus = open_corpus(stored.config, run, console)
-        config, record = refuse_changes(stored, config, corpus), stored.record
+        corpus = open_corpus(corpus_settings(stored, config), run, console)
+        record = replace(stored.record, asked=config.model_dump(mode="json"))
+        config = refuse_changes(stored, config, corpus)
         write_atomic(run.config_file, dump_config(config))
+        record.write(run)
     _make_deterministic(config.deterministic)
     with times("Training"):
         _run(config, run, corpus, record, device, console, resume=stored is not None)

@@ -90,5 +90,6 @@ class TrainingConfig(Config):
         }
         unknown = [name for name, value in known.items() if value is None]
         if unknown:
-            raise ValueError(f"training settings are not resolved yet: {', '.join(unknown)}")
+            keys = ("max_steps" if name == "total_steps" else name for name in unknown)
+            raise ValueError("not resolved yet: " + ", ".join(f"training.{key}" for key in keys))
         return ResolvedTraining(**known)  # type: ignore[arg-type]

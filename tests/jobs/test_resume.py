@@ -1,0 +1,116 @@
+"""What a resumed run may change, and that what it may not is refused instead of ignored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.config import read_config_file
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.jobs.config import load_config
+from sheepop.jobs.data import build
+from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.train import train
+from sheepop.train.metrics import read_json_lines
+
+SETTINGS = (
+    "tokenizer.algorithm=char",
+    "model.d_model=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "training.global_batch_size=4",
+    "training.max_steps=4",
+    "training.precision=fp32",
+    "device=cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(30):
+        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
+    return folder
+
+
+def start(data: Path, run: Path) -> Path:
+    train(load_config(overrides=(*SETTINGS, f"output_dir={run}", f"data.paths={data}")))
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start(text, tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def resume(run: Path, *overrides: str) -> None:
+    stored = find_resumable(run)
+    assert stored is not None
+    train(load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked), resume=True)
+
+
+def resolved(run: Path) -> dict[str, Any]:
+    return read_config_file(run / "config.yaml")
+
+
+def steps(run: Path) -> int:
+    return max(row["step"] for row in read_json_lines(run / "metrics.jsonl")[0])
+
+
+def test_more_steps_are_taken_and_kept_when_resumed_again(run: Path) -> None:
+    resume(run, "training.max_steps=6")
+    assert (steps(run), resolved(run)["training"]["max_steps"]) == (6, 6)
+    resume(run)
+    assert (steps(run), resolved(run)["training"]["max_steps"]) == (6, 6)
+    assert json.loads((run / "environment.json").read_text())["asked"]["training"]["max_steps"] == 6
+
+
+def test_a_change_that_is_taken_back_is_not_ignored(run: Path) -> None:
+    resume(run, "training.max_steps=6")
+    resume(run, "training.log_interval=3")
+    resume(run, "training.log_interval=10")
+    assert resolved(run)["training"]["log_interval"] == 10
+    with pytest.raises(ConfigError, match=r"max_steps = 4, but the run has taken 6 steps"):
+        resume(run, "training.max_steps=4")
+    assert resolved(run)["training"]["max_steps"] == 6
+
+
+@pytest.mark.parametrize("key", ["max_steps", "eval_interval", "sample_interval", "checkpoint_interval"])
+def test_what_is_derived_once_cannot_be_unset(run: Path, key: str) -> None:
+    resume(run, f"training.{key}=5")
+    with pytest.raises(ConfigError, match=rf"not resolved yet: training.{key}"):
+        resume(run, f"training.{key}=null")
+    assert resolved(run)["training"][key] == 5
+
+
+def test_other_text_is_refused_and_not_ignored(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("something else entirely\n" * 30)
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"keeps its text, but data.paths was .*other\.txt"):
+        resume(run, f"data.paths={tmp_path / 'other.txt'}")
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: Path) -> None:
+    console = Console.silent()
+    settings = [str(text), "tokenizer.algorithm=char"]
+    build(settings, tmp_path / "corpus", None, console)
+    build([*settings, "seed=5"], tmp_path / "another", None, console)
+    run = start(tmp_path / "corpus", tmp_path / "run")
+    (tmp_path / "corpus").rename(tmp_path / "moved")
+    resume(run, f"data.paths={tmp_path / 'moved'}", "training.max_steps=5")
+    assert steps(run) == 5
+    assert resolved(run)["data"]["paths"] == [str(tmp_path / "moved")]
+    with pytest.raises(CheckpointError, match="is not the one this run was started with"):
+        resume(run, f"data.paths={tmp_path / 'another'}")
