@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from sheepop.core.errors import Interrupted
 from sheepop.data import Corpus, SampleOrder
 from sheepop.train import Trainer, TrainingError
+from sheepop.train.interrupt import InterruptFlag
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 
@@ -132,6 +134,29 @@ def test_a_signal_saves_and_says_how_to_go_on(make_trainer: MakeTrainer, number:
     assert caught.value.exit_code == exit_code
     assert trainer.checkpointer.run.pointer("latest") == 5
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class LateFlag(InterruptFlag):
+    """A flag that a signal sets between two looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def signal_number(self) -> int | None:
+        self.looks -= 1
+        return None if self.looks >= 0 else signal.SIGINT
+
+
+@pytest.mark.parametrize("looks", range(13))
+def test_a_signal_at_any_moment_is_heard_and_its_step_is_saved(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    trainer = make_trainer("run", max_steps=12, checkpoint_interval=100, eval_interval=100)
+    monkeypatch.setattr("sheepop.train.loop.catch_interrupts", lambda: nullcontext(LateFlag(looks)))
+    with pytest.raises(Interrupted):
+        trainer.run()
+    assert trainer.checkpointer.run.pointer("latest") == trainer.state.step
 
 
 def test_lines_written_after_the_last_checkpoint_are_not_repeated(make_trainer: MakeTrainer) -> None:

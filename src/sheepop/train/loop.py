@@ -19,7 +19,7 @@ from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
-from sheepop.train.interrupt import InterruptFlag, catch_interrupts
+from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import NextToken, Objective, TensorBatch
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
@@ -82,10 +82,19 @@ class Trainer:
                 improved = self._validate() if self._due(self.resolved.eval_interval) else False
                 if self._due(self.resolved.sample_interval):
                     self._sample()
-                if improved or self._checkpoint_due() or interrupt:
+                # Asked once, so that a signal never ends the run at a step that was not saved.
+                stopping = bool(interrupt)
+                if improved or self._checkpoint_due() or stopping:
                     self._save(improved)
-                self._stop_if(interrupt)
                 progress.advance()
+                if stopping:
+                    break
+        if interrupt.signal_number is not None:
+            raise Interrupted(
+                f"Stopped after step {self.state.step:,} of {total:,}; everything is saved in "
+                f"{self.checkpointer.run.path}. Go on with --resume auto.",
+                interrupt.signal_number,
+            )
         return self.state
 
     def _step(self, step: int) -> tuple[float, float]:
@@ -176,14 +185,6 @@ class Trainer:
             self.checkpointer.run.mark_best(self.state.step)
         self.checkpointer.run.prune(self.state.step, self.config.keep_checkpoints, self._milestones())
         self._leave_out(time.monotonic() - started)
-
-    def _stop_if(self, interrupt: InterruptFlag) -> None:
-        if interrupt.signal_number is not None:
-            raise Interrupted(
-                f"Stopped after step {self.state.step:,} of {self.resolved.total_steps:,}; everything is saved in "
-                f"{self.checkpointer.run.path}. Go on with --resume auto.",
-                interrupt.signal_number,
-            )
 
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.resolved.total_steps
