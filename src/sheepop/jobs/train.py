@@ -73,6 +73,7 @@ def run_training(
     device = resolve_device(config.device)
     path = Path(config.output_dir) if config.output_dir else default_run_path()
     stored = find_resumable(path) if resume else None
+    _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
     if stored is None:
         run = RunDirectory.create(path, overwrite=overwrite or resume)
         with times("Corpus and vocabulary"):
@@ -86,7 +87,6 @@ def run_training(
         config = refuse_changes(stored, config, corpus)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
-    _make_deterministic(config.deterministic)
     with times("Training"):
         _run(config, run, corpus, record, device, console, resume=stored is not None)
     with times("Scoring"):

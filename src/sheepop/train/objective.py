@@ -63,4 +63,4 @@ def logits_of(model: nn.Module, batch: TensorBatch) -> Tensor:
 
 
 def _tensor(array: NDArray[np.int64], device: str) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    return torch.from_numpy(array).to(device)

@@ -17,6 +17,7 @@ import torch
 from sheepop.core.console import Console
 from sheepop.data import Batches
 from sheepop.model import Transformer
+from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.optimizer import build_optimizers, clip_gradients
@@ -147,8 +148,7 @@ def _time_steps(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         if number >= 0:
             times.append(time.perf_counter() - begin)
         elif number == -1:

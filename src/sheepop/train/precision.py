@@ -31,7 +31,8 @@ def candidates(precision: str, device: str) -> list[str]:
         check_precision(precision, device)
         return [precision]
     if device == "cuda":
-        return ["bf16" if torch.cuda.is_bf16_supported() else "fp32"]
+        # Older GPUs emulate bfloat16, which is slower than float32.
+        return ["bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"]
     if device == "cpu" and _cpu_computes_bf16():
         return ["fp32", "bf16"]
     return ["fp32"]
