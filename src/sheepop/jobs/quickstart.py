@@ -76,10 +76,12 @@ def quickstart(
     stored = find_resumable(output) if resume else None
     if stored is not None:
         config = load_config(base=stored.record.asked, options={"device": device, "output_dir": str(output)})
+        console.info("Going on with the text, the minutes and the seed that this quickstart was started with.")
     else:
         config = _configure(output, minutes, paths, resolve_device(device), seed, console)
     outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
-    return _finish(outcome, config, bool(paths), times, console)
+    own_data = LIBRARY_PROMPTS[0] not in config.training.sample_prompts
+    return _finish(outcome, config, own_data, times, console)
 
 
 def render_outcome(outcome: QuickstartOutcome) -> str:
