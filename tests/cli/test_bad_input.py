@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +177,13 @@ def test_a_path_without_a_model(run: Run, tmp_path: Path) -> None:
 
 def test_the_tokenizer_of_nothing(run: Run, tmp_path: Path) -> None:
     assert_refused(run("tokenizer", "show", tmp_path), 3, "holds no tokenizer")
+
+
+def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path) -> None:
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "sheepop", "tokenizer", "encode", str(trained)]
+    answer = subprocess.run(command, input=b"caf\xe9", capture_output=True, timeout=120, check=False, env=strict)
+    assert (answer.returncode, b"Standard input is not UTF-8 text" in answer.stderr) == (2, True)
 
 
 def test_an_unknown_benchmark(run: Run) -> None:

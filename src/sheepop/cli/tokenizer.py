@@ -57,7 +57,10 @@ def encode(
     if text is None:
         if sys.stdin.isatty():
             raise UsageError("Give the text as an argument, or pipe it in.")
-        text = sys.stdin.read()
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
     rows = encode_text(tokenizer, text, allow_special)
     if as_json:
         print_json(rows)

@@ -39,13 +39,6 @@ class GenerationConfig(Config):
         """Whether the likeliest token is taken each time."""
         return self.temperature == 0
 
-    @field_validator("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", mode="before")
-    @classmethod
-    def _refuse_booleans(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a number is needed here, not true or false")
-        return value
-
     @field_validator("stop", mode="before")
     @classmethod
     def _one_string_is_a_list(cls, value: Any) -> Any:
