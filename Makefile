@@ -6,7 +6,7 @@ VENV := .venv
 #   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
-MINUTES ?= 5
+MINUTES ?=
 DATA ?=
 OUTPUT ?= runs/quickstart
 OPTIONS ?=
@@ -40,7 +40,7 @@ help:
 	@echo "                     https://download.pytorch.org/whl/cpu for the small build without CUDA"
 
 quickstart: $(VENV)/.installed
-	$(BIN)/sheepop quickstart --output "$(OUTPUT)" --minutes "$(MINUTES)" $(if $(DATA),--data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
+	$(BIN)/sheepop quickstart --output "$(OUTPUT)"$(if $(MINUTES), --minutes "$(MINUTES)")$(if $(DATA), --data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not system and not campaign" $(PARALLEL)

@@ -56,7 +56,7 @@ def test_a_fresh_clone_gets_its_environment_first(clone: Path):
     assert "python3 -m venv .venv" in lines
     install = ".venv/bin/python -m pip install --constraint constraints.txt --editable ."
     assert lines.index("python3 -m venv .venv") < lines.index(install)
-    assert lines[-1].strip() == '.venv/bin/sheepop quickstart --output "runs/quickstart" --minutes "5"'
+    assert lines[-1].strip() == '.venv/bin/sheepop quickstart --output "runs/quickstart"'
 
 
 def test_the_variables_of_quickstart_reach_the_command(clone: Path):

@@ -116,3 +116,29 @@ def test_a_path_without_a_model_is_explained(tmp_path: Path, place: str) -> None
     messages = {"missing": "does not exist", "empty": "is not a model", "started": "no finished checkpoint yet"}
     with pytest.raises(CheckpointError, match=messages[place]):
         resolve_model_directory(path)
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_start_that_fails_leaves_the_place_as_it_was(tmp_path: Path, failure: type[BaseException]) -> None:
+    with pytest.raises(failure), RunDirectory.starting(tmp_path / "new") as run:
+        run.config_file.write_text("half")
+        raise failure
+    assert not (tmp_path / "new").exists()
+    old = steps_after(RunDirectory.create(tmp_path / "old"), 2)
+    with pytest.raises(failure), RunDirectory.starting(old.path, overwrite=True) as run:
+        assert run.steps() == []
+        checkpoint(run, 7)
+        raise failure
+    assert old.steps() == [1, 2] and old.pointer("latest") == 2
+    assert [entry.name for entry in old.path.iterdir()] == ["checkpoints"]
+
+
+def test_a_start_that_was_killed_gives_back_the_run_it_was_to_replace(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+    run._set_aside()  # what is on the disk when the process ends here
+    run.checkpoints.mkdir()
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunDirectory.create(run.path)
+    with pytest.raises(ValueError, match="stop"), RunDirectory.starting(run.path, overwrite=True):
+        raise ValueError("stop")
+    assert run.steps() == [1, 2]

@@ -188,3 +188,39 @@ def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path) -> None:
 
 def test_an_unknown_benchmark(run: Run) -> None:
     assert_refused(run("bench", "cooking"), 2, "no benchmark 'cooking'", "train, generate")
+
+
+def test_a_start_that_fails_leaves_the_output_free(run: Run, text_folder: Path, tmp_path: Path) -> None:
+    assert run("train", "--data", tmp_path / "typo", "--output", tmp_path / "run", "-q", *TINY).code == 3
+    assert run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY).code == 0
+
+
+def test_an_overwrite_that_fails_keeps_the_old_run(run: Run, trained: Path, tmp_path: Path) -> None:
+    before = sorted(path.relative_to(trained) for path in trained.rglob("*"))
+    assert run("train", "--data", tmp_path / "typo", "--output", trained, "--overwrite", "-q", *TINY).code == 3
+    assert sorted(path.relative_to(trained) for path in trained.rglob("*")) == before
+
+
+def test_resume_with_other_data(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("Other words.\n" * 50)
+    result = run("train", "--resume", trained, "-q", "--data", tmp_path / "other.txt")
+    assert_refused(result, 2, "keeps its corpus", "other.txt")
+
+
+def test_a_setting_that_a_finished_corpus_was_built_without(run: Run, trained: Path, tmp_path: Path) -> None:
+    for setting, built in (("tokenizer.algorithm=bpe", "'char'"), ("data.documents=line", "'file'")):
+        result = run("train", "--data", trained / "corpus", "-o", tmp_path / "run", "-q", *TINY[1:], setting)
+        assert_refused(result, 2, setting.partition("=")[0], "has no effect", built)
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_a_quickstart_without_time(run: Run, tmp_path: Path, minutes: str) -> None:
+    assert_refused(run("quickstart", "--minutes", minutes, "-o", tmp_path / "run"), 2, f"minutes = {float(minutes)}")
+
+
+def test_a_quickstart_where_a_run_is_says_how_to_go_on(run: Run, trained: Path) -> None:
+    assert_refused(run("quickstart", "-o", trained), 2, "already holds a run", "(--resume)", "--overwrite")
+
+
+def test_an_empty_prompt_of_several_is_counted_from_one(run: Run, trained: Path) -> None:
+    assert_refused(run("generate", trained, "-p", "x", "-p", ""), 2, "Prompt 2 is empty")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,3 +219,41 @@ def test_bench_measures_tokens_and_share_of_peak(run: Run) -> None:
     rows = json.loads(result.out)["results"]
     assert {row["name"] for row in rows} == {"train", "generate"}
     assert all(row["tokens_per_second"] > 0 and 0 < row["share_of_peak"] < 2 for row in rows)
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Interrupted."), (signal.SIGTERM, "Terminated.")])
+def test_a_signal_before_training_says_so_and_leaves_nothing(
+    run: Run,
+    text_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    word: str,
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("sheepop.data.build.train_tokenizer", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q")
+    assert (result.code, result.out) == (128 + number, "")
+    assert result.err.startswith(word) and "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_while_writing_says_that_it_stopped(run: Run, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sheepop.jobs.generate.load_model", interrupted)
+    result = run("generate", trained, "--prompt", "S")
+    assert (result.code, result.out, result.err) == (130, "", "Interrupted.\n")
+
+
+def test_a_full_context_is_pointed_out(run: Run, trained: Path) -> None:
+    request = ("generate", trained, "--prompt", "Sheep", "--greedy", "--max-new-tokens")
+    assert "--window" in run(*request, "200").err
+    assert run(*request, "200", "--quiet").err == ""
+    assert run(*request, "3").err == ""

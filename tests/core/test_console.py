@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -12,6 +13,21 @@ from sheepop.core.console import Console
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(console_module, "time", clock)
+    return clock
 
 
 def test_messages_go_to_standard_error_as_plain_lines(capsys: pytest.CaptureFixture[str]):
@@ -37,24 +53,35 @@ def test_quiet_keeps_warnings_and_silent_keeps_nothing():
     assert silent_file.getvalue() == ""
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"), [("40", "loss 3.913"), ("200", "loss 3.913  norm 0.63  123 tokens/s")]
+)
+def test_on_a_narrow_terminal_the_share_stays_and_the_detail_is_cut(
+    monkeypatch: pytest.MonkeyPatch, columns: str, expected: str
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    with Console(file=file).progress("Training", 100, "steps") as progress:
+        progress.advance(30)
+        progress.describe("loss 3.913  norm 0.63  123 tokens/s")
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue().rsplit("\r\x1b[2KTraining", 1)[1])
+    assert " 30% " in last
+    assert expected in last and last.split("loss")[1].strip() == expected.split("loss")[1].strip()
+
+
+def test_a_dumb_terminal_gets_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "dumb")
+    file = Terminal()
+    with Console(file=file).progress("Training", 10, "steps") as progress:
+        clock.now += 6
+        progress.advance(5)
+    assert file.getvalue() == "Training:  50% (5 of 10 steps), 6 s left\n"
+
+
 def test_silent_prints_nothing(capsys: pytest.CaptureFixture[str]):
     Console.silent().warn("look")
     assert capsys.readouterr() == ("", "")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(console_module, "time", clock)
-    return clock
 
 
 def test_progress_away_from_a_terminal_is_a_line_every_five_seconds(clock: Clock):

@@ -190,7 +190,7 @@ def test_a_prompt_that_fills_the_context_is_refused_or_cut_on_request(
     toy_model: Build, characters: CharTokenizer
 ) -> None:
     generator = Generator(toy_model(max_seq_len=16), characters)
-    with pytest.raises(UsageError, match=r"Prompt 1 has 16 tokens.*max_seq_len = 16.*on_overflow=window"):
+    with pytest.raises(UsageError, match=r"Prompt 2 has 16 tokens.*max_seq_len = 16.*on_overflow=window"):
         generator.generate(["fine", "x" * 16], GREEDY)
     text = "0123456789abcdefghijklmnop"
     for count, dropped in ((4, 26 - 12), (100, 26 - 8)):
@@ -299,7 +299,7 @@ def test_token_ids_are_prompts_too(toy_model: Build, characters: CharTokenizer) 
     [
         ("one text", r"pass \[prompt\]"),
         ([""], "The prompt is empty. Give at least one character"),
-        (["a", ""], "Prompt 1 is empty"),
+        (["a", ""], "Prompt 2 is empty"),
         ([[]], "empty"),
         ([[5, 128]], "token id 128 at position 1 is not in the vocabulary. Ids run from 0 to 127"),
         ([[-1]], "token id -1 at position 0"),

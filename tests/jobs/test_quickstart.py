@@ -2,13 +2,18 @@
 
 import json
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from sheepop.core.errors import ConfigError
+from sheepop.data import Corpus
 from sheepop.data.discovery import FoundFile, discover
+from sheepop.data.documents import Document
 from sheepop.jobs.config import load_config
-from sheepop.jobs.quickstart import quickstart, render_outcome
+from sheepop.jobs.quickstart import own_prompts, quickstart, render_outcome
 from sheepop.jobs.quickstart_recipe import SIZES, choose_size, choose_vocabulary, library_paths, recipe
 
 
@@ -80,10 +85,29 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
         outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
     assert (tmp_path / "run" / "report.html").is_file()
     assert outcome.scores.bytes <= outcome.baselines.bytes
-    assert [completion.prompt[:6] for completion in outcome.completions] == ["# Note"] * len(outcome.completions)
+    assert outcome.completions[0].prompt.startswith("# Note")
     assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte
     text = render_outcome(outcome)
     assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
     again = quickstart(tmp_path / "run", device="cpu", resume=True)  # knows whose text it was
     assert again.scores == outcome.scores
     assert [c.text for c in again.completions] == [c.text for c in outcome.completions]
+    with pytest.raises(ConfigError, match=r"training\.max_minutes was 0\.05, now 0\.1"):
+        quickstart(tmp_path / "run", minutes=0.1, device="cpu", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["a\nb\nc\nd\ne\nf\n"], ["a\nb\nc\nd\ne\nf\n", "c\nd\ne\nf\n", "e\nf\n"]),
+        (["one line"], ["one line"]),
+        (["\n  one\n", "two\n", "three\n", "four\n"], ["one\n", "two\n", "three\n"]),
+    ],
+)
+def test_prompts_are_held_out_beginnings_or_lines_further_down(texts: list[str], expected: list[str]) -> None:
+    class HeldOut:
+        def documents(self, split: str) -> Iterator[Document]:
+            assert split == "validation"
+            return (Document.of(text, "file", 0) for text in texts)
+
+    assert own_prompts(cast(Corpus, HeldOut())) == expected

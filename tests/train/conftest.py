@@ -71,6 +71,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
         trainer = Trainer(
             model=model,
+            forward=model,
             optimizers=optimizers,
             batches=batches,
             order=SampleOrder(batches.num_samples, seed),

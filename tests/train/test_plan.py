@@ -36,6 +36,17 @@ def test_minutes_become_steps_that_fit_with_their_validations() -> None:
     assert 0.93 * 600 < used < 0.98 * 600
 
 
+def test_validations_take_at_most_a_fifth_of_a_short_budget() -> None:
+    # 12 seconds leave 0.96 * 12 - 3 = 8.52; a validation of 5 batches takes 5 * 0.6 / 3 = 1 second, so one is afforded.
+    resolved = resolve(StepTime("fp32", 0.6), max_minutes=0.2, global_batch_size=10)
+    assert resolved.max_steps == int((8.52 - 1) / 0.6) == 12
+    assert resolved.eval_interval == 12
+    # 60 seconds leave 54.6, a fifth of which holds ten.
+    resolved = resolve(StepTime("fp32", 0.6), max_minutes=1.0, global_batch_size=10)
+    assert resolved.max_steps == int((54.6 - 10) / 0.6) == 74
+    assert resolved.eval_interval == 7
+
+
 def test_minutes_need_a_measurement() -> None:
     with pytest.raises(ValueError, match="measured step time"):
         resolve(max_minutes=1.0)

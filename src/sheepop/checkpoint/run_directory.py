@@ -21,6 +21,7 @@ from sheepop.core.files import (
 )
 
 CONFIG = "config.yaml"
+REPLACED = ".replaced"
 # Everything that a run consists of; what else lies in its directory is somebody's own.
 RUN_ENTRIES = frozenset(
     {
@@ -33,6 +34,7 @@ RUN_ENTRIES = frozenset(
         "tensorboard",
         "corpus",
         "checkpoints",
+        REPLACED,
     }
 )
 _POINTERS = frozenset({"latest", "best"})
@@ -52,27 +54,66 @@ class RunDirectory:
         Refuses one that holds a run, unless `overwrite`; one that holds anything else, beside a run or alone, is
         always refused, so that no mistyped path costs somebody's files.
         """
+        with cls.starting(path, overwrite=overwrite) as run:
+            return run
+
+    @classmethod
+    @contextmanager
+    def starting(cls, path: str | Path, *, overwrite: bool = False) -> Iterator[RunDirectory]:
+        """As `create`, for good only when the block succeeds: else the place is left as it was, an old run included."""
         run = cls(Path(path))
+        existed = run.path.is_dir()
         with storage_errors(run.path):
-            if run.path.is_dir() and any(run.path.iterdir()):
-                if not run.holds_run():
-                    raise UsageError(
-                        f"The output directory {run.path} is not empty and does not hold a run. Choose another one."
-                    )
-                if not overwrite:
-                    raise UsageError(
-                        f"The output directory {run.path} already holds a run. Go on with it (--resume auto), "
-                        "replace it (--overwrite), or choose another one."
-                    )
-                if foreign := run._foreign_entry():
-                    raise UsageError(
-                        f"The output directory {run.path} is not replaced, because {foreign} is not part of a run. "
-                        "Move it away, or choose another directory."
-                    )
-                for entry in run.path.iterdir():
-                    remove_tree(entry)
+            run._require_place(overwrite)
+            if existed:
+                run._set_aside()
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-        return run
+        try:
+            yield run
+        except BaseException:
+            run._put_back()
+            if not existed:
+                remove_tree(run.path)
+            raise
+        remove_tree(run._replaced)
+
+    def _require_place(self, overwrite: bool) -> None:
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            return
+        if not self.holds_run():
+            raise UsageError(
+                f"The output directory {self.path} is not empty and does not hold a run. Choose another one."
+            )
+        if not overwrite:
+            raise UsageError(
+                f"The output directory {self.path} already holds a run. Go on with it (--resume auto), "
+                "replace it (--overwrite), or choose another one."
+            )
+        if foreign := self._foreign_entry():
+            raise UsageError(
+                f"The output directory {self.path} is not replaced, because {foreign} is not part of a run. "
+                "Move it away, or choose another directory."
+            )
+
+    def _set_aside(self) -> None:
+        """Moves what is here into a folder of its own, after putting back what a killed start had moved there."""
+        if self._replaced.is_dir() and not self.config_file.is_file():
+            self._put_back()
+        remove_tree(self._replaced)
+        entries = list(self.path.iterdir())
+        if entries:
+            self._replaced.mkdir()
+        for entry in entries:
+            entry.rename(self._replaced / entry.name)
+
+    def _put_back(self) -> None:
+        for entry in self.path.iterdir():
+            if entry != self._replaced:
+                remove_tree(entry)
+        if self._replaced.is_dir():
+            for entry in self._replaced.iterdir():
+                entry.rename(self.path / entry.name)
+            self._replaced.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -84,7 +125,12 @@ class RunDirectory:
 
     def holds_run(self) -> bool:
         """Whether a run was started here."""
-        return (self.path / CONFIG).is_file() or self.checkpoints.is_dir()
+        return self.config_file.is_file() or self.checkpoints.is_dir() or self._replaced.is_dir()
+
+    @property
+    def _replaced(self) -> Path:
+        """Where a run waits that a new one is about to replace."""
+        return self.path / REPLACED
 
     @property
     def config_file(self) -> Path:

@@ -39,7 +39,7 @@ def read_training_state(
     """Restores the optimizers in place and returns the counters; raises `CheckpointError` when they do not fit."""
     folder = directory / "state"
     record = read_json(folder / COUNTERS)
-    if not isinstance(record, dict) or not isinstance(record.get("format_version"), int):
+    if not isinstance(record, dict) or not isinstance(record.get("format_version"), int) or "counters" not in record:
         raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
     if record["format_version"] > FORMAT_VERSION:
         raise CheckpointError(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Quiet, print_json
+from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 
@@ -30,7 +30,10 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together reach P.")] = 0.95,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End before this text ($'\\n' is a line end); may be repeated."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeat a text exactly.", show_default="random")] = None,
     window: Annotated[bool, typer.Option("--window", help="Drop the oldest tokens when the context is full.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Recompute everything for each token.")] = False,
@@ -93,3 +96,5 @@ def generate(
         for number, completion in enumerate(completions, start=1):
             head = "" if quiet else f"--- {number} ---\n{completion.prompt}"
             typer.echo(f"{head}{completion.text}")
+    if any(c.finish_reason == "length" and len(c.token_ids) < max_new_tokens for c in completions):
+        make_console(quiet).info("The model's context is full; --window writes on without its oldest tokens.")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -10,6 +15,9 @@ import typer
 import sheepop
 from sheepop.cli import bench, data, doctor, generate, quickstart, tokenizer, train
 from sheepop.core.errors import SheepOpError
+
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
 
 app = typer.Typer(
     name="sheepop",
@@ -50,13 +58,19 @@ def main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     try:
-        app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
+        with _terminating_cleanly():
+            app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
+    except SystemExit as end:
+        # Typer turns Ctrl-C into this exit without a word.
+        if end.code in (_INTERRUPTED, _TERMINATED):
+            _report("Interrupted." if end.code == _INTERRUPTED else "Terminated.", end.code)
+        raise
     except SheepOpError as error:
         if debug:
             raise
         sys.exit(_report(str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_report("Interrupted.", 130))
+        sys.exit(_report("Interrupted.", _INTERRUPTED))
     except Exception as error:
         if debug:
             raise
@@ -66,8 +80,25 @@ def main() -> None:
         sys.exit(_report(fault, 1))
 
 
+@contextmanager
+def _terminating_cleanly() -> Iterator[None]:
+    """Within the block SIGTERM unwinds as Ctrl-C does, so that half-written directories are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED)
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def _report(message: str, exit_code: int) -> int:
-    name = "Stopped" if exit_code > 128 else "Error"
+    prefix = "" if exit_code in (_INTERRUPTED, _TERMINATED) else "Error: "
     sys.stdout.flush()
-    print(f"{name}: {message}", file=sys.stderr)
+    print(f"{prefix}{message}", file=sys.stderr)
     return exit_code

@@ -12,13 +12,13 @@ from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
 
 def quickstart(
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
-    minutes: Annotated[float, typer.Option(help="Time to train.")] = 5.0,
+    minutes: Annotated[float | None, typer.Option(help="Time to train.", show_default="5")] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option("--data", help="Your own files instead of Python's standard library; may be repeated."),
     ] = None,
     device: Device = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed gives another model.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives another model.", show_default="0")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
@@ -47,5 +47,5 @@ def quickstart(
     )
     if as_json:
         print_json(outcome.to_dict())
-    else:
+    elif not quiet:
         typer.echo(render_outcome(outcome))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -79,4 +80,5 @@ def train(
         typer.echo(f"Done: {outcome.run}")
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
-        typer.echo(f'Report: {outcome.run / "report.html"}\nNext: sheepop generate {outcome.run} --prompt "..."')
+        typer.echo(f"Report: {outcome.run / 'report.html'}")
+        typer.echo(f'Next: sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."')

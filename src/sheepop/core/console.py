@@ -6,6 +6,7 @@ to results, so that it can be piped.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_EVERY_SECONDS = 5.0
+_BAR_WIDTH = 24
+_SHORTEST_BAR = 6
 # File names and samples may hold escape sequences that would move a terminal's cursor or change its title.
 _VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -66,7 +69,7 @@ class Console:
         """Shows the progress of one piece of work; `total` is None when it is not known beforehand."""
         if self.quiet:
             yield _NoProgress()
-        elif self.is_terminal:
+        elif self.is_terminal and os.environ.get("TERM") != "dumb":
             with self._live_bar(description, total, unit) as bar:
                 yield bar
         else:
@@ -80,13 +83,13 @@ class Console:
 
         columns = (
             rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(bar_width=24),
+            rich_progress.BarColumn(bar_width=_BAR_WIDTH),
             rich_progress.TaskProgressColumn(),
             rich_progress.TimeRemainingColumn(compact=True),
             rich_progress.TextColumn("{task.fields[detail]}"),
         )
         with rich_progress.Progress(*columns, console=self._console(), transient=True) as live:
-            yield _LiveProgress(live, live.add_task(description, total=total, detail=unit))
+            yield _LiveProgress(live, live.add_task(description, total=total, detail=unit), description)
 
     def _print(self, message: str, style: str | None = None) -> None:
         message = message.translate(_VISIBLE_CONTROLS)
@@ -112,14 +115,17 @@ class _NoProgress:
 
 
 class _LiveProgress:
-    def __init__(self, live: RichProgress, task: TaskID) -> None:
+    def __init__(self, live: RichProgress, task: TaskID, description: str) -> None:
         self._live, self._task = live, task
+        self._width_before_detail = len(f"{description}  100% 0:00:00 ") + _SHORTEST_BAR
 
     def advance(self, amount: float = 1) -> None:
         self._live.advance(self._task, amount)
 
     def describe(self, detail: str) -> None:
-        self._live.update(self._task, detail=detail)
+        # On a narrow terminal the end of the detail gives way, not the share that is done.
+        room = max(0, self._live.console.width - self._width_before_detail)
+        self._live.update(self._task, detail=detail[:room])
 
 
 class _PlainProgress:

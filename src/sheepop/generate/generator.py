@@ -133,7 +133,7 @@ class Generator:
         max_seq_len = self.model.config.max_seq_len
         requests = []
         for index, prompt in enumerate(prompts):
-            name = "The prompt" if len(prompts) == 1 else f"Prompt {index}"
+            name = "The prompt" if len(prompts) == 1 else f"Prompt {index + 1}"
             token_ids = self._encode(name, prompt)
             if config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
                 raise UsageError(

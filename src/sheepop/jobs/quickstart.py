@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -11,7 +13,7 @@ from typing import Any
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import DataError
+from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.generate import Completion, GenerationConfig
@@ -32,10 +34,13 @@ from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.jobs.training_data import open_corpus
+from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
 
 _PROBE_SECONDS = 1.0
+_MINUTES = 5.0
+_PROMPTS = 3
 _PROMPT_CHARACTERS = 48
 _SAMPLE_TOKENS = 100
 
@@ -58,30 +63,38 @@ class QuickstartOutcome:
 def quickstart(
     output: str | Path,
     *,
-    minutes: float = 5.0,
+    minutes: float | None = None,
     paths: Sequence[str | Path] = (),
     device: str = "auto",
-    seed: int = 0,
+    seed: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> QuickstartOutcome:
     """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
 
+    Five minutes and seed 0 are the defaults; a run that goes on keeps its own and refuses others.
     Leaves a run directory at `output` whose ``report.html`` shows how it went.
     """
     console = console or Console.silent()
     times = StageTimes()
     output = Path(output)
+    if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
+        raise ConfigError(f"minutes = {minutes}: give a number above 0, for example --minutes 5.")
     stored = find_resumable(output) if resume else None
     if stored is not None:
-        config = load_config(base=stored.record.asked, options={"device": device, "output_dir": str(output)})
-        console.info("Going on with the text, the minutes and the seed that this quickstart was started with.")
+        asked = _asked(output, minutes, paths, device, seed)
+        config = load_config(base=stored.record.asked, options=asked)
+    elif RunDirectory(output).holds_run() and not (resume or overwrite):
+        raise UsageError(
+            f"The output directory {output} already holds a run. Go on with it (--resume), replace it (--overwrite), "
+            "or choose another one."
+        )
     else:
-        config = _configure(output, minutes, paths, resolve_device(device), seed, console)
-    outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
-    own_data = LIBRARY_PROMPTS[0] not in config.training.sample_prompts
-    return _finish(outcome, config, own_data, times, console)
+        config = _configure(output, minutes or _MINUTES, paths, resolve_device(device), seed or 0, console)
+    with interrupts_advise(f"Go on with: sheepop quickstart --resume --output {shlex.quote(str(output))}"):
+        outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+        return _finish(outcome, config, times, console)
 
 
 def render_outcome(outcome: QuickstartOutcome) -> str:
@@ -100,9 +113,23 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {outcome.run / 'report.html'}",
-        f'Next:   sheepop generate {outcome.run} --prompt "def "',
+        f'Next:   sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."',
     ]
     return "\n".join(lines)
+
+
+def _asked(
+    output: Path, minutes: float | None, paths: Sequence[str | Path], device: str, seed: int | None
+) -> dict[str, Any]:
+    """What the caller of a quickstart that goes on names, as options of the configuration."""
+    options: dict[str, Any] = {"device": device, "output_dir": str(output)}
+    if minutes is not None:
+        options["training"] = {"max_minutes": minutes}
+    if paths:
+        options["data"] = {"paths": [str(path) for path in paths]}
+    if seed is not None:
+        options["seed"] = seed
+    return options
 
 
 def _configure(
@@ -116,6 +143,7 @@ def _configure(
     ignore: tuple[str, ...] = ()
     if paths:
         inputs = [str(path) for path in paths]
+        _require_held_out(inputs)
         console.info(f"Reading {', '.join(inputs)}.")
     else:
         inputs, ignore = library_paths()
@@ -130,9 +158,20 @@ def _configure(
         f"suits {size.num_layers} layers of width {size.d_model}."
     )
     tree = recipe(size, choose_vocabulary(size, num_bytes), paths=inputs, ignore=ignore, minutes=minutes)
+    if any(is_corpus(path) for path in inputs):
+        tree = {**tree, "tokenizer": {}, "data": {"paths": inputs}}  # a finished corpus brings its own
     if not paths:
         tree["training"]["sample_prompts"] = [LIBRARY_PROMPTS[0]]
     return load_config(base=tree, options={"device": device, "seed": seed, "output_dir": str(output)})
+
+
+def _require_held_out(inputs: Sequence[str]) -> None:
+    """Refuses a finished corpus without held-out text before time is spent on it."""
+    for path in inputs:
+        if is_corpus(path) and Corpus.open(Path(path)).validation.num_tokens == 0:
+            raise DataError(
+                f"The corpus {path} holds nothing out, so there is nothing to score a model on. Build it with a split."
+            )
 
 
 def _text_bytes(inputs: Sequence[str], ignore: Sequence[str]) -> int:
@@ -144,19 +183,17 @@ def _text_bytes(inputs: Sequence[str], ignore: Sequence[str]) -> int:
     return sum(file.size for file in found if isinstance(file, FoundFile))
 
 
-def _finish(
-    outcome: TrainOutcome, config: SheepOpConfig, own_data: bool, times: StageTimes, console: Console
-) -> QuickstartOutcome:
+def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, console: Console) -> QuickstartOutcome:
     """Scores, samples and the report of a trained model."""
     run = RunDirectory.open(outcome.run)
     corpus = open_corpus(config, run, console)
-    if outcome.scores is None:
-        raise DataError("The corpus holds nothing out, so there is nothing to compare with. Build it with a split.")
+    assert outcome.scores is not None  # every quickstart holds text out
     with times("Comparison"):
         baselines = compress_validation(corpus, console)
     with times("Writing"):
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
-        prompts = _own_prompts(corpus) if own_data else list(LIBRARY_PROMPTS)
+        of_library = LIBRARY_PROMPTS[0] in config.training.sample_prompts
+        prompts = list(LIBRARY_PROMPTS) if of_library else own_prompts(corpus)
         completions = generate_text(run.path, prompts, settings, device=config.device)
     record = RunRecord.read(run.path)
     result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
@@ -164,7 +201,10 @@ def _finish(
     return result
 
 
-def _own_prompts(corpus: Corpus) -> list[str]:
-    """The beginnings of three held-out documents."""
-    beginnings = (document.text[:_PROMPT_CHARACTERS] for document in corpus.documents("validation"))
-    return list(islice((text for text in beginnings if text.strip()), 3))
+def own_prompts(corpus: Corpus) -> list[str]:
+    """The beginnings of three held-out documents; where there are fewer, of lines further down too."""
+    texts = [document.text.lstrip() for document in islice(corpus.documents("validation"), _PROMPTS)]
+    parts = math.ceil(_PROMPTS / len(texts))
+    places = [(text, text.rfind("\n", 0, len(text) * part // parts) + 1) for part in range(parts) for text in texts]
+    prompts = (text[start : start + _PROMPT_CHARACTERS] for text, start in places)
+    return list(dict.fromkeys(prompt for prompt in prompts if prompt.strip()))[:_PROMPTS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,12 +23,13 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.training_data import build_batches, open_corpus
+from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
 from sheepop.model.speed import matrix_peak
 from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState, build_optimizers, validate
+from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import torch_dtype
@@ -49,9 +51,12 @@ def train(
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
-    outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
-    record = RunRecord.read(outcome.run)
-    write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
+    path = config.output_dir or str(default_run_path())
+    config = config.model_copy(update={"output_dir": path})
+    with interrupts_advise(f"Go on with: sheepop train --resume {shlex.quote(path)}"):
+        outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+        record = RunRecord.read(outcome.run)
+        write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
     return outcome
 
 
@@ -75,11 +80,15 @@ def run_training(
     stored = find_resumable(path) if resume else None
     _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
     if stored is None:
-        run = RunDirectory.create(path, overwrite=overwrite or resume)
-        with times("Corpus and vocabulary"):
-            corpus = open_corpus(config, run, console)
-        with times("Measuring"):
-            config, record = _start(config, run, corpus, device, console)
+        with (
+            interrupts_advise(f"No step was taken and nothing of it is left in {path}."),
+            RunDirectory.starting(path, overwrite=overwrite or resume) as run,
+        ):
+            with times("Corpus and vocabulary"):
+                corpus = open_corpus(config, run, console)
+                refuse_ignored_settings(config, corpus)
+            with times("Measuring"):
+                config, record = _start(config, run, corpus, device, console)
     else:
         run = RunDirectory.open(path)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
@@ -187,8 +196,6 @@ def _run(
     settings = config.training.resolved()
     train_batches = build_batches(config, corpus.train, tokenizer)
     _announce(config, corpus, model, train_batches, state, console)
-    if config.training.compile:
-        model.compile()
     with ExitStack() as stack:
         metrics = JsonLines(run.metrics_file, state.metrics_bytes)
         stack.callback(metrics.close)
@@ -196,6 +203,8 @@ def _run(
         stack.callback(samples.close)
         trainer = Trainer(
             model=model,
+            # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
+            forward=torch.compile(model) if config.training.compile else model,
             optimizers=optimizers,
             batches=train_batches,
             order=SampleOrder(train_batches.num_samples, config.seed),
@@ -301,6 +310,8 @@ def _evaluation_batch(config: SheepOpConfig) -> int:
 
 def _make_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
+    # Filling memory that is about to be written costs time; no kernel used here reads it before.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not wanted
 
 

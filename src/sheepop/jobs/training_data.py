@@ -33,6 +33,19 @@ def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> C
     return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
 
 
+def refuse_ignored_settings(config: SheepOpConfig, corpus: Corpus) -> None:
+    """Raises `ConfigError` for a setting given by the user that a finished corpus was built without."""
+    built = corpus.manifest["config"]
+    for section, given in (("data", config.data), ("tokenizer", config.tokenizer)):
+        values = given.model_dump(mode="json")
+        for key in sorted(given.model_fields_set & built[section].keys()):
+            if values[key] != built[section][key]:
+                raise ConfigError(
+                    f"{section}.{key} = {values[key]!r} has no effect on the finished corpus {corpus.directory}, which "
+                    f"was built with {built[section][key]!r}. Leave it out, or build another corpus."
+                )
+
+
 def build_batches(
     config: SheepOpConfig, split: TokenSplit, tokenizer: Tokenizer, *, evaluation: bool = False
 ) -> Batches:

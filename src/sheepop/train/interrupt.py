@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from sheepop.core.errors import Interrupted
+
 
 class InterruptFlag:
     """Whether a signal asked the run to end, and which."""
@@ -17,6 +19,17 @@ class InterruptFlag:
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
+
+
+@contextmanager
+def interrupts_advise(what_now: str) -> Iterator[None]:
+    """An interrupt within the block says at its end what the user can do now."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        raise Interrupted(f"{interrupted} {what_now}", interrupted.exit_code - 128) from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted. {what_now}") from None
 
 
 @contextmanager

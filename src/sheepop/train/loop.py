@@ -21,7 +21,7 @@ from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
-from sheepop.train.objective import NextToken, Objective, TensorBatch
+from sheepop.train.objective import Network, NextToken, Objective, TensorBatch
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
 from sheepop.train.precision import autocast
 from sheepop.train.schedule import Schedule
@@ -44,6 +44,7 @@ class Trainer:
     """
 
     model: Transformer
+    forward: Network  # what training steps call: the model, or its compiled form
     optimizers: Sequence[torch.optim.Optimizer]
     batches: Batches
     order: SampleOrder
@@ -92,7 +93,7 @@ class Trainer:
         if interrupt.signal_number is not None:
             raise Interrupted(
                 f"Stopped after step {self.state.step:,} of {total:,}; everything is saved in "
-                f"{self.checkpointer.run.path}. Go on with --resume auto.",
+                f"{self.checkpointer.run.path}.",
                 interrupt.signal_number,
             )
         return self.state
@@ -109,7 +110,7 @@ class Trainer:
         for number, batch in enumerate(batches):
             seed_torch(self.seed, "dropout", step, number)
             with autocast(self.device, self.resolved.precision):
-                loss_sum = self.objective.loss_sum(self.model, TensorBatch.from_numpy(batch, self.device))
+                loss_sum = self.objective.loss_sum(self.forward, TensorBatch.from_numpy(batch, self.device))
             torch.autograd.backward(loss_sum / max(1, num_tokens))
             loss += loss_sum.item()
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()

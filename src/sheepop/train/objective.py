@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, cross_entropy_sum
+
+# A model, or its compiled form: token ids, positions and document ids in, logits out.
+Network = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Objective(Protocol):
     def supervised(self, batch: Batch) -> int:
         """How many positions of the batch count."""
 
-    def loss_sum(self, model: nn.Module, batch: TensorBatch) -> Tensor:
+    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
         """The summed loss (scalar, float32) of the positions that count."""
 
 
@@ -52,12 +56,12 @@ class NextToken:
         """Positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
-    def loss_sum(self, model: nn.Module, batch: TensorBatch) -> Tensor:
+    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
         """``-sum log p(label)`` over those positions."""
         return cross_entropy_sum(logits_of(model, batch), batch.labels)
 
 
-def logits_of(model: nn.Module, batch: TensorBatch) -> Tensor:
+def logits_of(model: Network, batch: TensorBatch) -> Tensor:
     """Logits (B, T, V) of a batch under its own positions and documents."""
     return model(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
 

@@ -26,6 +26,8 @@ from sheepop.train.precision import autocast, candidates
 _WARMUP_SHARE = 0.05
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
+_MOST_VALIDATIONS = 10
+_VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 
 
@@ -89,6 +91,7 @@ def resolve_training(
     if warmup is None:
         warmup = min(steps, math.ceil(steps * _WARMUP_SHARE))
     tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
+    validations = _num_validations(config, timing, seq_len, validation_tokens)
     return config.replace(
         max_steps=steps,
         max_epochs=None,
@@ -97,7 +100,7 @@ def resolve_training(
         precision=precision,
         warmup_steps=warmup,
         micro_batch_size=config.micro_batch_size or config.global_batch_size,
-        eval_interval=config.eval_interval or tenth,
+        eval_interval=config.eval_interval or max(1, round(steps / validations)),
         sample_interval=config.sample_interval or fifth,
         checkpoint_interval=config.checkpoint_interval or tenth,
     )
@@ -117,20 +120,38 @@ def _total_steps(
     if config.max_minutes is not None:
         if timing is None:
             raise ValueError("a budget in minutes needs a measured step time")
-        step_tokens = config.global_batch_size * seq_len
-        per_validation = validation_tokens / step_tokens * timing.seconds * _FORWARD_SHARE
-        available = config.max_minutes * 60 * (1 - _MEASURE_SHARE) - _IDLE_SECONDS
-        validations = 10.0
+        per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
+        available = _training_seconds(config.max_minutes)
+        validations = float(_num_validations(config, timing, seq_len, validation_tokens))
         if config.eval_interval is not None:
             validations = available / (timing.seconds * config.eval_interval + per_validation)
         limits.append(max(1, int((available - validations * per_validation) / timing.seconds)))
     return min(limits) if limits else math.ceil(steps_per_epoch)
 
 
+def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: int, validation_tokens: int) -> int:
+    """Ten over the run; in a short one as many as take a fifth of its minutes, and at least one."""
+    if config.max_minutes is None or timing is None or not validation_tokens:
+        return _MOST_VALIDATIONS
+    per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
+    affordable = _training_seconds(config.max_minutes) * _VALIDATION_SHARE / per_validation
+    return max(1, min(_MOST_VALIDATIONS, int(affordable)))
+
+
+def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: int, validation_tokens: int) -> float:
+    return validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
+
+
+def _training_seconds(minutes: float) -> float:
+    """What of a budget is left for steps and validations."""
+    return minutes * 60 * (1 - _MEASURE_SHARE) - _IDLE_SECONDS
+
+
 def _time_steps(
     model: Transformer, batches: Batches, config: TrainingConfig, device: str, precision: str, seconds: float
 ) -> list[float]:
     optimizers = build_optimizers(model, config)
+    forward = torch.compile(model) if config.compile else model
     size = config.global_batch_size
     micro = config.micro_batch_size or size
     objective = NextToken()
@@ -142,7 +163,7 @@ def _time_steps(
             samples = (max(0, number) * size + start + np.arange(micro)) % batches.num_samples
             batch = TensorBatch.from_numpy(batches.batch(samples), device)
             with autocast(device, precision):
-                loss = objective.loss_sum(model, batch)
+                loss = objective.loss_sum(forward, batch)
             torch.autograd.backward(loss / batch.labels.numel())
         clip_gradients(model.parameters(), config.max_grad_norm).item()
         for optimizer in optimizers:
