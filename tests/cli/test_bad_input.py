@@ -204,7 +204,7 @@ def test_an_overwrite_that_fails_keeps_the_old_run(run: Run, trained: Path, tmp_
 def test_resume_with_other_data(run: Run, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("Other words.\n" * 50)
     result = run("train", "--resume", trained, "-q", "--data", tmp_path / "other.txt")
-    assert_refused(result, 2, "keeps its corpus", "other.txt")
+    assert_refused(result, 2, "keeps its text", "other.txt")
 
 
 def test_a_setting_that_a_finished_corpus_was_built_without(run: Run, trained: Path, tmp_path: Path) -> None:
