@@ -52,6 +52,12 @@ def run_in_process(monkeypatch: pytest.MonkeyPatch, *arguments: object, stdin: s
     return Result(code, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture(scope="session")
+def tiny() -> tuple[str, ...]:
+    """Settings of a model that trains in a second."""
+    return TINY
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """``run("train", "--data", path)`` gives the exit code and the two outputs."""

@@ -14,16 +14,6 @@ import pytest
 import torch
 
 Run = Callable[..., Any]
-TINY = (
-    "tokenizer.algorithm=char",
-    "model.d_model=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.max_seq_len=32",
-    "training.global_batch_size=4",
-    "training.max_steps=6",
-    "training.precision=fp32",
-)
 
 
 def assert_refused(result: Any, code: int, *parts: str) -> None:
@@ -66,38 +56,44 @@ def test_nothing_readable_lists_the_reasons(run: Run, tmp_path: Path) -> None:
         ("data.max_length=64", ("data.max_length = 64 is more than model.max_seq_len = 32",)),
     ],
 )
-def test_a_wrong_setting(run: Run, text_folder: Path, tmp_path: Path, setting: str, parts: tuple[str, ...]) -> None:
-    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY, setting)
+def test_a_wrong_setting(
+    run: Run, text_folder: Path, tmp_path: Path, setting: str, parts: tuple[str, ...], tiny: tuple[str, ...]
+) -> None:
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *tiny, setting)
     assert_refused(result, 2, *parts)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path) -> None:
-    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "--device", "cuda", "-q", *TINY)
+def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]) -> None:
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "--device", "cuda", "-q", *tiny)
     assert_refused(result, 2, "'cuda' was asked for", "Usable here: ")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_vocabulary_larger_than_the_corpus_allows(run: Run, text_folder: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_corpus_allows(
+    run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     settings = ("tokenizer.algorithm=bpe", "tokenizer.vocab_size=5000")
-    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY, *settings)
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *tiny, *settings)
     assert_refused(result, 3, "5000", "allows")
 
 
-def test_no_data(run: Run, tmp_path: Path) -> None:
-    assert_refused(run("train", "--output", tmp_path / "run", "-q", *TINY), 2, "--data")
+def test_no_data(run: Run, tmp_path: Path, tiny: tuple[str, ...]) -> None:
+    assert_refused(run("train", "--output", tmp_path / "run", "-q", *tiny), 2, "--data")
 
 
-def test_an_output_that_holds_a_run(run: Run, text_folder: Path, trained: Path) -> None:
+def test_an_output_that_holds_a_run(run: Run, text_folder: Path, trained: Path, tiny: tuple[str, ...]) -> None:
     before = (trained / "metrics.jsonl").read_bytes()
-    result = run("train", "--data", text_folder, "--output", trained, "-q", *TINY)
+    result = run("train", "--data", text_folder, "--output", trained, "-q", *tiny)
     assert_refused(result, 2, "already holds a run", "--resume auto", "--overwrite")
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
-def test_an_output_that_holds_something_else(run: Run, text_folder: Path, tmp_path: Path) -> None:
+def test_an_output_that_holds_something_else(
+    run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    result = run("train", "--data", text_folder, "--output", tmp_path, "--overwrite", "-q", *TINY)
+    result = run("train", "--data", text_folder, "--output", tmp_path, "--overwrite", "-q", *tiny)
     assert_refused(result, 2, "not empty and does not hold a run")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
@@ -115,12 +111,14 @@ def test_resume_with_other_settings(run: Run, trained: Path) -> None:
     assert_refused(result, 2, "training.learning_rate was 0.001, now 0.5")
 
 
-def test_a_corpus_built_with_another_tokenizer(run: Run, text_folder: Path, tmp_path: Path) -> None:
+def test_a_corpus_built_with_another_tokenizer(
+    run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     assert run("data", "build", text_folder, "-o", tmp_path / "corpus", "-q", "tokenizer.vocab_size=300").code == 0
     made = run("tokenizer", "train", text_folder, "-o", tmp_path / "other", "--vocab-size", "290", "-q")
     assert made.code == 0, made.err
     settings = (f"tokenizer.path={tmp_path / 'other'}",)
-    result = run("train", "--data", tmp_path / "corpus", "--output", tmp_path / "run", "-q", *TINY[1:], *settings)
+    result = run("train", "--data", tmp_path / "corpus", "--output", tmp_path / "run", "-q", *tiny[1:], *settings)
     assert_refused(result, 3, "built with another tokenizer")
 
 
@@ -190,14 +188,18 @@ def test_an_unknown_benchmark(run: Run) -> None:
     assert_refused(run("bench", "cooking"), 2, "no benchmark 'cooking'", "train, generate")
 
 
-def test_a_start_that_fails_leaves_the_output_free(run: Run, text_folder: Path, tmp_path: Path) -> None:
-    assert run("train", "--data", tmp_path / "typo", "--output", tmp_path / "run", "-q", *TINY).code == 3
-    assert run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *TINY).code == 0
+def test_a_start_that_fails_leaves_the_output_free(
+    run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
+    assert run("train", "--data", tmp_path / "typo", "--output", tmp_path / "run", "-q", *tiny).code == 3
+    assert run("train", "--data", text_folder, "--output", tmp_path / "run", "-q", *tiny).code == 0
 
 
-def test_an_overwrite_that_fails_keeps_the_old_run(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_an_overwrite_that_fails_keeps_the_old_run(
+    run: Run, trained: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     before = sorted(path.relative_to(trained) for path in trained.rglob("*"))
-    assert run("train", "--data", tmp_path / "typo", "--output", trained, "--overwrite", "-q", *TINY).code == 3
+    assert run("train", "--data", tmp_path / "typo", "--output", trained, "--overwrite", "-q", *tiny).code == 3
     assert sorted(path.relative_to(trained) for path in trained.rglob("*")) == before
 
 
@@ -207,9 +209,11 @@ def test_resume_with_other_data(run: Run, trained: Path, tmp_path: Path) -> None
     assert_refused(result, 2, "keeps its text", "other.txt")
 
 
-def test_a_setting_that_a_finished_corpus_was_built_without(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_a_setting_that_a_finished_corpus_was_built_without(
+    run: Run, trained: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     for setting, built in (("tokenizer.algorithm=bpe", "'char'"), ("data.documents=line", "'file'")):
-        result = run("train", "--data", trained / "corpus", "-o", tmp_path / "run", "-q", *TINY[1:], setting)
+        result = run("train", "--data", trained / "corpus", "-o", tmp_path / "run", "-q", *tiny[1:], setting)
         assert_refused(result, 2, setting.partition("=")[0], "has no effect", built)
 
 
