@@ -49,7 +49,7 @@ def main() -> None:
     rows = []
     for text in options.sizes:
         size = parse_size(text, options.vocab_size, options.learning_rate)
-        tree = recipe(size, options.vocab_size, paths=paths, ignore=ignore, minutes=options.minutes)
+        tree = recipe(size, {"vocab_size": options.vocab_size}, paths=paths, ignore=ignore, minutes=options.minutes)
         outcome = train(load_config(base=tree, options={"output_dir": str(options.output / text)}))
         assert outcome.scores is not None
         rows.append({"size": text, "steps": outcome.steps, "tokens": outcome.tokens, **outcome.scores.to_dict()})

@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
-from sheepop.core.errors import ConfigError
+from sheepop.core.errors import ConfigError, TokenizerError
 from sheepop.data import Corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.data.documents import Document
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import own_prompts, quickstart, render_outcome
-from sheepop.jobs.quickstart_recipe import SIZES, choose_size, choose_vocabulary, library_paths, recipe
+from sheepop.jobs.quickstart_recipe import SIZES, choose_size, choose_tokenizer, library_paths, recipe
 
 
 def test_the_library_is_read_without_its_tests_and_without_what_is_installed_beside_it() -> None:
@@ -45,44 +45,36 @@ def test_little_text_gets_a_small_model() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_is_a_valid_configuration(size: object) -> None:
-    config = load_config(base=recipe(size, 4096, paths=["x"], ignore=[], minutes=5))  # type: ignore[arg-type]
+    config = load_config(base=recipe(size, {"vocab_size": 4096}, paths=["x"], ignore=[], minutes=5))  # type: ignore[arg-type]
     assert config.training.max_minutes == 5
     assert config.model.head_size % 2 == 0
 
 
-@pytest.mark.parametrize(("num_bytes", "expected"), [(0, 512), (300_000, 512), (900_000, 2048), (10**8, 4096)])
-def test_the_vocabulary_fits_the_text(num_bytes: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (0, {"algorithm": "char"}),
+        (100_000, {"vocab_size": 512}),
+        (900_000, {"vocab_size": 2048}),
+        (10**8, {"vocab_size": 4096}),
+    ],
+)
+def test_the_vocabulary_fits_the_text(num_bytes: int, expected: dict[str, object]) -> None:
     size = next(size for size in SIZES if size.vocab_size == 4096)
-    assert choose_vocabulary(size, num_bytes) == expected
+    assert choose_tokenizer(size, num_bytes) == expected
 
 
 def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
-    words = [
-        "sheep",
-        "wool",
-        "fence",
-        "meadow",
-        "shepherd",
-        "night",
-        "moon",
-        "star",
-        "dream",
-        "count",
-        "jump",
-        "field",
-        "grass",
-        "lamb",
-        "ewe",
-        "ram",
-    ]
+    words = ("sheep", "wool", "fence", "meadow", "shepherd", "night", "moon", "star", "dream", "count", "lamb")
     for number in range(40):
         picked = [words[(number * 7 + place * place) % len(words)] for place in range(200)]
         (folder / f"{number}.md").write_text(f"# Note {number}\n\n" + " ".join(picked) + f" {number**3}\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sheepop.jobs.quickstart.choose_vocabulary", lambda size, num_bytes: 300)
-        outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
+    with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size"):
+        quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
+    overrides = ["tokenizer.vocab_size=300"]
+    outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu", overrides=overrides)
     assert (tmp_path / "run" / "report.html").is_file()
     assert outcome.scores.bytes <= outcome.baselines.bytes
     assert outcome.completions[0].prompt.startswith("# Note")

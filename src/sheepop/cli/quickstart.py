@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
+from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json
 
 
 def quickstart(
+    overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
     minutes: Annotated[float | None, typer.Option(help="Time to train.", show_default="5")] = None,
     data: Annotated[
@@ -31,6 +32,8 @@ def quickstart(
       sheepop quickstart
 
       sheepop quickstart --data notes/ --output runs/notes --minutes 10
+
+      sheepop quickstart --data poems.txt --output runs/poems tokenizer.algorithm=char
     """
     from sheepop.jobs.quickstart import quickstart as quickstart_job
     from sheepop.jobs.quickstart import render_outcome
@@ -41,6 +44,7 @@ def quickstart(
         paths=data or [],
         device=device or "auto",
         seed=seed,
+        overrides=overrides or (),
         resume=resume,
         overwrite=overwrite,
         console=make_console(quiet),

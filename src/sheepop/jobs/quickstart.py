@@ -24,7 +24,7 @@ from sheepop.jobs.generate import generate_text
 from sheepop.jobs.quickstart_recipe import (
     LIBRARY_PROMPTS,
     choose_size,
-    choose_vocabulary,
+    choose_tokenizer,
     library_paths,
     probe_config,
     recipe,
@@ -67,12 +67,14 @@ def quickstart(
     paths: Sequence[str | Path] = (),
     device: str = "auto",
     seed: int | None = None,
+    overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> QuickstartOutcome:
     """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
 
+    `overrides` are ``key=value`` settings that win over the quickstart's own.
     Five minutes and seed 0 are the defaults; a run that goes on keeps its own and refuses others.
     Leaves a run directory at `output` whose ``report.html`` shows how it went.
     """
@@ -84,14 +86,18 @@ def quickstart(
     stored = find_resumable(output) if resume else None
     if stored is not None:
         asked = _asked(output, minutes, paths, device, seed)
-        config = load_config(base=stored.record.asked, options=asked)
+        config = load_config(None, overrides, base=stored.record.asked, options=asked)
     elif RunDirectory(output).holds_run() and not (resume or overwrite):
         raise UsageError(
             f"The output directory {output} already holds a run. Go on with it (--resume), replace it (--overwrite), "
             "or choose another one."
         )
     else:
-        config = _configure(output, minutes or _MINUTES, paths, resolve_device(device), seed or 0, console)
+        tree = _recipe(minutes or _MINUTES, paths, resolve_device(device), console)
+        options = {"device": device, "seed": seed or 0, "output_dir": str(output)}
+        config = load_config(None, overrides, base=tree, options=options)
+    if config.data.validation_fraction == 0:
+        raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
     with interrupts_advise(f"Go on with: sheepop quickstart --resume --output {shlex.quote(str(output))}"):
         outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
         return _finish(outcome, config, times, console)
@@ -132,14 +138,8 @@ def _asked(
     return options
 
 
-def _configure(
-    output: Path,
-    minutes: float,
-    paths: Sequence[str | Path],
-    device: str,
-    seed: int,
-    console: Console,
-) -> SheepOpConfig:
+def _recipe(minutes: float, paths: Sequence[str | Path], device: str, console: Console) -> dict[str, Any]:
+    """The configuration of a new quickstart on this machine, before the caller's own settings."""
     ignore: tuple[str, ...] = ()
     if paths:
         inputs = [str(path) for path in paths]
@@ -157,12 +157,12 @@ def _configure(
         f"This machine trains a small model at {flops_per_second / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that "
         f"suits {size.num_layers} layers of width {size.d_model}."
     )
-    tree = recipe(size, choose_vocabulary(size, num_bytes), paths=inputs, ignore=ignore, minutes=minutes)
+    tree = recipe(size, choose_tokenizer(size, num_bytes), paths=inputs, ignore=ignore, minutes=minutes)
     if any(is_corpus(path) for path in inputs):
         tree = {**tree, "tokenizer": {}, "data": {"paths": inputs}}  # a finished corpus brings its own
     if not paths:
         tree["training"]["sample_prompts"] = [LIBRARY_PROMPTS[0]]
-    return load_config(base=tree, options={"device": device, "seed": seed, "output_dir": str(output)})
+    return tree
 
 
 def _require_held_out(inputs: Sequence[str]) -> None:

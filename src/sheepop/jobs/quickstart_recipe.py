@@ -39,6 +39,8 @@ _ARCHITECTURE: dict[str, Any] = {
 # Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
 # the same text teaches a small model little more.
 _BYTES_PER_VOCABULARY_ENTRY = 400
+_SMALLEST_VOCABULARY = 512
+_BYTES_FOR_WORDS = 20_000
 _WEIGHTS_PER_BYTE = 0.75
 _MAX_EPOCHS = 16
 
@@ -103,16 +105,18 @@ def choose_size(flops_per_second: float, minutes: float, num_bytes: int) -> Size
     return max(fitting, key=lambda size: size.flops, default=SIZES[0])
 
 
-def choose_vocabulary(size: Size, num_bytes: int) -> int:
-    """The size's vocabulary, halved until `num_bytes` of text can fill it with useful tokens."""
+def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
+    """The size's vocabulary, halved until `num_bytes` of text can fill it; characters for a few pages of text."""
+    if num_bytes < _BYTES_FOR_WORDS:
+        return {"algorithm": "char"}
     vocab_size = size.vocab_size
-    while vocab_size > 512 and vocab_size * _BYTES_PER_VOCABULARY_ENTRY > num_bytes:
+    while vocab_size > _SMALLEST_VOCABULARY and vocab_size * _BYTES_PER_VOCABULARY_ENTRY > num_bytes:
         vocab_size //= 2
-    return vocab_size
+    return {"vocab_size": vocab_size}
 
 
 def recipe(
-    size: Size, vocab_size: int, *, paths: Sequence[str], ignore: Sequence[str], minutes: float
+    size: Size, tokenizer: dict[str, Any], *, paths: Sequence[str], ignore: Sequence[str], minutes: float
 ) -> dict[str, Any]:
     """The configuration of a quickstart, as the tree that `load_config` takes."""
     return {
@@ -123,7 +127,7 @@ def recipe(
             "num_heads": size.num_heads,
             "max_seq_len": size.max_seq_len,
         },
-        "tokenizer": {"vocab_size": vocab_size},
+        "tokenizer": tokenizer,
         "data": {"paths": list(paths), "ignore": list(ignore)},
         "training": {
             "max_minutes": minutes,
