@@ -280,7 +280,24 @@ def test_a_config_never_changes():
 awkward_text = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])),
     st.sampled_from(
-        ["1e5", "1e-3", "2024-01-01", "12:30", "007", "0o7", "null", "no", ".5e3", "1_0", "<<", "=", "- a", ""]
+        [
+            "1e5",
+            "1e-3",
+            "2024-01-01",
+            "12:30",
+            "007",
+            "0o7",
+            "null",
+            "no",
+            ".5e3",
+            "1_0",
+            "<<",
+            "=",
+            "- a",
+            "",
+            "\x85",
+            "a\u2028b",
+        ]
     ),
 )
 

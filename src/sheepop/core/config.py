@@ -243,6 +243,15 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Puts text in quotes that this module, or a YAML 1.1 reader, would take for something else."""
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Line breaks of Unicode survive in double quotes only; elsewhere YAML folds them into a space."""
+        style = '"' if _UNICODE_BREAKS & set(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_UNICODE_BREAKS = frozenset("\x85\u2028\u2029")
+_Dumper.add_representer(str, _Dumper.represent_text)
+
 
 _INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"

@@ -161,7 +161,7 @@ def _start(
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
     settings = training.resolved()
-    if settings.warmup_steps >= settings.total_steps:
+    if config.training.warmup_steps is not None and settings.warmup_steps >= settings.total_steps:
         console.warn(
             f"training.warmup_steps = {settings.warmup_steps} is not over when the run ends after "
             f"{settings.total_steps} steps, so the learning rate never reaches {training.learning_rate}."
