@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 # Where torch itself comes from; empty means pip's own configuration. PyTorch's CPU builds, which are much smaller:
-#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   make quickstart TORCH_INDEX=URL
 TORCH_INDEX ?=
 
 MINUTES ?=
@@ -37,7 +37,7 @@ help:
 	@echo "Each target installs what it needs into $(VENV). Variables for that:"
 	@echo "  PYTHON=python3     the interpreter to use, 3.11 or newer"
 	@echo "  TORCH_INDEX=URL    the package index torch comes from (default: pip's own), for example"
-	@echo "                     https://download.pytorch.org/whl/cpu for the small build without CUDA"
+	@echo "                     that of PyTorch's CPU builds, which leave out several GB of CUDA"
 
 quickstart: $(VENV)/.installed
 	$(BIN)/sheepop quickstart --output "$(OUTPUT)"$(if $(MINUTES), --minutes "$(MINUTES)")$(if $(DATA), --data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
