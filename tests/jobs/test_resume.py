@@ -114,3 +114,27 @@ def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: 
     assert resolved(run)["data"]["paths"] == [str(tmp_path / "moved")]
     with pytest.raises(CheckpointError, match="is not the one this run was started with"):
         resume(run, f"data.paths={tmp_path / 'another'}")
+
+
+def test_what_was_measured_is_stored_and_not_measured_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    settings = [setting for setting in SETTINGS if "max_steps" not in setting and "precision" not in setting]
+    budget = ("training.max_minutes=0.08", "training.max_epochs=1", f"output_dir={run}", f"data.paths={text}")
+    train(load_config(overrides=(*settings, *budget)))
+    stored = read_config_file(run / "config.yaml")["training"]
+    assert stored["precision"] in ("fp32", "bf16")
+    assert stored["max_minutes"] is None
+    record = json.loads((run / "environment.json").read_text())
+    assert record["step_seconds"] > 0
+    assert record["asked"]["training"]["max_minutes"] == 0.08
+
+    def measuring(*_: Any, **__: Any) -> None:
+        raise AssertionError("a resumed run measures nothing")
+
+    monkeypatch.setattr("sheepop.jobs.train.measure_step", measuring)
+    monkeypatch.setattr("sheepop.jobs.train.matrix_peak", measuring)
+    resume(run, f"training.max_steps={stored['max_steps'] + 2}")
+    rows, _ = read_json_lines(run / "metrics.jsonl")
+    assert rows[-1]["step"] == stored["max_steps"] + 2

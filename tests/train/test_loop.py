@@ -242,3 +242,16 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
     assert scores.loss == pytest.approx(total / count, rel=1e-5)
     assert scores.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
     assert scores.bits_per_byte == pytest.approx(total / np.log(2) / num_bytes, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_bfloat16_follows_the_course_of_float32(make_trainer: MakeTrainer, optimizer: str) -> None:
+    courses = []
+    for precision in ("fp32", "bf16"):
+        trainer = make_trainer(precision, dropout=0.0, precision=precision, optimizer=optimizer)
+        trainer.run()
+        assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+        rows = timeless(trainer.checkpointer.run.metrics_file)
+        courses.append([row["loss"] for row in rows if row["split"] == "train"])
+    assert courses[0] != courses[1]
+    assert courses[1] == pytest.approx(courses[0], rel=0.02)
