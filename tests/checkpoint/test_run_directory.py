@@ -142,3 +142,35 @@ def test_a_start_that_was_killed_gives_back_the_run_it_was_to_replace(tmp_path: 
     with pytest.raises(ValueError, match="stop"), RunDirectory.starting(run.path, overwrite=True):
         raise ValueError("stop")
     assert run.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("moves", range(1, 6))
+def test_a_kill_while_the_old_run_is_moved_loses_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    """Stopped dead before any move, on its way aside or back; the next start that fails leaves the run as it was."""
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+    run.config_file.write_text("seed: 0\n")
+    run.metrics_file.write_text("{}\n")
+    before = {path.relative_to(run.path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    rename, count = Path.rename, 0
+
+    def killing(path: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count >= moves:
+            raise OSError("the process is gone")
+        return rename(path, target)
+
+    def failing_start() -> None:
+        with RunDirectory.starting(run.path, overwrite=True):
+            raise RuntimeError("no data")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killing)
+        with pytest.raises((OSError, RuntimeError)):
+            failing_start()
+    with pytest.raises(RuntimeError, match="no data"):
+        failing_start()
+    after = {path.relative_to(run.path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert after == before

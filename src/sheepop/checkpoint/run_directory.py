@@ -22,6 +22,7 @@ from sheepop.core.files import (
 
 CONFIG = "config.yaml"
 REPLACED = ".replaced"
+MOVING = ".replaced-moving"
 # Everything that a run consists of; what else lies in its directory is somebody's own.
 RUN_ENTRIES = frozenset(
     {
@@ -35,6 +36,7 @@ RUN_ENTRIES = frozenset(
         "corpus",
         "checkpoints",
         REPLACED,
+        MOVING,
     }
 )
 _POINTERS = frozenset({"latest", "best"})
@@ -97,23 +99,33 @@ class RunDirectory:
 
     def _set_aside(self) -> None:
         """Moves what is here into a folder of its own, after putting back what a killed start had moved there."""
+        self._move_back()
         if self._replaced.is_dir() and not self.config_file.is_file():
             self._put_back()
         remove_tree(self._replaced)
         entries = list(self.path.iterdir())
-        if entries:
-            self._replaced.mkdir()
+        if not entries:
+            return
+        self._moving.mkdir()
         for entry in entries:
-            entry.rename(self._replaced / entry.name)
+            entry.rename(self._moving / entry.name)
+        self._moving.rename(self._replaced)
 
     def _put_back(self) -> None:
+        """Removes what a failed start left, then brings back the run that it was to replace."""
         for entry in self.path.iterdir():
             if entry != self._replaced:
                 remove_tree(entry)
         if self._replaced.is_dir():
-            for entry in self._replaced.iterdir():
+            self._replaced.rename(self._moving)
+            self._move_back()
+
+    def _move_back(self) -> None:
+        """Brings back what is on its way; beside it lies only what came back, or had not left, before a kill."""
+        if self._moving.is_dir():
+            for entry in self._moving.iterdir():
                 entry.rename(self.path / entry.name)
-            self._replaced.rmdir()
+            self._moving.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -125,12 +137,18 @@ class RunDirectory:
 
     def holds_run(self) -> bool:
         """Whether a run was started here."""
-        return self.config_file.is_file() or self.checkpoints.is_dir() or self._replaced.is_dir()
+        marks = (self.checkpoints, self._replaced, self._moving)
+        return self.config_file.is_file() or any(mark.is_dir() for mark in marks)
 
     @property
     def _replaced(self) -> Path:
         """Where a run waits that a new one is about to replace."""
         return self.path / REPLACED
+
+    @property
+    def _moving(self) -> Path:
+        """Where that run is while its parts are moved there or back."""
+        return self.path / MOVING
 
     @property
     def config_file(self) -> Path:

@@ -21,11 +21,11 @@ from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
-from sheepop.train.objective import Network, NextToken, Objective, TensorBatch
+from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
-from sheepop.train.precision import autocast
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
+from sheepop.train.step import accumulate_gradients, apply_gradients
 from sheepop.train.validation import Scores
 
 MILESTONES = (0.10, 0.25, 0.50)
@@ -101,29 +101,25 @@ class Trainer:
     def _step(self, step: int) -> tuple[float, float]:
         """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
         self.model.train()
-        size, micro = self.config.global_batch_size, self.resolved.micro_batch_size
-        indices = self.order.indices(step * size, size)
-        batches = [self.batches.batch(indices[start : start + micro]) for start in range(0, size, micro)]
-        # Divided by the tokens of the whole step, every token weighs the same however the step is cut.
-        num_tokens = sum(self.objective.supervised(batch) for batch in batches)
-        loss = 0.0
-        for number, batch in enumerate(batches):
-            seed_torch(self.seed, "dropout", step, number)
-            with autocast(self.device, self.resolved.precision):
-                loss_sum = self.objective.loss_sum(self.forward, TensorBatch.from_numpy(batch, self.device))
-            torch.autograd.backward(loss_sum / max(1, num_tokens))
-            loss += loss_sum.item()
+        size = self.config.global_batch_size
+        loss, num_tokens = accumulate_gradients(
+            self.forward,
+            self.objective,
+            self.batches,
+            self.order.indices(step * size, size),
+            self.resolved.micro_batch_size,
+            device=self.device,
+            precision=self.resolved.precision,
+            before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
+        )
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
-        loss /= max(1, num_tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
                 "lower training.learning_rate or raise training.warmup_steps and start again."
             )
         set_learning_rate(self.optimizers, self.schedule(step))
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        apply_gradients(self.optimizers)
         self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
         return loss, norm
 

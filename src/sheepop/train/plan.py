@@ -19,9 +19,10 @@ from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.optimizer import build_optimizers, clip_gradients
-from sheepop.train.precision import autocast, candidates
+from sheepop.train.precision import candidates
+from sheepop.train.step import accumulate_gradients, apply_gradients
 
 _WARMUP_SHARE = 0.05
 _MEASURE_SHARE = 0.04  # of a budget in minutes
@@ -154,21 +155,14 @@ def _time_steps(
     forward = torch.compile(model) if config.compile else model
     size = config.global_batch_size
     micro = config.micro_batch_size or size
-    objective = NextToken()
     times: list[float] = []
     number, started = -2, time.monotonic()
     while number < 3 or time.monotonic() - started < seconds:
         begin = time.perf_counter()
-        for start in range(0, size, micro):
-            samples = (max(0, number) * size + start + np.arange(micro)) % batches.num_samples
-            batch = TensorBatch.from_numpy(batches.batch(samples), device)
-            with autocast(device, precision):
-                loss = objective.loss_sum(forward, batch)
-            torch.autograd.backward(loss / batch.labels.numel())
+        samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
+        accumulate_gradients(forward, NextToken(), batches, samples, micro, device=device, precision=precision)
         clip_gradients(model.parameters(), config.max_grad_norm).item()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        apply_gradients(optimizers)
         synchronize(device)
         if number >= 0:
             times.append(time.perf_counter() - begin)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from sheepop.core.errors import DeviceError
+from sheepop.model.speed import matrix_peak
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[None]:
@@ -39,7 +40,5 @@ def candidates(precision: str, device: str) -> list[str]:
 
 
 def _cpu_computes_bf16() -> bool:
-    """Whether a small bfloat16 product is not slower than float32's: without hardware it is 100 times slower."""
-    from sheepop.model.speed import matrix_peak
-
+    """Whether bfloat16 products outrun float32's here: without hardware for them they are 100 times slower."""
     return matrix_peak(torch.bfloat16, "cpu") > matrix_peak(torch.float32, "cpu")
