@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sheepop.core.console import Console
+from sheepop.train import TrainingConfig
+from sheepop.train.plan import StepTime, measure_step
 from sheepop.train.precision import candidates
 
 
@@ -20,3 +23,27 @@ def test_emulated_bfloat16_is_not_chosen_on_a_gpu(
 def test_the_precision_asked_for_is_the_only_candidate() -> None:
     assert candidates("bf16", "cpu") == ["bf16"]
     assert candidates("fp32", "mps") == ["fp32"]
+
+
+@pytest.mark.parametrize(("bf16_rate", "expected"), [(4e11, ["fp32", "bf16"]), (1e9, ["fp32"])])
+def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
+    monkeypatch: pytest.MonkeyPatch, bf16_rate: float, expected: list[str]
+) -> None:
+    rates = {torch.float32: 1e11, torch.bfloat16: bf16_rate}
+    monkeypatch.setattr("sheepop.train.precision.matrix_peak", lambda dtype, device: rates[dtype])
+    assert candidates("auto", "cpu") == expected
+
+
+def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
+    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: list(times))
+    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: times[arguments[4]])
+    chosen = measure_step(
+        lambda: None,  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
+        TrainingConfig(),
+        "cpu",
+        seconds=1.0,
+        console=Console.silent(),
+    )
+    assert chosen == StepTime("bf16", 2.0)
