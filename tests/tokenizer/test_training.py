@@ -127,3 +127,51 @@ def test_importing_the_package_loads_no_heavy_library():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_further_special_tokens_take_the_last_ids_and_change_no_other(source_texts: list[str], tmp_path):
+    names = ("<|fim_prefix|>", "<|tool call|>")
+    config = TokenizerConfig(vocab_size=502)
+    tokenizer = train_tokenizer(config, source_texts, console=Console.silent(), special_tokens=names)
+    without = ByteLevelBPE.train(source_texts, 500)
+    assert tokenizer.vocab_size == 502
+    assert tokenizer.special_tokens == {**without.special_tokens, names[0]: 500, names[1]: 501}
+    assert [tokenizer.token_bytes(i) for i in range(500)] == [without.token_bytes(i) for i in range(500)]
+    text = source_texts[2] + "<|fim_prefix|> <|tool call|>"
+    assert tokenizer.encode(text) == without.encode(text)
+    assert tokenizer.encode("a<|tool call|>b", allow_special=True) == [
+        *without.encode("a"),
+        501,
+        *without.encode("b"),
+    ]
+
+    tokenizer.save(tmp_path)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert theirs("a<|tool call|>b<|fim_prefix|>")["input_ids"] == tokenizer.encode(
+        "a<|tool call|>b<|fim_prefix|>", allow_special=True
+    )
+    loaded = train_tokenizer(TokenizerConfig(path=str(tmp_path)), [], special_tokens=names)
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "message"),
+    [
+        (TokenizerConfig(vocab_size=300), ("<eos>",), "'<eos>' cannot be a further special token"),
+        (TokenizerConfig(vocab_size=300), ("<x>", "<x>"), "'<x>' cannot be a further special token"),
+        (TokenizerConfig(vocab_size=300), (" x",), "cannot be a further special token"),
+        (TokenizerConfig(vocab_size=263), ("abc",), "'abc' is part of ordinary text"),
+        (TokenizerConfig(vocab_size=260), ("<x>",), r"at least 261 tokens \(5 special tokens and 256 bytes\)"),
+        (TokenizerConfig(algorithm="char"), ("<x>",), r"no special tokens but .* Set tokenizer\.algorithm=bpe"),
+    ],
+)
+def test_a_special_token_that_cannot_be_is_refused(config: TokenizerConfig, names: tuple[str, ...], message: str):
+    with pytest.raises(TokenizerError, match=message):
+        train_tokenizer(config, ["abc abc abc"], console=Console.silent(), special_tokens=names)
+
+
+def test_a_given_tokenizer_without_a_special_token_that_is_needed_is_refused(tmp_path):
+    CharTokenizer("é").save(tmp_path)
+    with pytest.raises(TokenizerError, match=r"has no special token <x>\. Leave out tokenizer\.path"):
+        train_tokenizer(TokenizerConfig(path=str(tmp_path)), [], special_tokens=("<eos>", "<x>"))

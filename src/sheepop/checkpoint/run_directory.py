@@ -34,6 +34,7 @@ RUN_ENTRIES = frozenset(
         "plots",
         "tensorboard",
         "corpus",
+        ".corpus.building",
         "checkpoints",
         REPLACED,
         MOVING,

@@ -1,42 +1,185 @@
-"""``sheepop data build``."""
+"""``sheepop data``: build, look into and download corpora."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from sheepop.cli.options import ConfigFile, Json, Quiet, make_console, print_json
 
-app = typer.Typer(help="Turn files into a corpus that training reads.", no_args_is_help=True)
+app = typer.Typer(help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True)
 
-
-@app.callback()
-def _data() -> None:
-    pass
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus directory, or a run that has one.")]
 
 
 @app.command("build")
 def build(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT... [KEY=VALUE]...", help="Files, folders, settings.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT... [KEY=VALUE]...",
+            help="Files, folders, git+PATH@REVISION, a database address with --query; and settings.",
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The corpus directory to write.")],
     config: ConfigFile = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="This machine, or a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=0, help="Processes; 0 works in this one.", show_default="one per core"),
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", help="What to read from the database: a SELECT with ORDER BY.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that is already there.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Build a corpus directory: documents, tokenizer, token shards, manifest.
+    """Build a corpus directory: clean documents, tokenizer, token shards, manifest and report.
 
-    Example:  sheepop data build notes/ book.txt --output corpora/mine tokenizer.vocab_size=2048
+    Files of every kind are read by their content: text, code, PDF, images, HTML, office files, notebooks, tables,
+    databases, archives. What cannot be read is listed in quarantine.jsonl, what is removed in removed.jsonl.zst. A
+    build that was stopped goes on when the same command is given again.
+
+    Example:  sheepop data build notes/ book.pdf --output corpora/mine tokenizer.vocab_size=2048
+
+    Example:  sheepop data build postgresql://me@host/db --query "SELECT body FROM posts ORDER BY id" -o corpora/posts
     """
+    from sheepop.core.machine import usable_cores
     from sheepop.jobs.data import build
 
-    result = build(inputs, output, config, make_console(quiet))
+    if workers is None and engine == "local" and not _names_workers(inputs):
+        workers = max(1, int(usable_cores()))
+    result = build(
+        inputs,
+        output,
+        config,
+        make_console(quiet),
+        engine=engine,
+        workers=workers,
+        overwrite=overwrite,
+        query=query,
+    )
     if as_json:
         print_json(result)
     elif not quiet:
         typer.echo(
-            f"Wrote {result['path']}: {result['train_documents']:,} documents and {result['train_tokens']:,} tokens "
-            f"to train on, {result['validation_documents']:,} and {result['validation_tokens']:,} held out. "
-            f"{result['skipped_files']:,} files were left out; quarantine.jsonl says why."
+            f"{result['path']}: {result['train_documents']:,} documents and {result['train_tokens']:,} tokens to train "
+            f"on, {result['validation_documents']:,} and {result['validation_tokens']:,} held out. "
+            f"{result['skipped_files']:,} files were left out and {result['removed_documents']:,} documents removed; "
+            "report.html shows why."
         )
+
+
+@app.command("stats")
+def stats(directory: Directory, as_json: Json = False) -> None:
+    """Print what is in a corpus and what became of its input.
+
+    Example:  sheepop data stats corpora/mine
+    """
+    from sheepop.jobs.data import stats
+
+    report = stats(directory)
+    if as_json:
+        print_json(report)
+    else:
+        _print_stats(report)
+
+
+@app.command("show")
+def show(
+    directory: Directory,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="A:B", help="Positions in a split.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="A training step of a run, from 1.")] = None,
+    split: Annotated[Literal["train", "validation"], typer.Option("--split", help="With --tokens.")] = "train",
+    as_json: Json = False,
+) -> None:
+    """Print which documents, files and pages some tokens came from.
+
+    Example:  sheepop data show corpora/mine --tokens 1000:1100
+
+    Example:  sheepop data show runs/quickstart --step 12
+    """
+    from sheepop.core.errors import UsageError
+    from sheepop.jobs.data import show_step, show_tokens
+
+    if (tokens is None) == (step is None):
+        raise UsageError("Say what to show: --tokens A:B, or --step N of a run.")
+    if tokens is not None:
+        records = [origin.as_record() for origin in show_tokens(directory, tokens, split)]
+    else:
+        records = [{"row": row, **origin.as_record()} for row, origin in show_step(directory, step or 0)]
+    if as_json:
+        print_json(records)
+    else:
+        for record in records:
+            _print_origin(record)
+
+
+@app.command("download")
+def download(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name below, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder that gets a folder of that name.")] = Path(
+        "data"
+    ),
+    limit: Annotated[str | None, typer.Option("--limit", help="Stop the transfer after about so much: 100MB.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Download a dataset from the Hugging Face hub, ready for 'sheepop data build'.
+
+    Names: wikitext-2, wikitext-103, tinyshakespeare, tinystories, openwebtext, fineweb-edu, wikipedia, amazon-reviews,
+    bookcorpus. A download that was stopped goes on when the same command is given again.
+
+    Example:  sheepop data download tinystories --output data --limit 50MB
+    """
+    from sheepop.jobs.download import download
+
+    result = download(name, output, limit=limit, console=make_console(quiet))
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        typer.echo(result["words"])
+
+
+def _names_workers(inputs: list[str]) -> bool:
+    return any(text.startswith("data.num_workers=") for text in inputs)
+
+
+def _print_stats(report: dict[str, Any]) -> None:
+    files, documents = report["files"], report["documents"]
+    typer.echo(f"{report['path']}")
+    typer.echo(f"  files      {files['found']:,} found, {files['read']:,} read")
+    for reason, count in files["skipped"].items():
+        typer.echo(f"             {count:,} left out: {reason}")
+    for reason, count in files["refused_parts"].items():
+        typer.echo(f"             {count:,} places in files left out: {reason}")
+    typer.echo(f"  documents  {documents['in']:,} found, {documents['empty']:,} empty, {documents['kept']:,} kept")
+    for stage in report["stages"]:
+        for reason, count in stage["removed"].items():
+            typer.echo(f"             {count:,} removed by {stage['stage']}: {reason}")
+        if stage["changed_documents"]:
+            typer.echo(f"             {stage['changed_documents']:,} changed by {stage['stage']}")
+    for name, split in report["tokens"].items():
+        typer.echo(
+            f"  {name:10} {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens"
+        )
+    largest = sorted(report["contents"]["language_bytes"].items(), key=lambda item: -item[1])[:8]
+    typer.echo("  languages  " + ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in largest))
+    if not report["reproducible"]:
+        typer.echo("  not reproducible: a limit struck at " + "; ".join(report["limits"]))
+
+
+def _print_origin(record: dict[str, Any]) -> None:
+    row = f"row {record['row']}, " if "row" in record else ""
+    place = "".join(f", {part}" for part in (record["place"], ", ".join(record["pages"])) if part)
+    typer.echo(
+        f"{row}tokens {record['start']:,}:{record['stop']:,}  document {record['document']:,}  {record['file']}{place}  "
+        f"({record['kind']}{', ' + record['language'] if record['language'] else ''})"
+    )
+    first, *_ = record["text"].strip().splitlines() or [""]
+    typer.echo(f"    {first[:100]}{'…' if len(record['text'].strip()) > len(first[:100]) else ''}")

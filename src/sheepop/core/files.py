@@ -115,12 +115,21 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
         temporary.mkdir()
         try:
             yield temporary
-            write_checksums(temporary)
-            sync_tree(temporary)
-            _move_into_place(temporary, target)
+            publish_directory(temporary, target)
         except BaseException:
             remove_tree(temporary)
             raise
+
+
+def publish_directory(temporary: Path, target: Path) -> None:
+    """Makes a finished directory on the same file system `target`: checksummed, fsynced, renamed last.
+
+    What stood at `target` is replaced.
+    """
+    with storage_errors(target):
+        write_checksums(temporary)
+        sync_tree(temporary)
+        _move_into_place(temporary, target)
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:

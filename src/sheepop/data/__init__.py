@@ -9,6 +9,8 @@ from sheepop.data.documents import Document
 from sheepop.data.manifest import is_corpus
 from sheepop.data.order import SampleOrder
 from sheepop.data.packing import PackedBatches
+from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
+from sheepop.data.pipeline.source import Query
 from sheepop.data.shards import TokenSplit
 
 __all__ = [
@@ -18,8 +20,12 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Document",
+    "Engine",
+    "LocalEngine",
     "PackedBatches",
     "PaddedBatches",
+    "Query",
+    "RayEngine",
     "SampleOrder",
     "TokenSplit",
     "build_corpus",

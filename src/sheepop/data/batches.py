@@ -48,6 +48,9 @@ class Batches(Protocol):
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The batch whose row b is the sample ``sample_indices[b]``."""
 
+    def token_range(self, sample: int) -> tuple[int, int]:
+        """The tokens ``start:stop`` of the split that are the inputs of a sample."""
+
 
 def check_cutting(max_length: int, pad_id: int) -> None:
     """Raises ValueError unless sequences have at least one token and padding is a token id."""

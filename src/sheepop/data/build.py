@@ -1,42 +1,48 @@
-"""The build: files become documents, documents a tokenizer and tokens, and all of it one corpus directory.
+"""The build: inputs become documents, documents a tokenizer and tokens, and all of it one corpus directory.
 
-Everything streams: at no time does memory hold more than a few files and documents, and the set of content hashes
-spills to disk. The result depends on the input, the configuration and the seed only; not on the number of workers.
+Everything streams through passes over parts of the input (see `sheepop.data.pipeline`), each task of which leaves its
+result on disk. The result depends on the input, the configuration and the seed only; not on the engine, the number
+of workers, or how often the build was stopped.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-from collections.abc import Generator, Iterator
-from contextlib import closing
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError
-from sheepop.core.files import atomic_directory, remove_tree, write_json
+from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
 from sheepop.data.config import DataConfig
-from sheepop.data.corpus import DOCUMENTS, QUARANTINE, TOKENIZER, TOKENS, Corpus
-from sheepop.data.counts import Counts
-from sheepop.data.discovery import FoundFile, Skipped, discover, input_labels, printable
-from sheepop.data.documents import DocumentWriter, batched_by_size, read_documents, read_stored
-from sheepop.data.duplicates import SeenContent
+from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
+from sheepop.data.discovery import printable
 from sheepop.data.encoding import DocumentEncoder
-from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST, is_corpus
-from sheepop.data.reading import FileReader, ReadFile, reading_tasks
-from sheepop.data.shards import FILE_PREFIX, TokenWriter, token_type
-from sheepop.data.split import Census, Splitter
-from sheepop.data.workers import ordered_map
+from sheepop.data.infilling import SENTINELS, Infilling, sentinel_ids
+from sheepop.data.manifest import is_corpus
+from sheepop.data.mixing import Mixture
+from sheepop.data.pipeline.account import Account
+from sheepop.data.pipeline.assignment import SPLITS, Assignment, decide_assignment
+from sheepop.data.pipeline.contents import Contents
+from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
+from sheepop.data.pipeline.estimate import announce
+from sheepop.data.pipeline.inputs import find_inputs
+from sheepop.data.pipeline.inventory import Plan
+from sheepop.data.pipeline.parts import FinishedPart, part_path
+from sheepop.data.pipeline.passes import Cleaned, clean_documents
+from sheepop.data.pipeline.record import BUILD, BuildRecord, built_fingerprint, plan_settings
+from sheepop.data.pipeline.removals import kept_masks
+from sheepop.data.pipeline.shuffle import Gather, Scatter
+from sheepop.data.pipeline.source import Query, SourceSettings
+from sheepop.data.pipeline.tokens import Encode, documents_in, place_documents, place_tokens
+from sheepop.data.pipeline.workplace import DISCOVERED, Found, clear, locked_workplace, take_inventory
+from sheepop.data.pipeline.writer import PartWork
+from sheepop.data.report import write_reports
+from sheepop.data.shards import FILE_PREFIX, token_type
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
-
-_SPOOL = "spool"
-_FILE_LIST = "files.jsonl"
-_ENCODE_BYTES = 2**20
-_PACKAGES = ("sheepop", "tokenizers", "charset-normalizer", "pathspec", "zstandard")
 
 
 def build_corpus(
@@ -47,24 +53,39 @@ def build_corpus(
     seed: int,
     console: Console | None = None,
     overwrite: bool = False,
+    engine: Engine | None = None,
+    query: Query | None = None,
 ) -> Corpus:
-    """Makes the corpus directory `output` from the files below ``config.paths``.
+    """Makes the corpus directory `output` from what ``config.paths`` name, and from the rows of `query` if given.
 
-    `output` appears whole when everything is done, and not at all when anything fails. With `overwrite` a corpus
-    that is already there is replaced. Raises `DataError` when there is nothing to read, when a split would be
-    empty, or when `output` is in the way.
+    `output` appears whole when everything is done. A build that is stopped leaves its finished parts in a hidden
+    directory beside `output`, and the same call goes on with them. A corpus already at `output` is returned when it
+    was made of the same input by the same settings, replaced with `overwrite`, and in the way otherwise. Raises
+    `DataError` when there is nothing to read or when a split would be empty.
     """
-    console = console or Console.silent()
-    output = Path(output)
-    _check_places(config, output, overwrite)
-    with atomic_directory(output, replace=overwrite) as staging:
-        build = _Build(config, tokenizer_config, seed, staging, console)
-        build.run()
+    console, output = console or Console.silent(), Path(output)
+    engine = engine or LocalEngine(config.num_workers)
+    _check_places(config, output, overwrite, query)
+    with locked_workplace(output) as workplace:
+        build = _Build(config, tokenizer_config, seed, workplace, console, engine, query)
+        plan = build.plan(output)
+        if not overwrite and output.exists() and any(output.iterdir()):
+            clear(workplace)
+            if built_fingerprint(output) != plan.fingerprint:
+                raise DataError(
+                    f"{output} already exists, and was built of other input, by other settings or by another version. "
+                    "Replace it with --overwrite, or choose another output directory."
+                )
+            console.info(f"{output} is up to date: nothing in its input or settings has changed.")
+        else:
+            build.run(plan)
+            publish_directory(build.corpus, output)
+            clear(workplace)
     return Corpus.open(output, verify=False)
 
 
-def _check_places(config: DataConfig, output: Path, overwrite: bool) -> None:
-    if not config.paths:
+def _check_places(config: DataConfig, output: Path, overwrite: bool, query: Query | None) -> None:
+    if not config.paths and query is None:
         raise DataError("There is no text to build a corpus from. Set data.paths to files or folders with text.")
     for path in config.paths:
         if is_corpus(path):
@@ -73,100 +94,94 @@ def _check_places(config: DataConfig, output: Path, overwrite: bool) -> None:
             )
     if output.is_dir() and not any(output.iterdir()):
         return
-    if overwrite and output.exists() and not is_corpus(output):
-        raise DataError(f"{output} is not a corpus, so it is not overwritten. Choose another output directory.")
-    if not overwrite and output.exists():
-        raise DataError(f"{output} already exists. Choose another output directory, or remove it first.")
+    if output.exists() and not is_corpus(output):
+        remedy = "so it is not overwritten" if overwrite else "and not a corpus"
+        raise DataError(f"{output} already exists, {remedy}. Choose another output directory.")
 
 
 class _Build:
-    """One build in its staging directory; `run` is the order of the stages."""
+    """One build in its workplace; `run` is the order of the stages."""
 
     def __init__(
         self,
         config: DataConfig,
         tokenizer_config: TokenizerConfig,
         seed: int,
-        staging: Path,
+        workplace: Path,
         console: Console,
+        engine: Engine,
+        query: Query | None,
     ) -> None:
         self._config, self._tokenizer_config, self._seed = config, tokenizer_config, seed
-        self._staging, self._console = staging, console
-        self._documents = staging / DOCUMENTS
-        self._counts = Counts()
-        self._census = Census(seed)
-        self._found_bytes = 0
+        self._workplace, self._console, self._engine, self._query = workplace, console, engine, query
+        self._found = Found()
+        self._mixture = Mixture(config.mix)
+        self._account = Account(config.clean.stages)
+        self._seconds: dict[str, float] = {}
+        self.corpus = workplace / "corpus"
 
-    def run(self) -> None:
-        given = self._given_tokenizer()
-        self._documents.mkdir()
-        self._discover()
-        self._read()
-        splitter = self._split()
-        tokenizer = given or self._train_tokenizer()
-        tokenizer.save(self._staging / TOKENIZER)
-        tokens = self._tokenize(tokenizer)
-        self._write_manifest(splitter, tokenizer, tokens)
+    def plan(self, output: Path) -> Plan:
+        """What there is to do; finished parts of a stopped build with the same plan stay, others are removed."""
+        self._given = self._given_tokenizer()
+        settings = plan_settings(self._config, self._tokenizer_config, self._given, self._seed, self._query)
+        inputs = find_inputs(self._config, self._query, leave_out=(output, self._workplace))
+        plan, goes_on = take_inventory(self._workplace, inputs, settings, self._found)
+        if goes_on and any(self._workplace.glob("pass-*")):
+            self._console.info(f"Going on with the build that was stopped in {self._workplace}.")
+        return plan
 
-    def _discover(self) -> None:
-        """Lists the files to read in a temporary file, and the others in the quarantine."""
-        config = self._config
-        with self._open(_FILE_LIST) as found, self._open(QUARANTINE) as quarantine:
-            for item in discover(config.paths, max_file_bytes=config.max_file_bytes, ignore=config.ignore):
-                if isinstance(item, FoundFile):
-                    self._counts.found += 1
-                    self._found_bytes += item.size
-                    # ASCII escapes keep names that are not UTF-8 as they are.
-                    found.write(json.dumps([item.path, item.source, item.size]) + "\n")
-                else:
-                    self._counts.found += not item.is_directory
-                    self._skip(item, quarantine)
-
-    def _read(self) -> None:
-        """Reads every listed file, drops duplicates, and spools the documents in the order of the input."""
-        reader = FileReader(self._config.documents, self._config.max_file_bytes)
-        tasks = reading_tasks(self._found_files())
-        with (
-            closing(ordered_map(reader, tasks, num_workers=self._config.num_workers)) as results,
-            SeenContent(self._staging / "seen.sqlite") as seen,
-            DocumentWriter(self._documents, _SPOOL, level=1) as spool,
-            self._open(QUARANTINE, "a") as quarantine,
-            self._console.progress("Reading files", self._found_bytes / 1e6, "MB") as progress,
-        ):
-            for result in (item for results_of_task in results for item in results_of_task):
-                if isinstance(result, Skipped):
-                    self._skip(result, quarantine)
-                else:
-                    self._keep_new(result, seen, spool)
-                    progress.advance(result.file.size / 1e6)
-        (self._staging / _FILE_LIST).unlink()
-        if self._counts.kept == 0:
+    def run(self, plan: Plan) -> None:
+        """Every stage, from the plan to the finished directory in the workplace."""
+        announce(plan, self._found, self._engine, self._workplace, self._console)
+        cleaned = self._timed("extract and clean", self._clean, plan)
+        assignment = self._assign(cleaned)
+        if assignment.census.documents == 0:
+            clear(self._workplace)
             raise DataError(self._nothing_to_read())
+        files, splits = self._timed("shuffle", self._shuffle, plan, cleaned, assignment)
+        remove_tree(self.corpus)
+        for name in (DOCUMENTS, TOKENS):
+            (self.corpus / name).mkdir(parents=True)
+        tokenizer = self._given or self._timed("tokenizer", self._trained_tokenizer, files["train"])
+        tokenizer.save(self.corpus / TOKENIZER)
+        tokens = self._timed("tokenize", self._tokenize, tokenizer, files)
+        self._finish(plan, cleaned, assignment, files, splits, tokenizer, tokens)
 
-    def _keep_new(self, result: ReadFile, seen: SeenContent, spool: DocumentWriter) -> None:
-        kept = 0
-        for document in result.documents:
-            if seen.add(document.id):
-                kept += 1
-                spool.write(document)
-                self._census.add(document.id, document.num_bytes)
-        self._counts.add_read(result, kept)
+    def _clean(self, plan: Plan) -> Cleaned:
+        source = SourceSettings(self._config.extract, self._config.documents, self._query)
+        return clean_documents(plan, self._config, source, self._seed, self._engine, self._account, self._console)
 
-    def _split(self) -> Splitter:
-        """Moves the spooled documents into the files of their splits."""
-        splitter = Splitter(self._config.split, self._config.validation_fraction, self._census)
-        total = self._census.num_bytes / 1e6
-        with (
-            DocumentWriter(self._documents, FILE_PREFIX["train"]) as train,
-            DocumentWriter(self._documents, FILE_PREFIX["validation"]) as validation,
-            self._console.progress("Writing documents", total, "MB") as progress,
-        ):
-            for name, document in splitter.assign(read_stored(self._documents, _SPOOL)):
-                (train if name == "train" else validation).write(document)
-                progress.advance(document.num_bytes / 1e6)
-        for path in self._documents.glob(f"{_SPOOL}-*"):
-            remove_tree(path)
-        return splitter
+    def _assign(self, cleaned: Cleaned) -> Assignment:
+        return decide_assignment(
+            cleaned.parts,
+            list(kept_masks(cleaned.parts, cleaned.removals)),
+            self._mixture,
+            mode=self._config.split,
+            fraction=self._config.validation_fraction,
+            shuffle=self._config.clean.shuffle,
+            seed=self._seed,
+        )
+
+    def _shuffle(
+        self, plan: Plan, cleaned: Cleaned, assignment: Assignment
+    ) -> tuple[dict[str, list[int]], dict[str, Any]]:
+        """Puts the documents in their order; returns the files that each split consists of, and what was counted."""
+        scattered, gathered = self._workplace / "scattered", self._workplace / "gathered"
+        sizes = [max(part.size, 1) / 1e6 for part in plan.parts]
+        scatter = PartWork("scatter", scattered, Scatter(cleaned.directory, cleaned.removals, assignment, self._seed))
+        run_pass(self._engine, scattered, [scatter], sizes, self._console, "Splitting and shuffling")
+        accounts = [FinishedPart(part_path(scattered, rank)).account() for rank in range(len(sizes))]
+        for account in accounts:
+            self._account.add(account)
+        num_buckets = sum(assignment.buckets)
+        work = Gather(scattered, len(sizes), num_buckets, self._seed)
+        megabytes = [assignment.census.num_bytes / num_buckets / 1e6] * num_buckets
+        gather = PartWork("gather", gathered, work)
+        run_pass(self._engine, gathered, [gather], megabytes, self._console, "Writing documents")
+        filled = [b for b in range(num_buckets) if FinishedPart(part_path(gathered, b)).account()["documents"]]
+        first = assignment.buckets[0]
+        files = {"train": [b for b in filled if b < first], "validation": [b for b in filled if b >= first]}
+        return files, _joined(accounts)
 
     def _given_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the configuration names; it must have an ``<eos>`` to end documents with."""
@@ -174,97 +189,130 @@ class _Build:
             return None
         tokenizer = load_tokenizer(self._tokenizer_config.path)
         _ = tokenizer.eos_id
+        if self._config.infilling.rate:
+            sentinel_ids(tokenizer)
         return tokenizer
 
-    def _train_tokenizer(self) -> Tokenizer:
+    def _trained_tokenizer(self, files: list[int]) -> Tokenizer:
         """A tokenizer trained on the training documents only, so that the held-out text stays unseen."""
-        texts = (document.text for document in read_documents(self._documents, FILE_PREFIX["train"]))
-        return train_tokenizer(self._tokenizer_config, texts, console=self._console)
+        directory = self._workplace / TOKENIZER
+        if not directory.is_dir():
+            texts = documents_in(self._workplace / "gathered", files)
+            with atomic_directory(directory) as staging:
+                self._train(texts).save(staging)
+        return load_tokenizer(directory)
 
-    def _tokenize(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Writes the token shards of both splits; returns their entry in the manifest."""
-        directory = self._staging / TOKENS
-        directory.mkdir()
+    def _train(self, texts: Iterator[str]) -> Tokenizer:
+        special_tokens = SENTINELS if self._config.infilling.rate else ()
+        return train_tokenizer(self._tokenizer_config, texts, special_tokens=special_tokens, console=self._console)
+
+    def _tokenize(self, tokenizer: Tokenizer, files: dict[str, list[int]]) -> dict[str, Any]:
+        """Writes documents and token shards of both splits; returns the entry of the tokens in the manifest."""
+        gathered, encoded = self._workplace / "gathered", self._workplace / "encoded"
+        buckets = (*files["train"], *files["validation"])
         dtype = token_type(tokenizer.vocab_size)
-        total = self._census.num_bytes / 1e6
-        splits: dict[str, Any] = {}
-        with self._console.progress("Tokenizing", total, "MB") as progress:
-            for split, prefix in FILE_PREFIX.items():
-                unknown, unknown_id = 0, tokenizer.special_id("unk")
-                with TokenWriter(directory, prefix, dtype) as writer, closing(self._encoded(prefix)) as encoded:
-                    for token_ids, num_bytes in encoded:
-                        writer.write(token_ids, num_bytes)
-                        unknown += 0 if unknown_id is None else int(np.count_nonzero(token_ids == unknown_id))
-                        progress.advance(num_bytes / 1e6)
-                splits[split] = {**writer.summary(), "unknown": unknown}
-                if unknown:
-                    self._console.warn(
-                        f"{unknown:,} characters of the {split} split are not in the tokenizer's vocabulary and "
-                        "became <unk>."
-                    )
-        return {"type": dtype.name, "splits": splits}
-
-    def _encoded(self, prefix: str) -> Generator[tuple[NDArray[np.uint32], int], None, None]:
-        tasks = batched_by_size(read_stored(self._documents, prefix), _ENCODE_BYTES)
-        encoder = DocumentEncoder(str(self._staging / TOKENIZER))
-        with closing(ordered_map(encoder, tasks, num_workers=self._config.num_workers)) as results:
-            for result in results:
-                yield from result
-
-    def _write_manifest(self, splitter: Splitter, tokenizer: Tokenizer, tokens: dict[str, Any]) -> None:
-        counts = self._counts.as_record()
-        counts["documents"]["bytes"] = self._census.num_bytes
-        in_splits = sum(split["documents"] for split in tokens["splits"].values())
-        bytes_in_splits = sum(split["bytes"] for split in tokens["splits"].values())
-        assert in_splits == self._counts.kept + splitter.cut_documents
-        assert bytes_in_splits == self._census.num_bytes
-        # Neither times nor absolute paths nor the number of workers: the same input gives the same manifest.
-        kept_settings = {"documents", "split", "validation_fraction", "max_file_bytes", "ignore"}
-        manifest = {
-            "format": CORPUS_FORMAT,
-            "format_version": FORMAT_VERSION,
-            "inputs": input_labels([Path(path) for path in self._config.paths]),
-            "config": {
-                "data": self._config.model_dump(mode="json", include=kept_settings),
-                "tokenizer": self._tokenizer_config.model_dump(mode="json", exclude={"path"}),
-                "seed": self._seed,
-            },
-            **counts,
-            "split": {"method": splitter.method, "words": splitter.words, "cut_documents": splitter.cut_documents},
-            "tokenizer": {
-                "fingerprint": tokenizer.fingerprint(),
-                "vocab_size": tokenizer.vocab_size,
-                "origin": "trained" if self._tokenizer_config.path is None else "given",
-            },
-            "tokens": tokens,
-            "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        }
-        write_json(self._staging / MANIFEST, manifest)
-        train, validation = tokens["splits"]["train"], tokens["splits"]["validation"]
-        self._console.info(
-            f"Corpus: {self._counts.in_words()}. {self._counts.kept:,} documents kept, {self._counts.duplicates:,} "
-            f"duplicates and {self._counts.empty:,} empty ones dropped. {train['tokens']:,} training and "
-            f"{validation['tokens']:,} validation tokens. {splitter.words}"
+        infilling = Infilling(self._config.infilling, self._seed) if self._config.infilling.rate else None
+        encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
+        work = Encode(gathered, buckets, encoder, dtype.str, tokenizer.special_id("unk"))
+        megabytes = [FinishedPart(part_path(gathered, b)).account()["bytes"] / 1e6 for b in buckets]
+        run_pass(
+            self._engine, encoded, [PartWork("tokenize", encoded, work)], megabytes, self._console, "Tokenizing"
         )
+        splits: dict[str, Any] = {}
+        first = 0
+        for split in SPLITS:
+            prefix, ranks = FILE_PREFIX[split], range(first, first + len(files[split]))
+            splits[split] = place_tokens(encoded, ranks, self.corpus / TOKENS, prefix)
+            splits[split]["files"] = place_documents(gathered, files[split], self.corpus / DOCUMENTS, prefix)
+            first += len(files[split])
+            if unknown := splits[split]["unknown"]:
+                self._console.warn(
+                    f"{unknown:,} characters of the {split} split are not in the tokenizer's vocabulary and "
+                    "became <unk>."
+                )
+        return {"type": np.dtype(dtype).name, "splits": splits}
 
-    def _found_files(self) -> Iterator[FoundFile]:
-        with self._open(_FILE_LIST, "r") as file:
-            for line in file:
-                yield FoundFile(*json.loads(line))
+    def _finish(
+        self,
+        plan: Plan,
+        cleaned: Cleaned,
+        assignment: Assignment,
+        files: dict[str, list[int]],
+        splits: dict[str, Any],
+        tokenizer: Tokenizer,
+        tokens: dict[str, Any],
+    ) -> None:
+        contents = Contents(self._seed)
+        for bucket in (*files["train"], *files["validation"]):
+            contents.merge(FinishedPart(part_path(self._workplace / "gathered", bucket)).account())
+        self._write_lists(cleaned, len(plan.parts))
+        record = BuildRecord(
+            self._config,
+            self._tokenizer_config,
+            self._seed,
+            self._found,
+            self._account,
+            assignment,
+            splits,
+            contents,
+            tokenizer,
+            tokens,
+            self._query,
+        )
+        manifest = record.write_manifest(self.corpus)
+        timing = {"seconds": {name: round(value, 3) for name, value in self._seconds.items()}}
+        write_json(self.corpus / BUILD, {"fingerprint": plan.fingerprint, **timing})
+        write_reports(self.corpus, manifest, record.report(), self._seconds)
+        self._console.info(record.in_words())
+        for limit in self._account.source.limits:
+            self._console.warn(f"A limit struck, so another build may differ: {limit}")
 
-    def _skip(self, skipped: Skipped, quarantine: TextIO) -> None:
-        self._counts.add_skipped(skipped)
-        quarantine.write(json.dumps(skipped.as_record(), ensure_ascii=False) + "\n")
+    def _write_lists(self, cleaned: Cleaned, num_parts: int) -> None:
+        """The inputs that could not be used and the documents that were removed, in the order of the input."""
+        first = [FinishedPart(part_path(self._workplace / "pass-0", rank)) for rank in range(num_parts)]
+        with (self.corpus / QUARANTINE).open("wb") as file:
+            file.write((self._workplace / DISCOVERED).read_bytes())
+            for part in first:
+                file.write((part.path / QUARANTINE).read_bytes())
+        passes = [*sorted(self._workplace.glob("pass-*")), self._workplace / "scattered"]
+        with (self.corpus / REMOVED).open("wb") as file:
+            # Compressed files one after the other are one compressed file.
+            for directory in passes:
+                for rank in range(num_parts):
+                    file.write((part_path(directory, rank) / REMOVED).read_bytes())
 
-    def _open(self, name: str, mode: str = "w") -> TextIO:
-        return cast(TextIO, (self._staging / name).open(mode, encoding="utf-8", newline="\n"))
+    def _timed(self, name: str, work: Any, *arguments: Any) -> Any:
+        started = time.monotonic()
+        result = work(*arguments)
+        self._seconds[name] = time.monotonic() - started
+        return result
 
     def _nothing_to_read(self) -> str:
-        places = ", ".join(printable(path) for path in self._config.paths)
-        counts = self._counts
-        dropped = f", {counts.empty:,} empty documents" if counts.empty else ""
+        places = ", ".join(printable(path) for path in self._config.paths) or "the rows of the query"
+        source, found = self._account.source, self._found
+        reasons = found.skipped + source.skipped
+        words = f"{found.files:,} files found, {source.read:,} read"
+        for name, counter in (("files left out", reasons), ("folders left out", found.folders_skipped)):
+            if counter:
+                words += f"; {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counter.items()))
+        removed = sum(stage.removed.total() for stage in self._account.stages.values())
+        dropped = f", {source.empty:,} empty documents" if source.empty else ""
+        dropped += f", {removed:,} documents removed by data.clean" if removed else ""
         return (
-            f"There is no text in {places}: {counts.in_words()}{dropped}. Give files or folders with text; files over "
+            f"There is no text in {places}: {words}{dropped}. Give files or folders with text; files over "
             f"data.max_file_bytes ({self._config.max_file_bytes:,}) are skipped, and hidden or ignored files are read "
             "only when named themselves."
         )
+
+
+def _joined(accounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What splitting and mixing counted, added up over the parts."""
+    total: dict[str, Any] = {"splits": {name: {} for name in SPLITS}, "mixed": {}, "cut_documents": 0}
+    for account in accounts:
+        total["cut_documents"] += account["cut_documents"]
+        for split, counts in account["splits"].items():
+            for key, value in counts.items():
+                total["splits"][split][key] = total["splits"][split].get(key, 0) + value
+        for number, counts in account["mixed"].items():
+            total["mixed"][number] = [a + b for a, b in zip(total["mixed"].get(number, [0, 0, 0]), counts, strict=True)]
+    return total

@@ -70,3 +70,10 @@ class PaddedBatches:
         is_padding = columns >= lengths[:, None]
         positions = columns - np.where(is_padding, lengths[:, None], 0)
         return Batch(input_ids, labels, positions, is_padding.astype(np.int64), has_boundaries=False)
+
+    def token_range(self, sample: int) -> tuple[int, int]:
+        """The tokens ``start:stop`` of the split that are the inputs of a sample."""
+        check_indices(np.array([sample]), self.num_samples)
+        document = int(np.searchsorted(self._first_sample, sample, side="right")) - 1
+        start = int(self._split.offsets[document]) + (sample - int(self._first_sample[document])) * self._stride
+        return start, min(start + self._max_length, int(self._split.offsets[document + 1]))

@@ -7,7 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
+from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.infilling_config import FimConfig
+from sheepop.data.mixing import MixedSource, require_one_measure
 
 DocumentMode = Literal["file", "line", "blank_line"]
 SplitMode = Literal["document", "tail"]
@@ -21,8 +25,10 @@ class DataConfig(Config):
     is the share held out (0 holds nothing out). `packing` joins documents into full sequences; without it every
     document is cut into chunks of `max_length` that begin `stride` tokens apart. `max_length` null means the
     model's `max_seq_len`, `stride` null means `max_length`. `num_workers` counts worker processes, 0 works in
-    this one; it never changes the result. Files over `max_file_bytes` are skipped; a file is held in memory
-    whole, so this also bounds the memory of a worker. `ignore` are patterns as in a ``.gitignore``.
+    this one; it never changes the result. Files over `max_file_bytes` are skipped. `ignore` are patterns as in a
+    ``.gitignore``. `extract` says how files become documents, `clean` which stages documents go through, `mix` how
+    often the documents of which files occur in the training text, `infilling` which code is re-ordered for
+    fill-in-the-middle.
     """
 
     paths: tuple[str, ...] = ()
@@ -33,8 +39,12 @@ class DataConfig(Config):
     max_length: int | None = Field(default=None, ge=1)
     stride: int | None = Field(default=None, ge=1)
     num_workers: int = Field(default=0, ge=0)
-    max_file_bytes: int = Field(default=2**30, ge=1)
+    max_file_bytes: int = Field(default=2**40, ge=1)
     ignore: tuple[str, ...] = ()
+    extract: ExtractConfig = ExtractConfig()
+    clean: CleanConfig = CleanConfig()
+    mix: tuple[MixedSource, ...] = ()
+    infilling: FimConfig = FimConfig()
 
     @field_validator("paths", "ignore", mode="before")
     @classmethod
@@ -56,6 +66,12 @@ class DataConfig(Config):
         for pattern in patterns:
             ignore_spec([pattern])
         return patterns
+
+    @field_validator("mix")
+    @classmethod
+    def _one_measure(cls, mix: tuple[MixedSource, ...]) -> tuple[MixedSource, ...]:
+        require_one_measure(mix)
+        return mix
 
     @model_validator(mode="after")
     def _stride_fits(self) -> DataConfig:

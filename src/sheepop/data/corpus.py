@@ -18,7 +18,8 @@ from sheepop.data.shards import FILE_PREFIX, TokenSplit
 from sheepop.data.split import SplitName
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
-DOCUMENTS, TOKENS, TOKENIZER, QUARANTINE = "documents", "tokens", "tokenizer", "quarantine.jsonl"
+DOCUMENTS, TOKENS, TOKENIZER = "documents", "tokens", "tokenizer"
+QUARANTINE, REMOVED = "quarantine.jsonl", "removed.jsonl.zst"
 _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -77,6 +78,11 @@ class Corpus:
     def documents(self, split: SplitName) -> Iterator[Document]:
         """The documents of a split, in the order of its tokens."""
         return read_documents(self.directory / DOCUMENTS, FILE_PREFIX[split])
+
+    def documents_files(self, split: SplitName) -> list[tuple[str, int]] | None:
+        """The files of a split's documents with how many each holds; None for a corpus of format 1, which does not say."""
+        files = self._summary(split).get("files")
+        return None if files is None else [(str(file["file"]), int(file["documents"])) for file in files]
 
     def _summary(self, split: str) -> Mapping[str, Any]:
         summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 # UTF-32 comes first: its little-endian mark begins with the mark of UTF-16.
-_BYTE_ORDER_MARKS = (
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf_32_le"),
     (codecs.BOM_UTF32_BE, "utf_32_be"),
     (codecs.BOM_UTF8, "utf_8"),
@@ -40,11 +40,11 @@ _WHOLE_WORDS = (
 _HIGH_BYTE = re.compile(rb"[\x80-\xff]")
 _ISOLATED_HIGH_BYTE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 # Detection decodes what it is given once per candidate; a sample of this size decides as well as the whole.
-_DETECTION_BYTES = 2**18
+DETECTION_BYTES = 2**18
 
 # Control characters that have no place in text: all of C0 but \a \b \t \n \v \f \r and escape.
-_CONTROLS = bytes(c for c in range(32) if c not in (7, 8, 9, 10, 11, 12, 13, 27)) + b"\x7f"
-_MAX_CONTROL_SHARE = {"utf_8": 0.1, "detected": 0.002}
+CONTROLS = bytes(c for c in range(32) if c not in (7, 8, 9, 10, 11, 12, 13, 27)) + b"\x7f"
+MAX_CONTROL_SHARE = {"utf_8": 0.1, "detected": 0.002}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def decode(data: bytes, name: str = "") -> Decoded:
 
 
 def _by_mark(data: bytes) -> Decoded | None:
-    for mark, encoding in _BYTE_ORDER_MARKS:
+    for mark, encoding in BYTE_ORDER_MARKS:
         if data.startswith(mark):
             text = _strictly(data[len(mark) :], encoding)
             if text is not None and "\0" not in text:
@@ -96,17 +96,26 @@ def _python_cookie(name: str) -> Callable[[bytes], Decoded | None]:
 
 
 def _by_cookie(data: bytes) -> Decoded | None:
-    """PEP 263: a comment in the first two lines names the encoding; the first line must then be blank or comment."""
+    encoding = cookie_encoding(data)
+    text = None if encoding is None else _strictly(data, encoding)
+    return None if text is None or encoding is None else Decoded(text, encoding)
+
+
+def cookie_encoding(data: bytes) -> str | None:
+    """PEP 263: a comment in the first two lines names the encoding; the first line must then be blank or comment.
+
+    None without one, for UTF-8, and for what cannot be the encoding of Python source.
+    """
     for line in data[:1024].splitlines()[:2]:
         match = _COOKIE.match(line)
         if match:
-            return _by_name(data, match.group(1).decode("ascii"))
+            return _source_encoding(match.group(1).decode("ascii"))
         if not _BLANK_OR_COMMENT.match(line):
             return None
     return None
 
 
-def _by_name(data: bytes, encoding: str) -> Decoded | None:
+def _source_encoding(encoding: str) -> str | None:
     try:
         name = codecs.lookup(encoding).name
     except (LookupError, ValueError):
@@ -114,29 +123,33 @@ def _by_name(data: bytes, encoding: str) -> Decoded | None:
     # Python source is ASCII up to its cookie, so a cookie such as utf-16 cannot be true.
     if name in (*_NOT_FOR_TEXT, "utf-8") or _strictly(b"# coding", name) != "# coding":
         return None
-    text = _strictly(data, name)
-    return None if text is None else Decoded(text, name.replace("-", "_"))
+    return name.replace("-", "_")
 
 
 def _by_utf8(data: bytes) -> Decoded | None:
     text = _strictly(data, "utf_8")
     if text is None:
         return None
-    _refuse_controls(data, _MAX_CONTROL_SHARE["utf_8"])
+    _refuse_controls(data, MAX_CONTROL_SHARE["utf_8"])
     return Decoded(text, "utf_8")
 
 
 def _by_detection(data: bytes) -> Decoded | None:
+    _refuse_controls(data, MAX_CONTROL_SHARE["detected"])
+    for encoding in likely_encodings(_sample(data)):
+        text = _strictly(data, encoding)
+        if text is not None:
+            return Decoded(text, encoding)
+    return None
+
+
+def likely_encodings(sample: bytes) -> Iterator[str]:
+    """The encodings that text which is not UTF-8 may have, the most likely first, by whole lines of it."""
     from charset_normalizer import from_bytes
 
-    _refuse_controls(data, _MAX_CONTROL_SHARE["detected"])
-    sample = _sample(data)
     for candidates, threshold in _ISOLATED_ACCENTS if _is_mostly_latin(sample) else _WHOLE_WORDS:
         for match in from_bytes(sample, cp_isolation=list(candidates), threshold=threshold, enable_fallback=False):
-            text = _strictly(data, match.encoding)
-            if text is not None:
-                return Decoded(text, match.encoding)
-    return None
+            yield match.encoding
 
 
 def _is_mostly_latin(data: bytes) -> bool:
@@ -146,20 +159,20 @@ def _is_mostly_latin(data: bytes) -> bool:
 
 def _sample(data: bytes) -> bytes:
     """The first lines that are not ASCII, which tell encodings apart; whole lines, so that no character is cut."""
-    if len(data) <= _DETECTION_BYTES:
+    if len(data) <= DETECTION_BYTES:
         return data
     lines, size = [], 0
     for line in data.splitlines(keepends=True):
         if not line.isascii():
             lines.append(line)
             size += len(line)
-            if size >= _DETECTION_BYTES:
+            if size >= DETECTION_BYTES:
                 break
     return b"".join(lines)
 
 
 def _refuse_controls(data: bytes, limit: float) -> None:
-    controls = len(data) - len(data.translate(None, _CONTROLS))
+    controls = len(data) - len(data.translate(None, CONTROLS))
     if controls > limit * len(data):
         share = controls / len(data)
         raise UndecodableError("binary", f"{share:.1%} of its bytes are control characters")

@@ -24,11 +24,15 @@ IGNORE_FILES = (".gitignore", ".sheepopignore")
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read: where it is, its printable path relative to the input, and its size in bytes."""
+    """A file to read: where it is, its printable path relative to the input, its size in bytes, its age.
+
+    `path` may also name what is no file of its own: see `sheepop.data.pipeline.inventory`.
+    """
 
     path: str
     source: str
     size: int
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +51,22 @@ class Skipped:
         return {"file": name, "stage": self.stage, "reason": self.reason, "detail": self.detail}
 
 
-def discover(paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Iterator[FoundFile | Skipped]:
+def discover(
+    paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = (), leave_out: Iterable[Path] = ()
+) -> Iterator[FoundFile | Skipped]:
     """Every file below `paths`, sorted by name within each folder, either to be read or skipped with a reason.
 
     Skipped are hidden names, names matched by `ignore` or by a ``.gitignore`` or ``.sheepopignore`` inside the
     folder, the folders in `IGNORED_FOLDERS`, finished corpus directories, what is not a regular file, and empty,
-    oversized and unreadable files. A path given by name is taken even when it is hidden or matches a pattern.
+    oversized and unreadable files. A path given by name is taken even when it is hidden or matches a pattern. The
+    directories `leave_out` are passed over without a word: what is being written is not input.
     Raises `DataError` when a path does not exist.
     """
     given = [Path(path) for path in paths]
     for path in given:
         if not os.path.lexists(path):
             raise DataError(f"Data path {printable(str(path))} does not exist. Give a file or a folder with text.")
-    walk = _Walk(max_file_bytes, ignore_spec(ignore))
+    walk = _Walk(max_file_bytes, ignore_spec(ignore), leave_out)
     for path, label in zip(given, input_labels(given), strict=True):
         yield from walk.below(path, label, alone=len(given) == 1)
 
@@ -112,10 +119,11 @@ class _Folder:
 
 
 class _Walk:
-    def __init__(self, max_file_bytes: int, ignore: pathspec.GitIgnoreSpec) -> None:
+    def __init__(self, max_file_bytes: int, ignore: pathspec.GitIgnoreSpec, leave_out: Iterable[Path]) -> None:
         self._max_file_bytes = max_file_bytes
         self._ignore = ignore
         self._entered: set[tuple[int, int]] = set()
+        self._left_out = {(s.st_dev, s.st_ino) for s in (path.stat() for path in leave_out if path.exists())}
 
     def below(self, path: Path, label: str, *, alone: bool) -> Iterator[FoundFile | Skipped]:
         try:
@@ -149,7 +157,17 @@ class _Walk:
             return
         folder, problems = self._with_rules(folder, {entry.name for entry in entries}, prefix)
         for entry in entries:
-            yield problems.get(entry.name) or self._entry(entry, folder, prefix)
+            if not self._is_left_out(entry):
+                yield problems.get(entry.name) or self._entry(entry, folder, prefix)
+
+    def _is_left_out(self, entry: os.DirEntry[str]) -> bool:
+        if not self._left_out:
+            return False
+        try:
+            status = entry.stat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) in self._left_out
 
     def _entry(self, entry: os.DirEntry[str], folder: _Folder, prefix: str) -> FoundFile | Skipped | _Folder:
         source = prefix + printable(folder.relative + entry.name)
@@ -183,7 +201,7 @@ class _Walk:
         if status.st_size > self._max_file_bytes:
             detail = f"{status.st_size:,} bytes, over data.max_file_bytes = {self._max_file_bytes:,}"
             return Skipped(source, "discover", "oversized", detail)
-        return FoundFile(path, source, status.st_size)
+        return FoundFile(path, source, status.st_size, status.st_mtime_ns)
 
     def _with_rules(self, folder: _Folder, names: set[str], prefix: str) -> tuple[_Folder, dict[str, Skipped]]:
         rules, problems = folder.rules, {}

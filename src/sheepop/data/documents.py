@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import orjson
 import zstandard
 
 from sheepop.core.errors import DataError
@@ -23,16 +23,18 @@ _LAST_LINE_END = re.compile(r"(?>\r\n|\r|\n)\Z")
 _SUFFIX = ".jsonl.zst"
 _COMPRESSED_BLOCK = 2**14
 _WRITE_BYTES = 2**16
+_OPTIONAL = ("language", "place", "marks", "facts")
 _LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
-_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A text with its origin: the `part`-th document of the file `source`.
 
-    `id` is the hash of the text, equal for equal texts; `num_bytes` is its length in UTF-8. Make one with
-    `Document.of`.
+    `id` is the hash of the text, equal for equal texts; `num_bytes` is its length in UTF-8. `kind` is ``prose``,
+    ``code``, ``table`` or ``chat``; `language` a programming language for code, else a natural one where it was
+    found. `place` says where in the file it stood, `marks` where in the text pages, slides or cells begin (offset in
+    characters, name), `facts` hold what the file says of itself. Make one with `Document.of`.
     """
 
     text: str
@@ -40,20 +42,25 @@ class Document:
     part: int
     id: str
     num_bytes: int
+    kind: str = "prose"
+    language: str = ""
+    place: str = ""
+    marks: tuple[tuple[int, str], ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: str, source: str, part: int) -> Document:
+    def of(cls, text: str, source: str, part: int, **about: Any) -> Document:
         """The document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
         data = text.encode("utf-8")
-        return cls(text, source, part, hashlib.blake2b(data, digest_size=16).hexdigest(), len(data))
+        return cls(text, source, part, hashlib.blake2b(data, digest_size=16).hexdigest(), len(data), **about)
 
     def stored(self) -> StoredDocument:
         """The document as it stands on disk."""
-        line = (
-            f'{{"id":"{self.id}","bytes":{self.num_bytes},"source":{_to_json(self.source)},"part":{self.part},'
-            f'"text":{_to_json(self.text)}}}\n'
-        )
-        return StoredDocument(self.id, self.num_bytes, line.encode("utf-8"))
+        about: dict[str, Any] = {"source": self.source, "part": self.part, "kind": self.kind}
+        about |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
+        about["text"] = self.text
+        beginning = f'{{"id":"{self.id}","bytes":{self.num_bytes},'.encode("ascii")
+        return StoredDocument(self.id, self.num_bytes, beginning + orjson.dumps(about)[1:] + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,9 @@ class StoredDocument:
 
     def document(self) -> Document:
         """The document itself."""
-        record = json.loads(self.line)
-        return Document(record["text"], record["source"], record["part"], record["id"], record["bytes"])
+        record = orjson.loads(self.line)
+        marks = tuple((int(offset), str(name)) for offset, name in record.pop("marks", ()))
+        return Document(num_bytes=record.pop("bytes"), marks=marks, **record)
 
 
 def split_text(text: str, mode: DocumentMode) -> list[str]:
@@ -151,14 +159,17 @@ class DocumentWriter:
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
     """What a `DocumentWriter` wrote, in order, one at a time; raises `DataError` naming a damaged file."""
     for path in sorted(directory.glob(f"{prefix}-*{_SUFFIX}")):
-        with _damage_named(path):
-            for line in _lines(_decompressed(path)):
-                yield StoredDocument.from_line(line)
+        yield from _read_stored_file(path)
 
 
 def read_documents(directory: Path, prefix: str) -> Iterator[Document]:
     """The documents that a `DocumentWriter` wrote, in order, one in memory at a time."""
     return (stored.document() for stored in read_stored(directory, prefix))
+
+
+def read_documents_file(path: Path) -> Iterator[Document]:
+    """The documents of one file that a `DocumentWriter` wrote; raises `DataError` when it is damaged."""
+    return (stored.document() for stored in _read_stored_file(path))
 
 
 def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iterator[list[StoredDocument]]:
@@ -173,6 +184,12 @@ def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iter
         size += document.num_bytes
     if batch:
         yield batch
+
+
+def _read_stored_file(path: Path) -> Iterator[StoredDocument]:
+    with _damage_named(path):
+        for line in _lines(_decompressed(path)):
+            yield StoredDocument.from_line(line)
 
 
 @contextmanager

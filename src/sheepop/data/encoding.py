@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.data.documents import StoredDocument
+from sheepop.data.documents import Document, StoredDocument
+from sheepop.data.infilling import Infilling, Special, encode_segments, sentinel_ids
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -16,20 +17,31 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 class DocumentEncoder:
     """Encodes documents with the tokenizer in `tokenizer_directory` and ends each with ``<eos>``.
 
-    A callable that can be sent to a worker process: it carries a path, and each process loads the tokenizer once.
+    With `infilling` documents of code are re-ordered as it says. A callable that can be sent to a worker process: it
+    carries a path, and each process loads the tokenizer once.
     """
 
     tokenizer_directory: str
+    infilling: Infilling | None = None
 
     def __call__(self, documents: list[StoredDocument]) -> list[tuple[NDArray[np.uint32], int]]:
-        """For each document its token ids with ``<eos>`` at the end, and its length in UTF-8 bytes."""
+        """For each document its token ids with ``<eos>`` at the end, and its length in UTF-8 bytes.
+
+        Raises `TokenizerError` when the tokenizer has no ``<eos>``, or not the special tokens of `infilling`.
+        """
         tokenizer = _load(self.tokenizer_directory)
         eos_id = tokenizer.eos_id
-        encoded = tokenizer.encode_batch([document.document().text for document in documents])
+        ids = sentinel_ids(tokenizer) if self.infilling is not None else {}
+        encoded = encode_segments(tokenizer, [self._segments(document.document()) for document in documents], ids)
         return [
             (np.array([*token_ids, eos_id], dtype=np.uint32), document.num_bytes)
             for document, token_ids in zip(documents, encoded, strict=True)
         ]
+
+    def _segments(self, document: Document) -> list[str | Special]:
+        if self.infilling is None or document.kind != "code":
+            return [document.text]
+        return self.infilling.segments(document.id, document.text)
 
 
 @functools.lru_cache(maxsize=1)

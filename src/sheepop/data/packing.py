@@ -46,6 +46,12 @@ class PackedBatches:
         document_ids = np.cumsum(begins, axis=1, dtype=np.int64) - 1
         return Batch(input_ids, labels, columns - starts, document_ids, has_boundaries)
 
+    def token_range(self, sample: int) -> tuple[int, int]:
+        """The tokens ``start:stop`` of the split that are the inputs of a sample."""
+        check_indices(np.array([sample]), self.num_samples)
+        start = sample * self._max_length
+        return start, min(start + self._max_length, self._split.num_tokens)
+
     def _fill(
         self, index: int, input_ids: NDArray[np.int64], labels: NDArray[np.int64], begins: NDArray[np.bool_]
     ) -> bool:

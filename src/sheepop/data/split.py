@@ -7,7 +7,7 @@ wanted share; corpora with few documents are split so too, because a handful of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,16 +60,41 @@ class Splitter:
         else:
             self.method, self.words = "document", self._document_words()
 
-    def assign(self, documents: Iterator[StoredDocument]) -> Iterator[tuple[SplitName, StoredDocument]]:
-        """Each document with its split; raises `DataError` when there is no place to cut a tail."""
+    def assign(
+        self, documents: Iterable[StoredDocument], passed: int = 0
+    ) -> Iterator[tuple[SplitName, StoredDocument]]:
+        """Each document with its split; `passed` counts the bytes of the corpus that stand before these documents.
+
+        Raises `DataError` when there is no place to cut a tail.
+        """
         if self.method == "tail":
-            yield from self._assign_tail(documents)
+            yield from self._assign_tail(documents, passed)
         elif self.method == "document":
             for document in documents:
                 yield self._by_key(document.id), document
         else:
             for document in documents:
                 yield "train", document
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all documents to be split."""
+        return self._census.num_bytes
+
+    def trains(self, documents: Iterable[tuple[str, int]], passed: int) -> list[bool]:
+        """For each document (id, bytes) whether it, or its beginning, is trained on; `passed` as in `assign`."""
+        if self.method == "document":
+            return [self._by_key(document_id) == "train" for document_id, _ in documents]
+        end, answers = self._tail_start if self.method == "tail" else self._census.num_bytes, []
+        for _, num_bytes in documents:
+            answers.append(passed < end)
+            passed += num_bytes
+        return answers
+
+    @property
+    def _tail_start(self) -> int:
+        total = self._census.num_bytes
+        return total - max(1, round(total * self._fraction))
 
     def _by_key(self, document_id: str) -> SplitName:
         # The extremes of the keys keep both splits from being empty.
@@ -79,10 +104,11 @@ class Splitter:
             return "train"
         return "validation" if split_key(self._census.seed, document_id) < self._fraction else "train"
 
-    def _assign_tail(self, documents: Iterator[StoredDocument]) -> Iterator[tuple[SplitName, StoredDocument]]:
-        total = self._census.num_bytes
-        target = total - max(1, round(total * self._fraction))
-        passed, is_validation = 0, False
+    def _assign_tail(
+        self, documents: Iterable[StoredDocument], passed: int
+    ) -> Iterator[tuple[SplitName, StoredDocument]]:
+        total, target = self._census.num_bytes, self._tail_start
+        is_validation = 0 < passed >= target
         for document in documents:
             end = passed + document.num_bytes
             if is_validation:
@@ -111,7 +137,7 @@ class Splitter:
             self.cut_documents = 1
             pieces: tuple[tuple[SplitName, bytes], ...] = (("train", data[:cut]), ("validation", data[cut:]))
             for name, piece in pieces:
-                yield name, Document.of(piece.decode("utf-8"), document.source, document.part).stored()
+                yield name, _piece(document, piece.decode("utf-8"), from_start=name == "train").stored()
 
     def _tail_words(self, mode: SplitMode) -> str:
         words = f"The last {self._fraction:.2%} of the text, cut at a line end, is held out"
@@ -132,6 +158,23 @@ class Splitter:
         if self._census.highest[0] < self._fraction:
             return f"{words}; all were, so the highest one is not."
         return f"{words}."
+
+
+def _piece(document: Document, text: str, *, from_start: bool) -> Document:
+    """The beginning or the end of a document, with the marks that lie in it."""
+    start = 0 if from_start else len(document.text) - len(text)
+    marks = [(max(0, offset - start), name) for offset, name in document.marks if offset < start + len(text)]
+    last_before = max((i for i, (offset, _) in enumerate(marks) if offset == 0), default=0)
+    return Document.of(
+        text,
+        document.source,
+        document.part,
+        kind=document.kind,
+        language=document.language,
+        place=document.place,
+        marks=tuple(marks[last_before:]),
+        facts=document.facts,
+    )
 
 
 def _nearest_cut(data: bytes, target: int, *, may_start: bool, may_end: bool) -> int | None:

@@ -1,28 +1,64 @@
-"""Builds corpus directories."""
+"""Builds corpus directories, and answers questions about them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import UsageError
-from sheepop.data import build_corpus
-from sheepop.jobs.config import load_config
+from sheepop.core.errors import DataError, UsageError
+from sheepop.core.files import read_json
+from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, SampleOrder, build_corpus, is_corpus
+from sheepop.data.provenance import Origin, trace_tokens
+from sheepop.data.report import REPORT_JSON
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.training_data import build_batches
+from sheepop.train.interrupt import interrupts_advise
+
+EngineName = Literal["local", "ray"]
 
 
-def build(inputs: Sequence[str], output: Path, config_file: Path | None, console: Console) -> dict[str, Any]:
+def build(
+    inputs: Sequence[str],
+    output: Path,
+    config_file: Path | None,
+    console: Console,
+    *,
+    engine: EngineName = "local",
+    workers: int | None = None,
+    overwrite: bool = False,
+    query: str | None = None,
+) -> dict[str, Any]:
     """Builds the corpus of `inputs`, which may hold ``key=value`` settings among the paths, and sums it up.
 
-    An input is a setting when it contains ``=`` and no file of that name exists.
+    An input is a setting when it contains ``=`` and no file of that name exists; with `query` the one input that
+    is a database address (``dialect://...``) is asked it. `workers` null means `data.num_workers`.
     """
-    overrides = [text for text in inputs if "=" in text and not Path(text).exists()]
-    paths = [text for text in inputs if text not in overrides]
-    if not paths:
+    addresses = [text for text in inputs if "://" in text]
+    overrides = [text for text in inputs if "=" in text and text not in addresses and not Path(text).exists()]
+    paths = [text for text in inputs if text not in overrides and text not in addresses]
+    asked = _query(addresses, query)
+    options: dict[str, Any] = {"data": {"paths": paths}} if paths or asked else {}
+    if workers is not None:
+        options.setdefault("data", {})["num_workers"] = workers
+    config = load_config(config_file, overrides, options=options)
+    if not config.data.paths and asked is None:
         raise UsageError("There is no input. Name at least one file or folder.")
-    config = load_config(config_file, overrides, options={"data": {"paths": paths}})
-    corpus = build_corpus(config.data, config.tokenizer, output, seed=config.seed, console=console)
+    with interrupts_advise("What is finished is kept: run the same command again and it goes on from there."):
+        corpus = build_corpus(
+            config.data,
+            config.tokenizer,
+            output,
+            seed=config.seed,
+            console=console,
+            overwrite=overwrite,
+            engine=_engine(engine, config.data.num_workers),
+            query=asked,
+        )
     return {
         "path": str(output),
         "train_documents": corpus.train.num_documents,
@@ -30,5 +66,86 @@ def build(inputs: Sequence[str], output: Path, config_file: Path | None, console
         "validation_documents": corpus.validation.num_documents,
         "validation_tokens": corpus.validation.num_tokens,
         "skipped_files": sum(corpus.manifest["files"]["skipped"].values()),
+        "removed_documents": sum(corpus.manifest["documents"]["removed"].values()),
+        "reproducible": corpus.manifest["reproducible"],
         "fingerprint": corpus.fingerprint,
     }
+
+
+def stats(directory: Path) -> dict[str, Any]:
+    """The report of a corpus, as data; a run directory means its corpus."""
+    corpus = _open(directory)
+    path = corpus.directory / REPORT_JSON
+    if not path.is_file():
+        raise DataError(
+            f"{corpus.directory} has no {REPORT_JSON}: an older SheepOp built it. Build the corpus again to get one."
+        )
+    report: dict[str, Any] = read_json(path, DataError)
+    return {"path": str(corpus.directory), **report}
+
+
+def show_tokens(directory: Path, tokens: str, split: Literal["train", "validation"]) -> Iterator[Origin]:
+    """Where the tokens ``A:B`` of a split came from."""
+    start, separator, stop = tokens.partition(":")
+    try:
+        first = int(start)
+        last = int(stop) if separator else first + 1
+    except ValueError:
+        raise UsageError(f"--tokens takes A:B, two positions in the split, for example 0:100; got {tokens!r}.") from None
+    return trace_tokens(_open(directory), split, first, last)
+
+
+def show_step(directory: Path, step: int) -> Iterator[tuple[int, Origin]]:
+    """Each sequence of a training step, by its row in the batch, with the origins of its tokens."""
+    run = RunDirectory.open(directory)
+    config = validate(SheepOpConfig, read_config_file(run.config_file))
+    if not 1 <= step:
+        raise UsageError(f"--step counts from 1, got {step}.")
+    corpus = _corpus_of_run(run, config)
+    batches = build_batches(config, corpus.train, corpus.tokenizer())
+    size = config.training.global_batch_size
+    order = SampleOrder(batches.num_samples, config.seed)
+    for row, sample in enumerate(order.indices((step - 1) * size, size).tolist()):
+        start, stop = batches.token_range(sample)
+        for origin in trace_tokens(corpus, "train", start, stop):
+            yield row, origin
+
+
+def _query(addresses: Sequence[str], query: str | None) -> Query | None:
+    if query is None and addresses:
+        raise UsageError(f"{_without_password(addresses[0])} is a database: say with --query what to read from it.")
+    if query is None:
+        return None
+    if len(addresses) != 1:
+        raise UsageError("--query needs exactly one database address among the inputs, such as sqlite:///my.db.")
+    return Query(addresses[0], query)
+
+
+def _without_password(address: str) -> str:
+    from sheepop.data.extract.address import source_label
+
+    return source_label(address)
+
+
+def _engine(name: EngineName, workers: int) -> Engine:
+    return RayEngine(workers) if name == "ray" else LocalEngine(workers)
+
+
+def _open(directory: Path) -> Corpus:
+    if is_corpus(directory):
+        return Corpus.open(directory, verify=False)
+    if (directory / "config.yaml").is_file():
+        run = RunDirectory.open(directory)
+        return _corpus_of_run(run, validate(SheepOpConfig, read_config_file(run.config_file)))
+    raise DataError(
+        f"{directory} is neither a corpus nor a run. Make a corpus with: sheepop data build INPUT --output "
+        f"{shlex.quote(str(directory))}"
+    )
+
+
+def _corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
+    """The corpus that the run built for itself, or the finished one it was given."""
+    for path in (run.corpus, *map(Path, config.data.paths)):
+        if is_corpus(path):
+            return Corpus.open(path, verify=False)
+    raise DataError(f"The corpus that {run.path} was trained on is not at {', '.join(config.data.paths)} any more.")

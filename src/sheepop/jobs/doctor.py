@@ -18,10 +18,19 @@ GB = 1e9
 _QUICKSTART_MEMORY = 4 * GB
 _QUICKSTART_DISK = 2 * GB
 _MARKS: dict[Status, str] = {"ok": "ok", "warning": "warn", "missing": "none"}
+# What is installed with an extra: the extra, and what is lost without.
 _OPTIONAL_PACKAGES = {
-    "transformers": "the parity tests against Hugging Face's models are skipped",
-    "pytest": "the tests cannot run",
-    "ruff": "make lint cannot run",
+    "magika": ("data", "files are told apart by their names and first bytes only"),
+    "pypdfium2": ("data", "PDF files are left out of a corpus"),
+    "trafilatura": ("data", "web pages and books are left out of a corpus"),
+    "openpyxl": ("data", "spreadsheets are left out of a corpus"),
+    "pyarrow": ("data", "Parquet and Arrow files are left out of a corpus"),
+    "SQLAlchemy": ("data", "databases cannot be read with --query"),
+    "rapidocr": ("ocr", "images and scanned pages are left out of a corpus"),
+    "ray": ("cluster", "a corpus cannot be built on a cluster"),
+    "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),
+    "pytest": ("dev", "the tests cannot run"),
+    "ruff": ("dev", "make lint cannot run"),
 }
 
 
@@ -62,7 +71,10 @@ def doctor(place: str | Path = ".") -> DoctorReport:
         _check_torch(),
         check_bfloat16(peaks),
         *(_check_package(name, "SheepOp cannot run fully", "pip install sheepop") for name in LIBRARIES),
-        *(_check_package(name, loss, 'pip install "sheepop[dev]"') for name, loss in _OPTIONAL_PACKAGES.items()),
+        *(
+            _check_package(name, loss, f'pip install "sheepop[{extra}]"')
+            for name, (extra, loss) in _OPTIONAL_PACKAGES.items()
+        ),
     )
     return DoctorReport(checks, machine, peaks)
 

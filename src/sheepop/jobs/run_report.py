@@ -272,11 +272,13 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
             "Files read": files.get("read"),
             "Documents found": documents.get("in"),
             "Documents kept": documents.get("kept"),
-            "Duplicates left out": documents.get("duplicates"),
             "Empty ones left out": documents.get("empty"),
             "Text": data_size(number(documents.get("bytes"))),
         }
     )
+    removed = [(stage.replace("_", " "), count) for stage, count in _entry(documents, "removed").items() if count]
+    if removed:
+        page.add_table(["Stage", "Documents removed"], removed, caption="Each one is named in removed.jsonl.zst.")
     splits = _entry(manifest, "tokens", "splits")
     names = {"train": "Training", "validation": "Held out"}
     columns = ("documents", "tokens", "bytes", "unknown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,17 +143,19 @@ class Tokenizer(ABC):
         return token_id
 
 
-def standard_settings() -> dict[str, Any]:
-    """``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`."""
+def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
+
+    `further` are the special tokens beyond the four, with their ids.
+    """
+    ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{f"{role}_token": text for role, text in SPECIAL_TOKENS.items()},
         "add_bos_token": False,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {
-            str(i): {"content": text, **_SPECIAL_FLAGS} for i, text in enumerate(SPECIAL_TOKENS.values())
-        },
+        "added_tokens_decoder": {str(token_id): {"content": text, **_SPECIAL_FLAGS} for text, token_id in ids.items()},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import TokenizerError
@@ -10,23 +10,30 @@ from sheepop.tokenizer.byte_level import ByteLevelBPE
 from sheepop.tokenizer.character import CharTokenizer
 from sheepop.tokenizer.config import TokenizerConfig
 from sheepop.tokenizer.files import load_tokenizer
-from sheepop.tokenizer.interface import Tokenizer
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, Tokenizer
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, console: Console | None = None) -> Tokenizer:
+def train_tokenizer(
+    config: TokenizerConfig,
+    texts: Iterable[str],
+    *,
+    console: Console | None = None,
+    special_tokens: Sequence[str] = (),
+) -> Tokenizer:
     """The tokenizer that `config` asks for, trained on `texts`, which are read once and in order.
 
-    With ``config.path`` it is read from there and `texts` are not touched. Training stops reading at
-    ``config.max_training_bytes`` and says so on `console` (standard error when None is given). Raises
-    `TokenizerError` when there is no text, or not enough of it for ``config.vocab_size`` tokens (for ``char``: too
-    many different characters).
+    `special_tokens` are needed beside the usual four. With ``config.path`` the tokenizer is read from there and
+    `texts` are not touched. Training stops reading at ``config.max_training_bytes`` and says so on `console`
+    (standard error when None is given). Raises `TokenizerError` when there is no text, or not enough of it for
+    ``config.vocab_size`` tokens (for ``char``: too many different characters), and where a special token cannot be.
     """
     if config.path is not None:
-        return load_tokenizer(config.path)
+        return _with_special_tokens(load_tokenizer(config.path), special_tokens, config.path)
+    _check_names(special_tokens)
     console = console or Console()
     with console.progress("Training the tokenizer", None, "bytes read") as progress:
         reader = _Reader(texts, config.max_training_bytes, progress)
-        tokenizer = _TRAINERS[config.algorithm](reader, config)
+        tokenizer = _TRAINERS[config.algorithm](reader, config, special_tokens)
     if reader.capped:
         console.info(
             f"The tokenizer was trained on the first {reader.bytes_read:,} bytes of the text "
@@ -35,11 +42,37 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, console: C
     return tokenizer
 
 
-def _train_byte_level(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    return ByteLevelBPE.train(texts, config.vocab_size)
+def _with_special_tokens(tokenizer: Tokenizer, names: Sequence[str], path: str) -> Tokenizer:
+    missing = [name for name in names if name not in tokenizer.special_tokens]
+    if missing:
+        raise TokenizerError(
+            f"The tokenizer {path} has no special token {', '.join(missing)}. Leave out tokenizer.path to train one "
+            "that has."
+        )
+    return tokenizer
 
 
-def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+def _check_names(special_tokens: Sequence[str]) -> None:
+    taken = set(SPECIAL_TOKENS.values())
+    for name in special_tokens:
+        if len(name.strip()) < 2 or name in taken:
+            raise TokenizerError(
+                f"{name!r} cannot be a further special token: its name must be of two characters or more, and unlike "
+                "every other's."
+            )
+        taken.add(name)
+
+
+def _train_byte_level(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
+    return ByteLevelBPE.train(texts, config.vocab_size, special_tokens)
+
+
+def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
+    if special_tokens:
+        raise TokenizerError(
+            f"A character tokenizer has no special tokens but {', '.join(SPECIAL_TOKENS.values())}, and "
+            f"{', '.join(special_tokens)} are needed. Set tokenizer.algorithm=bpe."
+        )
     tokenizer = CharTokenizer.train(texts)
     if tokenizer.vocab_size > config.vocab_size:
         raise TokenizerError(
@@ -50,7 +83,7 @@ def _train_characters(texts: Iterable[str], config: TokenizerConfig) -> Tokenize
     return tokenizer
 
 
-_TRAINERS: dict[str, Callable[[Iterable[str], TokenizerConfig], Tokenizer]] = {
+_TRAINERS: dict[str, Callable[[Iterable[str], TokenizerConfig, Sequence[str]], Tokenizer]] = {
     "bpe": _train_byte_level,
     "char": _train_characters,
 }

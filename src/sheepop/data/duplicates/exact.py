@@ -1,11 +1,16 @@
-"""Exact duplicates: a set of content ids that may outgrow memory."""
+"""Exact duplicates: by content ids, one at a time or over all documents, in bounded memory."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from sheepop.core.errors import StorageError
+from sheepop.data.duplicates.signature_files import ID, PartSignatures
+from sheepop.data.duplicates.sorting import ExternalSort, Rows
 
 _IN_MEMORY = 2**20
 _CACHE_KIB = 2**18
@@ -58,3 +63,34 @@ class SeenContent:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
+    """Every document whose text stands earlier: rows of its ordinal and that of the first with this text, ascending.
+
+    An ordinal is the place of a document among those of all parts. Close what is returned.
+    """
+    copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
+    with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
+        start = 0
+        for part in parts:
+            for ids in part.blocks(ID.start, ID.stop):
+                ordinals = np.arange(start, start + ids.shape[1], dtype=np.uint64)
+                by_id.add(np.column_stack([ids.T, ordinals]))
+                start += ids.shape[1]
+        for rows in _copies_of_firsts(by_id.blocks()):
+            copies.add(rows)
+    return copies
+
+
+def _copies_of_firsts(blocks: Iterator[Rows]) -> Iterator[Rows]:
+    """From rows (id, id, ordinal) in order, rows (ordinal, ordinal of the first row with the same id)."""
+    before: Rows = np.empty((0, 3), np.uint64)
+    for block in blocks:
+        # The first row of an id that goes on in the next block is carried over.
+        rows = np.concatenate([before, block])
+        new = np.ones(len(rows), dtype=bool)
+        new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+        firsts = rows[new][np.cumsum(new) - 1, 2]
+        yield np.column_stack([rows[~new, 2], firsts[~new]])
+        before = rows[new][-1:]

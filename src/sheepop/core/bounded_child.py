@@ -1,0 +1,128 @@
+"""The child's side of a `BoundedProcess`: limits set on itself, requests in, streamed answers out."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# Every message: its kind, the length of what follows, and JSON.
+FRAME = struct.Struct(">cI")
+LONGEST_MESSAGE = 2**28
+READY, REQUEST, ITEM, END, FAILED = b"R", b"Q", b"I", b"E", b"F"
+MEMORY_STATUS = 97
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_DETAIL_CHARACTERS = 1000
+
+Handler = Callable[[Any], Iterable[Any]]
+
+
+def serve(handler: Handler) -> None:
+    """Answers requests until the parent goes away: ``handler(request)`` gives the answers, both as JSON.
+
+    Call it in a module that a `BoundedProcess` runs. What the handler raises goes to the parent as a
+    `HandlerError`, MemoryError as a `MemoryLimitError`.
+    """
+    descriptor, memory_bytes, parent = map(int, sys.argv[1:4])
+    connection = socket.socket(fileno=descriptor)
+    _end_with(parent, connection)
+    # Ctrl-C is the parent's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit(memory_bytes)
+    _silence()
+    try:
+        _reply(connection, READY, None)
+        while (request := _receive(connection)) is not None:
+            _answer(connection, handler, decode_message(request))
+    except MemoryError:
+        # There is no memory left to say so in a message.
+        os._exit(MEMORY_STATUS)
+
+
+def send_message(connection: socket.socket, kind: bytes, message: Any) -> None:
+    """Sends one message; raises ValueError when it is over 256 MiB."""
+    # Escapes carry lone surrogates, which stand for the bytes of a file name that are not UTF-8. Not orjson: it
+    # crashes where memory runs out.
+    data = json.dumps(message).encode("ascii")
+    if len(data) > LONGEST_MESSAGE:
+        raise ValueError(f"a message of {len(data):,} bytes is over the limit of {LONGEST_MESSAGE:,}")
+    connection.sendall(FRAME.pack(kind, len(data)))
+    connection.sendall(data)
+
+
+def decode_message(data: bytes) -> Any:
+    """What `send_message` encoded."""
+    return json.loads(data)
+
+
+def _answer(connection: socket.socket, handler: Handler, request: Any) -> None:
+    try:
+        for item in handler(request):
+            _reply(connection, ITEM, item)
+    except MemoryError:
+        raise
+    except Exception as error:
+        _reply(connection, FAILED, [type(error).__name__, str(error)[:_DETAIL_CHARACTERS]])
+    else:
+        _reply(connection, END, None)
+
+
+def _reply(connection: socket.socket, kind: bytes, message: Any) -> None:
+    try:
+        send_message(connection, kind, message)
+    except OSError:
+        os._exit(1)  # the parent is gone
+
+
+def _receive(connection: socket.socket) -> bytes | None:
+    """The content of the next request, None when the parent has closed the connection."""
+    header = _read(connection, FRAME.size)
+    return None if header is None else _read(connection, FRAME.unpack(header)[1])
+
+
+def _read(connection: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        received = connection.recv(min(count - len(data), 2**20))
+        if not received:
+            return None
+        data += received
+    return bytes(data)
+
+
+def _end_with(parent: int, connection: socket.socket) -> None:
+    """Ends this process when the parent is gone, which a killed parent cannot ask for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_end_when_closed, args=(connection.fileno(),), daemon=True).start()
+
+
+def _end_when_closed(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # nothing but the end of the connection
+    poll.poll()
+    os._exit(1)
+
+
+def _limit(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # other systems do not count what is mapped
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def _silence() -> None:
+    """What libraries write from now on goes nowhere: nobody reads it, and a full pipe would stop them."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)

@@ -1,0 +1,99 @@
+"""C4's rules (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.2), which judge a page by its lines.
+
+A line is kept when it ends like a sentence and has a few words; a page goes when the lines that are kept have too
+few sentences, or one of them a curly bracket or dummy text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from sheepop.data.clean.quality_config import C4Config
+from sheepop.data.clean.stage import Removal
+
+_LINE_ENDS = frozenset(".?!\"'")
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_JAVASCRIPT = "javascript"
+_DUMMY_TEXT = "lorem ipsum"
+_UNWANTED = (_DUMMY_TEXT, _JAVASCRIPT, *_POLICY)
+# The end of a sentence with another after it. A dot after a single letter is an abbreviation's.
+_SENTENCE_END = re.compile(r"""(?:(?<!\b[^\W\d_])(?<!\.)\.|[!?。！？｡؟۔।॥])["'”’)\]»]*+\s+(?=\S)""")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLines:
+    """The lines of a text that C4 keeps, each with its place among all lines and without citation marks."""
+
+    lines: list[str]
+    numbers: list[int]
+
+    @property
+    def text(self) -> str:
+        """The lines as a text, as C4 has it."""
+        return "\n".join(self.lines)
+
+    def moved(self, text: str, marks: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Where marks of the whole `text` stand in the kept lines: at the first line that ends after the mark."""
+        ends = list(accumulate(map(len, text.splitlines(keepends=True))))
+        kept_ends = [ends[number] for number in self.numbers]
+        begins = [0, *accumulate(len(line) + 1 for line in self.lines)]
+        begins[-1] = max(0, begins[-1] - 1)
+        return [(begins[bisect_right(kept_ends, offset)], name) for offset, name in marks]
+
+
+def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
+    """The lines of the text that C4 keeps, or why the whole text goes."""
+    lines = list(map(str.strip, text.splitlines()))
+    bare = [_CITATION.sub("", line) if "[" in line else line for line in lines] if "[" in text else lines
+    least = config.min_words_per_line
+    numbers = [
+        number
+        for number, line in enumerate(bare)
+        if line[-1:] in _LINE_ENDS and line[-3:] != "..." and len(lines[number].split(None, least)) >= least
+    ]
+    if len(text) > config.max_word_length:
+        longest = config.max_word_length
+        numbers = [n for n in numbers if len(lines[n]) <= longest or _longest_word(lines[n]) <= longest]
+    lowered = text.lower()
+    if "{" in text or any(phrase in lowered for phrase in _UNWANTED):
+        chosen = _wanted(numbers, bare)
+        if isinstance(chosen, Removal):
+            return chosen
+        numbers = chosen
+    kept = [bare[number] for number in numbers]
+    count = num_sentences(kept, config.min_sentences)
+    if count < config.min_sentences:
+        what = "sentences in lines that end like one"
+        return Removal("c4 sentences", f"c4: {count} {what}, fewer than {config.min_sentences}")
+    return KeptLines(kept, numbers)
+
+
+def _longest_word(line: str) -> int:
+    return max(map(len, line.split()), default=0)
+
+
+def _wanted(numbers: list[int], lines: list[str]) -> list[int] | Removal:
+    wanted = []
+    for number in numbers:
+        lowered = lines[number].lower()
+        if _DUMMY_TEXT in lowered:
+            return Removal("c4 dummy text", "c4: dummy text, lorem ipsum")
+        if _JAVASCRIPT in lowered:
+            continue
+        if "{" in lowered:
+            return Removal("c4 bracket", "c4: a curly bracket in a sentence")
+        if not any(phrase in lowered for phrase in _POLICY):
+            wanted.append(number)
+    return wanted
+
+
+def num_sentences(lines: list[str], enough: int) -> int:
+    """The number of sentences in the lines, or some number from `enough` on."""
+    if len(lines) >= enough:
+        return len(lines)
+    return sum(1 + len(_SENTENCE_END.findall(line)) for line in lines)

@@ -1,0 +1,76 @@
+"""What a text is made of, in characters and lines: the figures by which garbage is told from text."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sheepop.data.clean.characters import DIGIT, LETTER, PADDING, SPACE, codes_and_kinds
+
+LONG_LINE = 1000
+_SPACES = bytes(code for code in range(128) if chr(code).isspace())
+_LETTERS, _DIGITS = string.ascii_letters.encode(), string.digits.encode()
+_CONTROLS = bytes(code for code in range(128) if not chr(code).isprintable() and not chr(code).isspace())
+_SHORTEST_ENCODED = 60
+_FEWEST_SIGNS = 12
+_ENCODED = re.compile(r"(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]+={0,2}")
+_EDGES = " \t'\"`,;:()[]{}\\<>"
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Numbers of characters: all, those that are not white space, letters, ASCII digits, and those without a form."""
+
+    characters: int
+    visible: int
+    letters: int
+    digits: int
+    unprintable: int
+
+    @classmethod
+    def of(cls, text: str) -> Composition:
+        """Counts the characters of `text`."""
+        return _of_ascii(text.encode("ascii")) if text.isascii() else _of_unicode(text)
+
+
+def _of_ascii(data: bytes) -> Composition:
+    """Bytes that are deleted and no longer there have been counted."""
+    size = len(data)
+    visible = data.translate(None, _SPACES)
+    without_letters = visible.translate(None, _LETTERS)
+    without_digits = without_letters.translate(None, _DIGITS)
+    printable = without_digits.translate(None, _CONTROLS)
+    letters, digits = len(visible) - len(without_letters), len(without_letters) - len(without_digits)
+    return Composition(size, len(visible), letters, digits, len(without_digits) - len(printable))
+
+
+def _of_unicode(text: str) -> Composition:
+    codes, kinds = codes_and_kinds(text)
+    spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
+    unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | ((codes >= 0x7F) & (codes < 0xA0) & (codes != 0x85))
+    # The replacement character, what is left to private agreement, and what Unicode says is no character.
+    unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
+    letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
+    return Composition(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
+
+
+def encoded_characters(lines: Sequence[str]) -> int:
+    """Characters in base64 or hexadecimal data: in lines or words of `_SHORTEST_ENCODED` characters and more."""
+    total = 0
+    for line in lines:
+        if len(line) < _SHORTEST_ENCODED:
+            continue
+        for word in line.split():
+            bare = word.strip(_EDGES)
+            if len(bare) >= _SHORTEST_ENCODED and _ENCODED.fullmatch(bare) and len(set(bare)) >= _FEWEST_SIGNS:
+                total += len(bare)
+    return total
+
+
+def characters_in_long_lines(lines: Sequence[str]) -> int:
+    """Characters in lines of more than `LONG_LINE`."""
+    return sum(len(line) for line in lines if len(line) > LONG_LINE)

@@ -1,0 +1,95 @@
+"""What anybody would call garbage: unprintable, endless, encoded, or a page that says there is nothing on it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from sheepop.data.clean.composition import Composition, encoded_characters
+from sheepop.data.clean.gopher import duplicates
+from sheepop.data.clean.quality_config import GarbageConfig
+from sheepop.data.clean.repeats import RepeatedRuns
+from sheepop.data.clean.stage import Removal
+from sheepop.data.clean.words import tokens_of
+
+_RUN = 10
+_FEWEST_REPETITIONS = 1000
+# Repetition is looked for where one of two samples of so many characters has few different words or characters in them.
+_SAMPLE = 500
+_FEW_WORDS = 0.35
+_FEW_CHARACTERS = 12
+_LONGEST_PLACEHOLDER = 300
+_PLACEHOLDER = re.compile(
+    r"\W*(?:(?:http )?(?:error )?(?:40[0134]|500|502|503)\W+)?(?:"
+    r"(?:page|file|document|object) not found|not found|forbidden|access denied|bad gateway|internal server error"
+    r"|service (?:temporarily )?unavailable|this page (?:is |was |has been )?(?:intentionally )?(?:left )?blank"
+    r"|under construction|coming soon|lorem ipsum.{0,250}|(?:please )?enable javascript.{0,100}"
+    r"|(?:you need to|please) (?:enable|turn on) (?:javascript|cookies).{0,100}|no content|to be written|tbd"
+    r")\W*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def garbage(text: str, config: GarbageConfig) -> Removal | None:
+    """Why the text is garbage, or None."""
+    found = Composition.of(text)
+    if not found.visible:
+        return Removal("no letters", "it holds nothing but white space")
+    unprintable = found.unprintable / found.visible
+    if unprintable > config.max_unprintable:
+        return _over("unprintable", unprintable, "of the characters cannot be printed", config.max_unprintable)
+    if not found.letters and not found.digits:
+        return Removal("no letters", f"there is no letter or digit in its {found.visible:,} characters")
+    letters = found.letters / found.visible
+    if found.visible >= config.min_judged and letters < config.min_letters:
+        detail = f"{letters:.1%} of the characters are letters, less than {config.min_letters:.0%}"
+        return Removal("no letters", detail)
+    if config.placeholders and len(text) <= _LONGEST_PLACEHOLDER and _PLACEHOLDER.fullmatch(text):
+        return Removal("placeholder", "it says no more than that there is nothing here")
+    if found.visible < config.min_judged:
+        return None
+    return _encoded(text, found, config) or _endless(text, found, config)
+
+
+def _encoded(text: str, found: Composition, config: GarbageConfig) -> Removal | None:
+    # Text has white space every few characters; encoded data only between its lines.
+    if found.characters - found.visible > found.characters / 20:
+        return None
+    share = encoded_characters(text.split("\n")) / found.visible
+    if share > config.max_encoded:
+        return _over("encoded data", share, "of the text is base64 or hexadecimal data", config.max_encoded)
+    return None
+
+
+def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | None:
+    if len(text) < _FEWEST_REPETITIONS:
+        return None
+    lines = duplicates(text.split("\n"))[1] / found.visible
+    if lines > config.max_repeated_lines:
+        return _over("repetition", lines, "of the text are lines that came before", config.max_repeated_lines)
+    if not _looks_repetitive(text):
+        return None
+    character, count = Counter("".join(text.split())).most_common(1)[0]
+    if count / found.visible > config.max_one_character:
+        most = config.max_one_character
+        return _over("repetition", count / found.visible, f"of the text is the character {character!r}", most)
+    runs = RepeatedRuns(tokens_of(text)).repeated(_RUN) / found.visible
+    if runs > config.max_repeated_runs:
+        what = f"of the text are runs of {_RUN} words that came before"
+        return _over("repetition", runs, what, config.max_repeated_runs)
+    return None
+
+
+def _looks_repetitive(text: str) -> bool:
+    return any(_is_repetitive(text[begin : begin + _SAMPLE]) for begin in (len(text) // 3, 2 * len(text) // 3))
+
+
+def _is_repetitive(sample: str) -> bool:
+    words = sample.split()
+    if len(words) < _FEW_CHARACTERS:
+        return len(set(sample)) <= _FEW_CHARACTERS
+    return len(set(words)) <= _FEW_WORDS * len(words)
+
+
+def _over(reason: str, share: float, what: str, most: float) -> Removal:
+    return Removal(reason, f"{share:.1%} {what}, more than {most:.0%}")

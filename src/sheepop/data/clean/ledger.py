@@ -1,0 +1,203 @@
+"""The account of one part of the input: what was read, removed and changed by which stage, streamed to disk."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TextIO, cast
+
+import zstandard
+from datatrove.data import Document
+
+SAMPLES = 20
+EXCERPT_CHARACTERS = 600
+
+
+@dataclass
+class StageAccount:
+    """What one stage did: documents and bytes removed by reason, documents changed, bytes added, changes by name."""
+
+    removed: Counter[str] = field(default_factory=Counter)
+    removed_bytes: Counter[str] = field(default_factory=Counter)
+    changed_documents: int = 0
+    added_bytes: int = 0
+    changes: Counter[str] = field(default_factory=Counter)
+
+    def as_record(self) -> dict[str, Any]:
+        """The account as JSON; entries are sorted, so that equal accounts give equal bytes."""
+        return {
+            "removed": dict(sorted(self.removed.items())),
+            "removed_bytes": dict(sorted(self.removed_bytes.items())),
+            "changed_documents": self.changed_documents,
+            "added_bytes": self.added_bytes,
+            "changes": dict(sorted(self.changes.items())),
+        }
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Adds the record of the same stage over another part."""
+        self.removed.update(record["removed"])
+        self.removed_bytes.update(record["removed_bytes"])
+        self.changed_documents += record["changed_documents"]
+        self.added_bytes += record["added_bytes"]
+        self.changes.update(record["changes"])
+
+
+@dataclass
+class SourceAccount:
+    """What reading gave: files read and skipped by reason, places in files refused by reason, documents.
+
+    `limits` names the files at which a limit of time or memory struck, which another run might not repeat.
+    """
+
+    read: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    encodings: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    documents: int = 0
+    num_bytes: int = 0
+    empty: int = 0
+    input_bytes: int = 0
+    limits: list[str] = field(default_factory=list)
+
+    def as_record(self) -> dict[str, Any]:
+        """The account as JSON with sorted entries."""
+        return {
+            "read": self.read,
+            "skipped": dict(sorted(self.skipped.items())),
+            "refused": dict(sorted(self.refused.items())),
+            "encodings": dict(sorted(self.encodings.items())),
+            "kinds": dict(sorted(self.kinds.items())),
+            "documents": self.documents,
+            "bytes": self.num_bytes,
+            "empty": self.empty,
+            "input_bytes": self.input_bytes,
+            "limits": self.limits,
+        }
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Adds the record of another part."""
+        self.read += record["read"]
+        for name in ("skipped", "refused", "encodings", "kinds"):
+            getattr(self, name).update(record[name])
+        self.documents += record["documents"]
+        self.num_bytes += record["bytes"]
+        self.empty += record["empty"]
+        self.input_bytes += record["input_bytes"]
+        self.limits.extend(record["limits"])
+
+
+class Samples:
+    """The `SAMPLES` records with the lowest keys: a random choice that no order of arrival can change."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, str]] = []
+
+    def would_take(self, key: str) -> bool:
+        """Whether a record with this key (hexadecimal) would be among the lowest so far."""
+        return len(self._heap) < SAMPLES or -int(key, 16) >= self._heap[0][0]
+
+    def offer(self, key: str, record: dict[str, Any]) -> None:
+        """Takes the record when its key (hexadecimal) is among the lowest so far."""
+        if not self.would_take(key):
+            return
+        entry = (-int(key, 16), json.dumps(record, ensure_ascii=False, sort_keys=True))
+        if len(self._heap) < SAMPLES:
+            heapq.heappush(self._heap, entry)
+        elif entry > self._heap[0]:
+            heapq.heapreplace(self._heap, entry)
+
+    def as_record(self) -> list[dict[str, Any]]:
+        """The chosen records with their keys, lowest key first."""
+        return [{"key": f"{-key:016x}", **json.loads(text)} for key, text in sorted(self._heap, reverse=True)]
+
+
+class Ledger:
+    """Collects the account of all stages over one part; lists of what went stream to files in a directory.
+
+    It is shared by the steps of a pass and sent to workers with them; `begin` opens its files where it works.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.source = SourceAccount()
+        self.stages: dict[str, StageAccount] = {}
+        self.samples = Samples()
+        self._removed: IO[bytes] | None = None
+        self._quarantine: TextIO | None = None
+
+    def begin(self, directory: Path) -> None:
+        """Starts the account of a part whose files go to `directory`."""
+        self.source, self.stages, self.samples = SourceAccount(), {}, Samples()
+        self._removed = zstandard.ZstdCompressor().stream_writer((directory / REMOVED).open("wb"), closefd=True)
+        self._quarantine = cast(TextIO, (directory / QUARANTINED).open("w", encoding="utf-8", newline="\n"))
+
+    def close(self) -> None:
+        """Finishes the files; may be called again."""
+        for file in (self._removed, self._quarantine):
+            if file is not None:
+                file.close()
+        self._removed = self._quarantine = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Everything noted since `begin`, as JSON."""
+        return {
+            "source": self.source.as_record(),
+            "stages": {name: account.as_record() for name, account in sorted(self.stages.items())},
+            "removed_samples": self.samples.as_record(),
+        }
+
+    def account(self, stage: str) -> StageAccount:
+        """The account of a stage, begun when there is none yet."""
+        return self.stages.setdefault(stage, StageAccount())
+
+    def removed(self, stage: str, document: Document, reason: str, detail: str = "") -> None:
+        """Notes that `stage` removed the document."""
+        account, num_bytes = self.account(stage), utf8_length(document.text)
+        account.removed[reason] += 1
+        account.removed_bytes[reason] += num_bytes
+        source, part = document.metadata["source"], document.metadata["part"]
+        record = {
+            "file": source,
+            "part": part,
+            "place": document.metadata.get("place", ""),
+            "stage": stage,
+            "reason": reason,
+            "detail": detail,
+            "bytes": num_bytes,
+        }
+        if self._removed is not None:
+            self._removed.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
+        excerpt = document.text[:EXCERPT_CHARACTERS]
+        self.samples.offer(sample_key(self.seed, source, part), {**record, "excerpt": excerpt})
+
+    def changed(self, stage: str, before: str, after: str, counts: Any) -> None:
+        """Notes that `stage` changed the text of a document, what it did and how often."""
+        account = self.account(stage)
+        account.changed_documents += 1
+        account.added_bytes += utf8_length(after) - utf8_length(before)
+        account.changes.update(counts)
+
+    def quarantine(self, record: dict[str, str]) -> None:
+        """Adds a line about a file, or a place in one, that could not be used."""
+        if self._quarantine is not None:
+            self._quarantine.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+REMOVED, QUARANTINED = "removed.jsonl.zst", "quarantine.jsonl"
+
+
+def utf8_length(text: str) -> int:
+    """The number of bytes of `text` in UTF-8; immediate for ASCII."""
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
+def sample_key(seed: int, source: str, part: int) -> str:
+    """A number, hexadecimal, that orders documents at random and in every build alike."""
+    key = f"{seed}\0{source}\0{part}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(key, digest_size=8).hexdigest()

@@ -1,0 +1,78 @@
+"""Replaces what identifies a person: addresses, telephone numbers, cards, accounts, national identity numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from datatrove.data import Document
+
+from sheepop.data.clean.config import PiiConfig
+from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.pii_accounts import find_cards, find_ibans
+from sheepop.data.clean.pii_addresses import find_addresses
+from sheepop.data.clean.pii_email import find_emails
+from sheepop.data.clean.pii_ids import find_national_ids
+from sheepop.data.clean.pii_phone import find_phones
+from sheepop.data.clean.pii_scan import Candidates, Finding, find_candidates
+from sheepop.data.clean.placeholders import Placeholders
+from sheepop.data.clean.stage import ChangeStage
+
+
+class PiiReplacement(ChangeStage):
+    """Puts a placeholder such as ``<EMAIL_3f2a>`` in place of every personal value of the configured kinds.
+
+    What counts is a pattern with a check, never a model: names and postal addresses stay, and so does what is
+    disguised ("john at example dot com"). The account counts the replacements by name.
+    """
+
+    name = "pii"
+
+    def __init__(self, ledger: Ledger, config: PiiConfig, *, seed: int) -> None:
+        super().__init__(ledger)
+        self.config = config
+        self.placeholders = Placeholders(seed, config.salt)
+
+    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+        """The text with placeholders, and how many of each name."""
+        is_code = document.metadata.get("kind") == "code"
+        findings = find_personal(text, self.config, is_code=is_code)
+        if not findings:
+            return text, {}
+        pieces: list[str] = []
+        position = 0
+        for finding in findings:
+            pieces += (text[position : finding.start], self.placeholders.of(finding.kind, finding.value))
+            position = finding.end
+        return "".join((*pieces, text[position:])), Counter(finding.name for finding in findings)
+
+
+def find_personal(text: str, config: PiiConfig, *, is_code: bool) -> list[Finding]:
+    """The personal values in `text` in the order in which they stand; they do not overlap."""
+    found = list(_all_findings(text, config, is_code))
+    # Of two that overlap, the one of the kind that was looked for first stays: its check is the stricter one.
+    chosen: list[tuple[int, Finding]] = []
+    for rank, finding in sorted(enumerate(found), key=lambda entry: (entry[1].start, entry[0])):
+        if not chosen or finding.start >= chosen[-1][1].end:
+            chosen.append((rank, finding))
+        elif rank < chosen[-1][0]:
+            chosen[-1] = (rank, finding)
+    return [finding for _, finding in chosen]
+
+
+def _all_findings(text: str, config: PiiConfig, is_code: bool) -> Iterator[Finding]:
+    kinds = config.kinds
+    if "email" in kinds and "@" in text:
+        yield from find_emails(text, is_code=is_code)
+    every = config.addresses == "all"
+    candidates = find_candidates(text) if set(kinds) - {"email"} else Candidates()
+    if "iban" in kinds:
+        yield from find_ibans(text, candidates)
+    if "ip" in kinds:
+        yield from find_addresses(text, candidates, every=every)
+    if "card" in kinds:
+        yield from find_cards(text, candidates, is_code=is_code)
+    if "national_id" in kinds:
+        yield from find_national_ids(text, candidates, is_code=is_code)
+    if "phone" in kinds:
+        yield from find_phones(text, candidates, is_code=is_code)

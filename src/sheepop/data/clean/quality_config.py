@@ -1,0 +1,161 @@
+"""The settings under ``data.clean.quality``: thresholds of the published rules for prose, and of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from sheepop.core.config import Config
+
+
+class GopherConfig(Config):
+    """Gopher's quality rules for web pages in English (Rae et al. 2021, appendix A.1.1)."""
+
+    min_words: int = Field(default=50, ge=0)
+    max_words: int = Field(default=100_000, ge=1)
+    min_mean_word_length: float = Field(default=3.0, ge=0)
+    max_mean_word_length: float = Field(default=10.0, gt=0)
+    max_symbols_per_word: float = Field(default=0.1, ge=0)
+    max_bullet_lines: float = Field(default=0.9, ge=0, le=1)
+    max_ellipsis_lines: float = Field(default=0.3, ge=0, le=1)
+    min_words_with_letter: float = Field(default=0.8, ge=0, le=1)
+    min_stop_words: int = Field(default=2, ge=0, le=8)
+
+
+class RepetitionConfig(Config):
+    """Gopher's repetition rules (Rae et al. 2021, table A1): largest shares of a text that may be repeated.
+
+    `top_ngrams` bounds the most frequent run of so many words, `duplicate_ngrams` all runs that came before.
+    """
+
+    max_duplicate_lines: float = Field(default=0.3, ge=0, le=1)
+    max_duplicate_paragraphs: float = Field(default=0.3, ge=0, le=1)
+    max_duplicate_line_characters: float = Field(default=0.2, ge=0, le=1)
+    max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0, le=1)
+    top_ngrams: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
+    duplicate_ngrams: tuple[tuple[int, float], ...] = (
+        (5, 0.15),
+        (6, 0.14),
+        (7, 0.13),
+        (8, 0.12),
+        (9, 0.11),
+        (10, 0.10),
+    )
+
+    @field_validator("top_ngrams", "duplicate_ngrams")
+    @classmethod
+    def _sensible_runs(cls, bounds: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if any(not 1 <= n <= 64 or not 0 <= most <= 1 for n, most in bounds):
+            raise ValueError("each bound is a number of words from 1 to 64 and a share from 0 to 1, such as [5, 0.15]")
+        return bounds
+
+
+class C4Config(Config):
+    """The rules of C4 (Raffel et al. 2020, section 2.2), which judge lines and, by what is left of them, documents.
+
+    A document is judged by the lines that the rules keep; it stays whole unless `drop_lines` is set.
+    """
+
+    min_sentences: int = Field(default=5, ge=0)
+    min_words_per_line: int = Field(default=3, ge=0)
+    max_word_length: int = Field(default=1000, ge=1)
+    drop_lines: bool = False
+
+
+class FineWebConfig(Config):
+    """FineWeb's own rules (Penedo et al. 2024, section 3.5)."""
+
+    min_lines_with_punctuation: float = Field(default=0.12, ge=0, le=1)
+    max_short_lines: float = Field(default=0.67, ge=0, le=1)
+    short_line: int = Field(default=30, ge=0)
+    max_duplicate_line_characters: float = Field(default=0.01, ge=0, le=1)
+    max_lines_per_word: float = Field(default=0.3, ge=0)
+
+
+class GarbageConfig(Config):
+    """What anybody would call garbage, in prose and chat.
+
+    Shares are of the characters of a text, white space left out: `max_unprintable` of control, replacement and private
+    characters; `min_letters` of letters, asked of texts of `min_judged` characters and more; `max_repeated_lines` of
+    lines that came before; `max_repeated_runs` of ten words in a row that came before; `max_one_character` of the most
+    frequent character; `max_encoded` of base64 or hexadecimal data. With `placeholders`, a page that says no more than
+    that there is nothing on it goes too.
+    """
+
+    min_judged: int = Field(default=200, ge=1)
+    max_unprintable: float = Field(default=0.05, ge=0, le=1)
+    min_letters: float = Field(default=0.1, ge=0, le=1)
+    max_repeated_lines: float = Field(default=0.9, ge=0, le=1)
+    max_repeated_runs: float = Field(default=0.9, ge=0, le=1)
+    max_one_character: float = Field(default=0.5, ge=0, le=1)
+    max_encoded: float = Field(default=0.5, ge=0, le=1)
+    placeholders: bool = True
+
+
+class CodeConfig(Config):
+    """Rules for source code; where none is given, the bounds are those of the preset.
+
+    `generated` removes files whose first lines or name say that a program wrote them. `max_line_length` and
+    `max_mean_line_length` are in characters. Of all characters are the shares `max_in_long_lines` (in lines of more
+    than 1,000 characters), `min_alphanumeric` and `max_encoded` (base64 or hexadecimal data), of those that are not
+    white space `max_digits`. ``web`` has the bounds of The Stack (Kocetkov et al. 2022, section 3).
+    """
+
+    generated: bool = False
+    max_line_length: int = Field(default=1_000_000, ge=1)
+    max_mean_line_length: float = Field(default=300.0, gt=0)
+    max_in_long_lines: float = Field(default=0.5, ge=0, le=1)
+    min_alphanumeric: float = Field(default=0.1, ge=0, le=1)
+    max_digits: float = Field(default=0.8, ge=0, le=1)
+    max_encoded: float = Field(default=0.5, ge=0, le=1)
+
+
+class TableConfig(Config):
+    """Rules for tables: the largest shares of unprintable characters and of rows that came before."""
+
+    max_unprintable: float = Field(default=0.05, ge=0, le=1)
+    max_repeated_rows: float = Field(default=0.95, ge=0, le=1)
+
+
+_CODE_OF_PRESET: dict[str, dict[str, Any]] = {
+    "gentle": {},
+    "web": {
+        "generated": True,
+        "max_line_length": 1000,
+        "max_mean_line_length": 100.0,
+        "min_alphanumeric": 0.25,
+        "max_digits": 0.5,
+        "max_encoded": 0.25,
+    },
+}
+
+
+class QualityConfig(Config):
+    """Which documents are too bad to learn from, by the kind of document.
+
+    The preset ``gentle`` removes garbage only. ``web`` adds the rules by which web crawls are cleaned: for prose those
+    of Gopher, C4 and FineWeb, which are made for pages of English prose and remove most of what is not that, and for
+    code those of The Stack.
+    """
+
+    preset: Literal["gentle", "web"] = "gentle"
+    garbage: GarbageConfig = GarbageConfig()
+    gopher: GopherConfig = GopherConfig()
+    repetition: RepetitionConfig = RepetitionConfig()
+    c4: C4Config = C4Config()
+    fineweb: FineWebConfig = FineWebConfig()
+    code: CodeConfig = CodeConfig()
+    table: TableConfig = TableConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds_of_the_preset(cls, given: Any) -> Any:
+        """Writes the bounds that follow from the preset into the config, where they can be seen and are kept."""
+        if not isinstance(given, Mapping):
+            return given
+        preset, code = given.get("preset", "gentle"), given.get("code", {})
+        if preset not in _CODE_OF_PRESET or not isinstance(code, Mapping):
+            return given
+        return {**given, "code": {**_CODE_OF_PRESET[preset], **code}}

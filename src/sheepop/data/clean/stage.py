@@ -1,0 +1,97 @@
+"""What every cleaning stage is: a datatrove pipeline step that keeps account of what it removed and changed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from sheepop.data.clean.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Why a document goes: one or two words to count by, and a clause with the value that decided."""
+
+    reason: str
+    detail: str = ""
+
+
+class Stage(PipelineStep):
+    """A step with a name of the configuration and a ledger, which all steps of a pass share."""
+
+    type = "clean"
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+
+class FilterStage(Stage):
+    """Removes documents; it may also note what it found in ``document.metadata``."""
+
+    @abstractmethod
+    def removal(self, document: Document) -> Removal | None:
+        """Why the document goes, or None when it stays."""
+
+    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """The documents that stay, in order."""
+        for document in data:
+            removal = self.removal(document)
+            if removal is None:
+                yield document
+            else:
+                self.ledger.removed(self.name, document, removal.reason, removal.detail)
+
+
+class ChangeStage(Stage):
+    """Changes the text of documents; one that is empty afterwards is removed."""
+
+    @abstractmethod
+    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+        """The text to put in place of `text`, a segment of the document's, and what was done how often."""
+
+    def applies_to(self, document: Document) -> bool:
+        """Whether this document may be changed at all."""
+        return True
+
+    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """The documents, in order, changed where there was something to change."""
+        for document in data:
+            if self.applies_to(document):
+                self._change(document)
+                if not document.text or document.text.isspace():
+                    self.ledger.removed(self.name, document, "empty", "nothing was left of it")
+                    continue
+            yield document
+
+    def _change(self, document: Document) -> None:
+        marks = document.metadata.get("marks")
+        before = document.text
+        if marks:
+            counts = self._change_segments(document, marks)
+        else:
+            document.text, counts = self.changed(before, document)
+        if document.text != before:
+            self.ledger.changed(self.name, before, document.text, counts)
+
+    def _change_segments(self, document: Document, marks: list[tuple[int, str]]) -> Mapping[str, int]:
+        """Changes the text between marks piece by piece, so that every mark stays where its page begins."""
+        text = document.text
+        starts = [0, *(offset for offset, _ in marks), len(text)]
+        pieces, moved, length = [], [], 0
+        total: dict[str, int] = {}
+        for index in range(len(starts) - 1):
+            if index > 0:
+                moved.append((length, marks[index - 1][1]))
+            piece, counts = self.changed(text[starts[index] : starts[index + 1]], document)
+            pieces.append(piece)
+            length += len(piece)
+            for name, count in counts.items():
+                total[name] = total.get(name, 0) + count
+        document.text = "".join(pieces)
+        document.metadata["marks"] = moved
+        return total

@@ -1,0 +1,83 @@
+"""The settings under ``data.clean.near_duplicates``: what counts as nearly equal, and how such documents are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from sheepop.core.config import Config
+
+# Of the pairs that are exactly as similar as the threshold asks, this share must become candidates.
+_LEAST_FOUND = 0.9
+_USUAL_PERMUTATIONS = 128
+_MOST_PERMUTATIONS = 4096
+
+
+def share_found(similarity: float, bands: int, rows: int) -> float:
+    """The share of pairs of this Jaccard similarity that agree in a whole band: ``1 - (1 - s^r)^b``.
+
+    Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4.2.
+    """
+    return float(1.0 - (1.0 - similarity**rows) ** bands)
+
+
+class NearDuplicatesConfig(Config):
+    """When a document is a near duplicate, and how hard it is looked for.
+
+    Documents are compared by their sets of shingles, every `shingle_words` consecutive words; a document of fewer than
+    `min_words` words is compared with none. One is removed when its Jaccard similarity with a document that is kept
+    is at least `threshold`. Pairs to compare are found by MinHash: signatures of `bands` times `rows` minima, compared
+    where they agree in a whole band. `against` are finished corpora: their documents are never removed, and new ones
+    that are nearly (or, with the stage ``exact_duplicates``, exactly) equal to one of theirs are.
+    """
+
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    shingle_words: int = Field(default=5, ge=1, le=64)
+    min_words: int = Field(default=1, ge=1)
+    bands: int = Field(default=16, ge=1, le=1024)
+    rows: int = Field(default=7, ge=1, le=64)
+    against: tuple[str, ...] = ()
+
+    @field_validator("against", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("against")
+    @classmethod
+    def _usable_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not path.strip() or "\0" in path for path in paths):
+            raise ValueError("a path is empty or holds a NUL character; give corpus directories, or leave the list out")
+        if len(set(paths)) != len(paths):
+            raise ValueError("a corpus stands twice; name each one once")
+        return paths
+
+    @model_validator(mode="after")
+    def _bands_find_what_the_threshold_asks(self) -> NearDuplicatesConfig:
+        if self.bands * self.rows > _MOST_PERMUTATIONS:
+            raise ValueError(
+                f"bands * rows = {self.bands * self.rows} is more than {_MOST_PERMUTATIONS} minima for each document; "
+                f"lower one of them ({_USUAL_PERMUTATIONS} in all is usual)"
+            )
+        found = share_found(self.threshold, self.bands, self.rows)
+        if found < _LEAST_FOUND:
+            bands, rows = _fitting(self.threshold)
+            raise ValueError(
+                f"with bands = {self.bands} and rows = {self.rows}, only {found:.1%} of the pairs whose similarity is "
+                f"threshold = {self.threshold} would be found. Take bands = {bands} and rows = {rows}, which find "
+                f"{share_found(self.threshold, bands, rows):.1%}"
+            )
+        return self
+
+
+def _fitting(threshold: float) -> tuple[int, int]:
+    """The bands and rows that find most of what the threshold asks at the usual cost, or the fewest that suffice."""
+    for rows in range(16, 0, -1):
+        bands = _USUAL_PERMUTATIONS // rows
+        if share_found(threshold, bands, rows) >= 0.95:
+            return bands, rows
+    bands = _USUAL_PERMUTATIONS
+    while share_found(threshold, bands, 1) < _LEAST_FOUND and bands < 1024:
+        bands *= 2
+    return min(bands, 1024), 1

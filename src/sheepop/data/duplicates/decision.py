@@ -1,0 +1,153 @@
+"""Equal and nearly equal documents among all parts: which go, and for which documents that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.core.console import Console
+from sheepop.core.files import remove_tree
+from sheepop.data.duplicates.candidates import candidate_pairs
+from sheepop.data.duplicates.clusters import near_copies
+from sheepop.data.duplicates.config import NearDuplicatesConfig
+from sheepop.data.duplicates.exact import later_copies
+from sheepop.data.duplicates.preference import Preference
+from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.sorting import ExternalSort
+from sheepop.data.duplicates.verification import ReadPart, read_candidates
+
+DEFAULT_MEMORY_BYTES = 2**29
+_BATCH = 2**12
+_EXACT, _NEAR = 0, 1
+_ORDINAL, _KEPT, _SIMILARITY, _REASON = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A document that goes: document `index` of part `part`, because of another one and how similar they are.
+
+    The other document of an ``exact`` copy is the first with this text; it may go itself as ``near`` to a third, as its
+    own entry then says. That of a ``near`` copy stays.
+    """
+
+    part: int
+    index: int
+    reason: Literal["exact", "near"]
+    kept_part: int
+    kept_index: int
+    similarity: float
+
+
+def find_duplicates(
+    parts: Sequence[PartSignatures],
+    read_part: ReadPart,
+    near: NearDuplicatesConfig | None,
+    workspace: Path,
+    *,
+    exact: bool = True,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    console: Console | None = None,
+) -> Iterator[Removed]:
+    """Every document that goes, in the order of parts and documents.
+
+    The order of the parts counts, and protected ones must come first; where documents are cut into parts makes no
+    difference. Of equal documents the first stays (with `exact`); then, with `near`, a document goes when its Jaccard
+    similarity with a better one that stays is at least the threshold. ``read_part(number)`` reads a part again.
+    `workspace` is emptied before and removed after; a decision that was stopped is simply made again.
+
+    Memory holds about `memory_bytes`, the largest documents, and one bit for each document.
+    """
+    _check(parts, near)
+    remove_tree(workspace)
+    # Of the sorts that are open at a time, two at most sort; the others hold a quarter of their share.
+    work = _Decision(parts, workspace, memory_bytes // 3, console or Console.silent())
+    try:
+        with ExitStack() as stack:
+            removed = stack.enter_context(ExternalSort(workspace / "removed", 4, memory_bytes=memory_bytes))
+            copies = stack.enter_context(work.copies()) if exact else None
+            if copies:
+                work.add_exact(copies, removed)
+            if near:
+                work.add_near(near, copies, read_part, removed)
+            yield from work.named(removed)
+    finally:
+        remove_tree(workspace)
+
+
+def _check(parts: Sequence[PartSignatures], near: NearDuplicatesConfig | None) -> None:
+    protected = [part.protected for part in parts]
+    if protected != sorted(protected, reverse=True):
+        raise ValueError("protected parts must come before all others")
+    if near and any(part.num_bands != near.bands for part in parts):
+        raise ValueError("all parts must have signatures of the settings under which they are compared")
+
+
+class _Decision:
+    def __init__(self, parts: Sequence[PartSignatures], workspace: Path, memory_bytes: int, console: Console) -> None:
+        self._parts, self._workspace, self._memory_bytes, self._console = parts, workspace, memory_bytes, console
+        sizes = np.array([part.num_documents for part in parts], dtype=np.int64)
+        self._starts = np.cumsum(sizes) - sizes
+        self._num_documents = int(sizes.sum())
+        self._num_protected = int(sizes[[part.protected for part in parts]].sum())
+
+    def copies(self) -> ExternalSort:
+        return later_copies(self._parts, self._workspace, memory_bytes=self._memory_bytes)
+
+    def add_exact(self, copies: ExternalSort, removed: ExternalSort) -> None:
+        for rows in copies.blocks():
+            rows = rows[rows[:, 0] >= self._num_protected]
+            removed.add(_entries(rows, np.ones(len(rows)), _EXACT))
+
+    def add_near(
+        self, near: NearDuplicatesConfig, copies: ExternalSort | None, read_part: ReadPart, removed: ExternalSort
+    ) -> None:
+        workspace, memory_bytes, console = self._workspace, self._memory_bytes, self._console
+        with ExitStack() as stack:
+            preference = stack.enter_context(Preference(self._parts, copies, workspace, memory_bytes=memory_bytes))
+            with console.progress("Finding near duplicates", near.bands, "bands") as progress:
+                pairs = candidate_pairs(
+                    self._parts, preference, near.threshold, workspace, memory_bytes=memory_bytes, progress=progress
+                )
+            stack.enter_context(pairs)
+            with console.progress("Reading candidates", self._num_documents, "documents") as progress:
+                sets = read_candidates(
+                    pairs,
+                    self._parts,
+                    read_part,
+                    preference,
+                    near,
+                    workspace,
+                    memory_bytes=memory_bytes,
+                    progress=progress,
+                )
+            stack.enter_context(sets)
+            with console.progress("Comparing candidates", None, "pairs") as progress:
+                found = near_copies(pairs, sets, preference.num_ranked, near.threshold, progress)
+                for ranks, similarities in _batched(found):
+                    removed.add(_entries(preference.ordinals_of(ranks), similarities, _NEAR))
+
+    def named(self, removed: ExternalSort) -> Iterator[Removed]:
+        for rows in removed.blocks():
+            parts = np.searchsorted(self._starts, rows[:, : _KEPT + 1].astype(np.int64), "right") - 1
+            similarities = np.ascontiguousarray(rows[:, _SIMILARITY]).view(np.float64)
+            places = rows[:, : _KEPT + 1].astype(np.int64) - self._starts[parts]
+            for (part, kept_part), (index, kept_index), similarity, reason in zip(
+                parts.tolist(), places.tolist(), similarities.tolist(), rows[:, _REASON].tolist(), strict=True
+            ):
+                yield Removed(part, index, "near" if reason == _NEAR else "exact", kept_part, kept_index, similarity)
+
+
+def _batched(found: Iterator[tuple[int, int, float]]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
+    while batch := list(islice(found, _BATCH)):
+        yield np.array([pair for *pair, _ in batch], np.uint64), np.array([similarity for *_, similarity in batch])
+
+
+def _entries(rows: NDArray[np.uint64], similarities: NDArray[np.float64], reason: int) -> NDArray[np.uint64]:
+    return np.column_stack([rows, similarities.view(np.uint64), np.full(len(rows), reason, np.uint64)])

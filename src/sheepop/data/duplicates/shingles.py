@@ -1,0 +1,180 @@
+"""Documents as sets of shingles: the hashes of every few consecutive words.
+
+Prose and chats are compared by their words in lower case, so that punctuation, case and line breaks make no difference.
+Code and tables are compared by tokens, words with the punctuation that follows, so that only white space makes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.core.random import derive_seed
+from sheepop.data.duplicates.characters import ALONE, WORD, Rule, character_table
+
+Hashes = NDArray[np.uint64]
+
+RULES: Mapping[str, Rule] = MappingProxyType({"prose": "words", "chat": "words", "code": "tokens", "table": "tokens"})
+# A longer run without a break counts as several words: encoded data has no words, and the weights are a short table.
+LONGEST_WORD = 64
+_BLOCK_CHARACTERS = 2**15
+_SHIFT = np.uint64(32)
+_MIX_SHIFT, _MIX_FIRST, _MIX_SECOND = np.uint64(29), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def distinct(hashes: Hashes) -> Hashes:
+    """Each hash once, in ascending order."""
+    ordered = np.sort(hashes)
+    if ordered.size < 2:
+        return ordered
+    new = np.empty(ordered.size, dtype=bool)
+    new[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return ordered[new]
+
+
+def shingles(text: str, kind: str, words: int) -> Hashes:
+    """The hash of every `words` consecutive words, in the order of the text; of all of them when there are fewer.
+
+    Kinds that are compared by different rules have no shingle in common. Raises ValueError for an unknown kind.
+    """
+    return shingles_of_words(word_hashes(text, kind), kind, words)
+
+
+def word_hashes(text: str, kind: str) -> Hashes:
+    """A hash for each word of the text, in order."""
+    rule = _rule(kind)
+    values, starts = _ascii_words(text, rule) if text.isascii() else _unicode_words(text, rule)
+    if not values.size:
+        return np.empty(0, np.uint64)
+    # Code may begin with punctuation, which has no word before it.
+    if starts.size == 0 or starts[0] != 0:
+        starts = np.concatenate(([0], starts))
+    ends = _ends(starts, values.size)
+    if (ends - starts).max() > LONGEST_WORD:
+        starts = _cut_long_words(starts, ends)
+        ends = _ends(starts, values.size)
+    return _hash_words(values, starts, ends)
+
+
+def shingles_of_words(hashes: Hashes, kind: str, words: int) -> Hashes:
+    """The shingles of a text whose words have these hashes: sums with an odd random factor for each place, mixed."""
+    count = min(words, hashes.size)
+    if count == 0:
+        return np.empty(0, np.uint64)
+    factors = _random_odd("shingle", words)
+    size = hashes.size - count + 1
+    sums = hashes[:size] * factors[0]
+    term = np.empty_like(sums)
+    for place in range(1, count):
+        np.multiply(hashes[place : place + size], factors[place], out=term)
+        sums += term
+    sums += _random_odd(_rule(kind), 1)[0]
+    return _mixed(sums)
+
+
+def _rule(kind: str) -> Rule:
+    try:
+        return RULES[kind]
+    except KeyError:
+        raise ValueError(f"unknown kind of document {kind!r}; known are {', '.join(RULES)}") from None
+
+
+def _ascii_words(text: str, rule: Rule) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The characters that are not between words, as numbers, and where words begin among them."""
+    table, data = character_table(rule), text.encode("ascii")
+    values = np.frombuffer(data.translate(table.ascii_values, table.ascii_between), np.uint8)
+    roles = np.frombuffer(data.translate(table.ascii_roles), np.uint8)
+    return values, _starts(roles, roles != 0)
+
+
+def _unicode_words(text: str, rule: Rule) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The same for text in any script."""
+    table = character_table(rule)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    places = np.minimum(codes, table.roles.size - 1)
+    roles = table.roles[places]
+    within = roles != 0
+    kept = places[within]
+    values = table.values[kept]
+    beyond = kept == table.roles.size - 1
+    if beyond.any():
+        values[beyond] = codes[within][beyond]
+    return values, _starts(roles, within)
+
+
+def _starts(roles: NDArray[np.uint8], within: NDArray[np.bool_]) -> NDArray[np.int64]:
+    begins = roles == WORD
+    begins[1:] &= roles[:-1] != WORD
+    begins |= roles == ALONE
+    return np.flatnonzero(begins[within])
+
+
+def _ends(starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    ends = np.empty_like(starts)
+    ends[:-1], ends[-1] = starts[1:], size
+    return ends
+
+
+def _cut_long_words(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    pieces = -(-(ends - starts) // LONGEST_WORD)
+    first = np.cumsum(pieces) - pieces
+    number = np.arange(int(pieces.sum())) - np.repeat(first, pieces)
+    return np.repeat(starts, pieces) + LONGEST_WORD * number
+
+
+def _hash_words(
+    values: NDArray[np.uint8] | NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> Hashes:
+    """Multilinear hashing: the sum of each character times a random odd factor for its place in the word, mod 2^64.
+
+    Two words collide with probability at most 2^-57 for ASCII and 2^-43 otherwise, over the choice of the odd
+    factors (Carter and Wegman 1979; Lemire and Kaser 2014, "Strongly universal string hashing is fast").
+    """
+    if values.size <= _BLOCK_CHARACTERS:
+        return _hash_block(values, starts, ends)
+    # Blocks of whole words, so that the arrays stay in the processor's cache.
+    cuts = [*np.searchsorted(starts, np.arange(0, values.size, _BLOCK_CHARACTERS)).tolist(), starts.size]
+    hashes = np.empty(starts.size, np.uint64)
+    for first, last in pairwise(cuts):
+        if first < last:
+            begin, end = int(starts[first]), int(ends[last - 1])
+            hashes[first:last] = _hash_block(values[begin:end], starts[first:last] - begin, ends[first:last] - begin)
+    return hashes
+
+
+def _hash_block(
+    values: NDArray[np.uint8] | NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> Hashes:
+    """The hashes of words that lie one behind the other in `values`."""
+    places = np.arange(values.size)
+    places -= starts.repeat(ends - starts)
+    sums = _random_odd("character", LONGEST_WORD)[places]
+    sums *= values
+    # Differences of running sums are exact, because all of it is arithmetic modulo 2^64.
+    np.cumsum(sums, out=sums)
+    hashes = sums[ends - 1]
+    hashes[1:] -= hashes[:-1].copy()
+    return hashes
+
+
+def _mixed(numbers: Hashes) -> Hashes:
+    """A bijection in which every input bit reaches every output bit (after SplitMix64, Steele, Lea and Flood 2014)."""
+    numbers ^= numbers >> _SHIFT
+    numbers *= _MIX_FIRST
+    numbers ^= numbers >> _MIX_SHIFT
+    numbers *= _MIX_SECOND
+    numbers ^= numbers >> _SHIFT
+    return numbers
+
+
+@cache
+def _random_odd(purpose: str, count: int) -> Hashes:
+    """Odd factors, the same for ever: signatures of different builds are compared with each other."""
+    raw = np.random.Philox(key=derive_seed(0, "shingles", purpose)).random_raw(count)
+    return np.asarray(raw, dtype=np.uint64) | np.uint64(1)

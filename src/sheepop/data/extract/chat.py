@@ -1,0 +1,113 @@
+"""Conversations in records: how they are recognised, and the plain text they become.
+
+Every turn is a line with the role and a colon, then what was said, and turns are parted by an empty line::
+
+    user:
+    How much is 2 + 2?
+
+    assistant:
+    4
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TURN_FIELDS = ("messages", "conversations", "conversation")
+_ANSWERS = ("response", "completion", "chosen")
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+
+
+def chat_text(record: Mapping[str, Any]) -> str | None:
+    """The conversation in `record` as text, or None when it is of no known form.
+
+    Known are a list of turns in ``messages``, ``conversations`` or ``conversation``; ``prompt`` with ``response``,
+    ``completion`` or ``chosen`` (what was rejected is left out); ``instruction`` with ``output`` and perhaps
+    ``input``; ``question`` with ``answer``. A ``system`` text goes first.
+    """
+    for field in _TURN_FIELDS:
+        if field in record and (text := turns_text(record[field])) is not None:
+            return text
+    turns = _pair(record)
+    if turns is None:
+        return None
+    system = record.get("system")
+    return _joined([("system", system), *turns] if isinstance(system, str) and system else turns)
+
+
+def turns_text(turns: object) -> str | None:
+    """A list of ``{role, content}`` or ``{from, value}`` records as text, or None when it is something else."""
+    known = _turns(turns)
+    return None if known is None else _joined(known)
+
+
+def _pair(record: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    prompt = record.get("prompt")
+    if prompt is not None:
+        for field in _ANSWERS:
+            if field in record:
+                return _question_and_answer(prompt, record[field])
+        return None
+    if "rejected" in record and "chosen" in record:
+        return _turns(record["chosen"])
+    instruction, output = record.get("instruction"), record.get("output")
+    if isinstance(instruction, str) and isinstance(output, str):
+        more = record.get("input")
+        asked = f"{instruction}\n\n{more}" if isinstance(more, str) and more else instruction
+        return [("user", asked), ("assistant", output)]
+    question, answer = record.get("question"), record.get("answer")
+    if isinstance(question, str) and isinstance(answer, str):
+        return [("user", question), ("assistant", answer)]
+    return None
+
+
+def _question_and_answer(prompt: object, answer: object) -> list[tuple[str, str]] | None:
+    asked = [("user", prompt)] if isinstance(prompt, str) else _turns(prompt)
+    answered = [("assistant", answer)] if isinstance(answer, str) else _turns(answer)
+    if asked is None or answered is None:
+        return None
+    # Preference data often repeats the whole conversation in the answer.
+    return answered if answered[: len(asked)] == asked else asked + answered
+
+
+def _turns(value: object) -> list[tuple[str, str]] | None:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+        return None
+    known = [turn for turn in map(_turn, value) if turn is not None]
+    return known if len(known) == len(value) else None
+
+
+def _turn(turn: object) -> tuple[str, str] | None:
+    if not isinstance(turn, Mapping):
+        return None
+    role = turn.get("role", turn.get("from"))
+    if not isinstance(role, str) or not ("content" in turn or "value" in turn or "tool_calls" in turn):
+        return None
+    said = turn["content"] if "content" in turn else turn.get("value")
+    parts = [part for part in (_said(said), _as_json(turn.get("tool_calls"))) if part]
+    return _ROLES.get(role.lower(), role.lower()), "\n".join(parts)
+
+
+def _said(content: object) -> str:
+    """The words of a turn; of a list of parts the texts, and in brackets what is no text."""
+    if isinstance(content, list):
+        return "\n".join(_part(part) for part in content)
+    return content if isinstance(content, str) else _as_json(content)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return f"[{part.get('type', 'part')}]" if isinstance(part, Mapping) else _said(part)
+
+
+def _as_json(value: object) -> str:
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _joined(turns: Sequence[tuple[str, str]]) -> str:
+    if not any(said for _, said in turns):
+        return ""
+    return "\n\n".join(f"{role}:\n{said}" for role, said in turns)

@@ -1,0 +1,242 @@
+"""Parquet and Arrow files to documents, a few hundred rows in memory at a time and only the columns that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.rows import SAMPLE_ROWS, Row, RowDocuments, within_expansion
+from sheepop.data.extract.template import RecordFormat
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_BATCH_ROWS = 256
+_BATCH_BYTES = 2**22
+_BUFFER_BYTES = 2**17
+_PARQUET_ENCRYPTED = b"PARE"
+_ARROW_FILE = b"ARROW1"
+_FEATHER_1 = b"FEA1"
+
+# Gives an empty batch that shows the columns, then the batches of the file, with only the columns that are named.
+Batches = Callable[[BinaryIO, Sequence[str] | None], "Iterator[pyarrow.RecordBatch]"]
+
+
+def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The rows of a Parquet file: one document for each where a column holds text, else the table as Markdown.
+
+    Rows are read in batches of about 4 MB, so that memory does not grow with the file or its row groups.
+    """
+    _require_pyarrow()
+    if content.head(4) == _PARQUET_ENCRYPTED:
+        raise ExtractionError("encrypted", "its footer is encrypted")
+    yield from _documents(content, context, _parquet_batches)
+
+
+def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The rows of an Arrow file, an Arrow stream or a Feather file, as `extract_parquet` does.
+
+    These are read by the record batches that they were written in, so one of them must fit in memory.
+    """
+    _require_pyarrow()
+    head = content.head(len(_ARROW_FILE))
+    if head.startswith(_FEATHER_1):
+        raise ExtractionError("unsupported", "it is Feather of version 1; write it again with a current library")
+    yield from _documents(content, context, _file_batches if head == _ARROW_FILE else _stream_batches)
+
+
+def _documents(content: Content, context: Context, batches: Batches) -> Iterator[Extracted | Refused]:
+    form = RecordFormat(context.config.column, context.config.template)
+    with content.open() as file, _damage_named():
+        beginning = batches(file, None)
+        names = list(next(beginning).schema.names)
+        sample = [] if form.names else _sample(beginning)
+    if not names:
+        raise ExtractionError("empty", "it has no columns")
+    chosen = form.for_table(names, sample)
+    needed = names if chosen is None else chosen.needed(names)
+    with content.open() as file:
+        rows = _rows(batches(file, needed if len(needed) < len(names) else None))
+        found = RowDocuments(context.config).of(needed, rows)
+        yield from within_expansion(found, content.size, context.config)
+
+
+def _sample(batches: Iterator[pyarrow.RecordBatch]) -> list[dict[str, Any]]:
+    batch = next(batches, None)
+    if batch is None:
+        return []
+    rows = [row for row in _batch_rows(batch.slice(0, SAMPLE_ROWS), 0) if not isinstance(row, Refused)]
+    return [dict(zip(batch.schema.names, values, strict=True)) for _, values in rows]
+
+
+def _rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Row | Refused]:
+    begin = 0
+    while True:
+        with _damage_named():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        for offset in range(0, batch.num_rows, _BATCH_ROWS):
+            yield from _batch_rows(batch.slice(offset, _BATCH_ROWS), begin + offset)
+        begin += batch.num_rows
+
+
+def _batch_rows(batch: pyarrow.RecordBatch, begin: int) -> Iterator[Row | Refused]:
+    columns = [_as_strings(column) for column in batch.columns]
+    try:
+        values = [column.to_pylist() for column in columns]
+    except (ValueError, OverflowError):
+        values = []
+    if values:
+        yield from enumerate(zip(*values, strict=True), begin + 1)
+        return
+    # A value cannot be had, such as text that is not UTF-8: then it is found out in which rows.
+    for index in range(batch.num_rows):
+        try:
+            yield begin + index + 1, [column[index].as_py() for column in columns]
+        except UnicodeDecodeError as error:
+            yield Refused(f"row {begin + index + 1}", "undecodable", f"a text is not UTF-8 ({error.reason})")
+        except (ValueError, OverflowError) as error:
+            yield Refused(f"row {begin + index + 1}", "unsupported", f"a value cannot be read ({error})")
+
+
+def _as_strings(column: pyarrow.Array) -> pyarrow.Array:
+    """The column with its dates and times as text, inside records and lists too: not all fit the types of Python."""
+    import pyarrow
+
+    wanted = _without_times(column.type)
+    if wanted == column.type:
+        return column
+    try:
+        return column.cast(wanted)
+    except pyarrow.ArrowException:
+        return column
+
+
+def _without_times(kind: pyarrow.DataType) -> pyarrow.DataType:
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_duration(kind):
+        return pyarrow.int64()
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return pyarrow.string()
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return pyarrow.struct([field.with_type(_without_times(field.type)) for field in fields])
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        return make(kind.value_field.with_type(_without_times(kind.value_type)))
+    return kind
+
+
+def _parquet_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(
+        file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+    ) as reader:
+        yield _without_rows(reader.schema_arrow)
+        size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // _row_bytes(reader.metadata)))
+        yield from reader.iter_batches(batch_size=size, columns=columns, use_threads=False)
+
+
+def _row_bytes(metadata: Any) -> int:
+    """The bytes that a row takes in the row group where it is most; at least 1.
+
+    What single columns take is not asked for: pyarrow ends the process where their metadata is damaged.
+    """
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1) or 1
+
+
+def _file_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+    import pyarrow
+
+    with pyarrow.ipc.open_file(file) as reader:
+        schema, count = reader.schema, reader.num_record_batches
+        if columns is None:
+            yield from _checked(map(reader.get_batch, range(count)), schema)
+            return
+    with pyarrow.ipc.open_file(file, options=_only(columns, schema)) as reader:
+        yield from _checked(map(reader.get_batch, range(count)), reader.schema)
+
+
+def _stream_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+    import pyarrow
+
+    with pyarrow.ipc.open_stream(file) as reader:
+        if columns is None:
+            yield from _checked(reader, reader.schema)
+            return
+        schema = reader.schema
+    file.seek(0)
+    with pyarrow.ipc.open_stream(file, options=_only(columns, schema)) as reader:
+        yield from _checked(reader, reader.schema)
+
+
+def _only(columns: Sequence[str], schema: pyarrow.Schema) -> pyarrow.ipc.IpcReadOptions:
+    import pyarrow
+
+    return pyarrow.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns], use_threads=False)
+
+
+def _checked(batches: Iterator[pyarrow.RecordBatch], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    """The batches behind an empty one, their offsets checked: those of a damaged file may point anywhere in memory."""
+    import pyarrow
+
+    yield _without_rows(schema)
+    for batch in batches:
+        yield pyarrow.RecordBatch.from_arrays([_validated(column) for column in batch.columns], batch.schema.names)
+
+
+def _without_rows(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    import pyarrow
+
+    return pyarrow.RecordBatch.from_arrays([pyarrow.nulls(0)] * len(schema.names), schema.names)
+
+
+def _validated(column: pyarrow.Array) -> pyarrow.Array:
+    """The column, or its bytes where they are no UTF-8, so that single rows can be refused."""
+    import pyarrow
+
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        plain = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}.get(column.type)
+        if plain is None:
+            raise
+        column = column.view(plain)
+        column.validate(full=True)
+    return column
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    import pyarrow
+
+    damage = (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
+    try:
+        yield
+    except MemoryError:
+        raise
+    except pyarrow.ArrowNotImplementedError as error:
+        raise ExtractionError("unsupported", _first_line(error)) from None
+    except damage as error:
+        reason = "encrypted" if "crypt" in str(error).lower() else "damaged"
+        raise ExtractionError(reason, _first_line(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow.ipc
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise ExtractionError("missing", f"reading it needs pyarrow: pip install 'sheepop[data]' ({error})") from None

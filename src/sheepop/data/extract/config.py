@@ -1,0 +1,66 @@
+"""The settings under ``data.extract``: what is read from a file, and the limits within which."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from sheepop.core.config import Config
+from sheepop.data.extract.placeholders import parse_template
+
+
+class ExtractConfig(Config):
+    """How files become documents.
+
+    `max_seconds` and `max_memory_bytes` bound the process that reads one file: the time until its next document,
+    and the memory it may hold. `max_document_bytes` is the longest document: a longer text file is cut at a line
+    end. `max_expansion` bounds how many times larger than the file itself the content of a container may be (64 MiB
+    are always allowed), `max_members` and `max_member_bytes` how many members it may have and how large each may be,
+    and `max_depth` how deep containers may lie in each other.
+
+    `column` names the field of a table, database or JSON record that is its text; `template`, such as
+    ``{title}\\n{body}``, makes the text of several. With neither the record decides (see `RecordFormat`).
+
+    `ocr` says whether text in pictures is recognised, with `ocr_threads` threads; lines of which recognition is less
+    sure than `ocr_min_confidence` are left out, and pictures of more than `max_image_pixels` are refused. Half of
+    `max_seconds` also bounds how many recognised pages one document has. `pdf_tables` writes tables with ruling lines
+    in PDF as Markdown; `strip_running_lines` leaves out the heads, feet and page numbers that its pages repeat.
+    """
+
+    max_seconds: float = Field(default=60.0, gt=0)
+    max_memory_bytes: int = Field(default=2**30 + 2**29, ge=2**28)
+    max_document_bytes: int = Field(default=2**24, ge=2**10, le=2**25)
+    max_expansion: float = Field(default=200.0, ge=1)
+    max_members: int = Field(default=100_000, ge=1)
+    max_member_bytes: int = Field(default=2**30, ge=1)
+    max_depth: int = Field(default=4, ge=0)
+    column: str | None = Field(default=None, min_length=1)
+    template: str | None = Field(default=None, min_length=1)
+    ocr: bool = True
+    ocr_threads: int = Field(default=1, ge=1)
+    ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
+    # At most what Pillow itself takes for no attack.
+    max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
+    pdf_tables: bool = True
+    strip_running_lines: bool = True
+
+    @field_validator("template", mode="before")
+    @classmethod
+    def _braces_are_no_mapping(cls, template: object) -> object:
+        if isinstance(template, dict):
+            raise ValueError("braces alone are a mapping in YAML; write the template in quotes, such as '\"{title}\"'")
+        return template
+
+    @field_validator("template")
+    @classmethod
+    def _template_can_be_read(cls, template: str | None) -> str | None:
+        if template is not None:
+            parse_template(template)
+        return template
+
+    @model_validator(mode="after")
+    def _one_way_to_the_text(self) -> Self:
+        if self.column is not None and self.template is not None:
+            raise ValueError("column and template exclude each other; give the template alone, with {column} in it")
+        return self

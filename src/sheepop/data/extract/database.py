@@ -1,0 +1,273 @@
+"""Database files to documents: every table of SQLite and DuckDB, opened so that nothing can be written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.rows import Row, RowDocuments, within_expansion
+
+if TYPE_CHECKING:
+    import duckdb
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_ROW_NAMES = ("rowid", "_rowid_", "oid")
+_FETCHED_ROWS = 256
+_READ_ONLY = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table: its name as it is shown, its columns, and its rows."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Iterable[Row | Refused]
+
+
+def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The rows of every table of a SQLite database, in the order of their names and row numbers.
+
+    A table with a text column gives one document for each row, with the place ``table T row N``, any other one
+    document in Markdown. Views are left out; virtual tables, and what has not been written back from a log beside
+    the file, are refused.
+    """
+    path = content.path(context.scratch)
+    yield from _unread_logs(path)
+    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            limit_sqlite(connection, 2 * context.config.max_document_bytes)
+            found = _documents(_sqlite_tables(connection), context)
+            yield from within_expansion(found, content.size, context.config)
+    except (sqlite3.Error, UnicodeError) as error:
+        if "not a database" in str(error) and content.head(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC:
+            raise ExtractionError("encrypted", "it is no SQLite database, or an encrypted one") from None
+        raise ExtractionError("damaged", str(error)) from None
+
+
+def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The rows of every table of a DuckDB database, in the order of their names and of insertion.
+
+    Documents and places are as in `extract_sqlite`. The database is opened without access to any other file.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ExtractionError("missing", f"reading it needs duckdb: pip install 'sheepop[data]' ({error})") from None
+    path = content.path(context.scratch)
+    # A name that is no UTF-8 cannot be handed over. The log beside the file is found behind the link, and read.
+    link = context.scratch / "database.duckdb"
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.absolute())
+    try:
+        with open_duckdb(link, context.config.max_memory_bytes // 2) as connection:
+            found = _documents(_duckdb_tables(connection), context)
+            yield from within_expansion(found, content.size, context.config)
+    except duckdb.Error as error:
+        message = str(error).splitlines()[0].replace(str(path.resolve()), "the file").replace(str(link), "the file")
+        reason = "encrypted" if "encrypt" in message.lower() else "damaged"
+        raise ExtractionError(reason, message) from None
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _unread_logs(path: Path) -> Iterator[Refused]:
+    """The logs beside a SQLite file, of which only a program that may write can put the content in its place."""
+    for suffix in ("-wal", "-journal"):
+        log = path.with_name(path.name + suffix)
+        size = log.stat().st_size if log.is_file() else 0
+        if size:
+            detail = f"{size:,} bytes are not yet in the database; let the program that writes it close it"
+            yield Refused(f"the log {suffix}", "unsupported", detail)
+
+
+def _documents(tables: Iterable[_Table | Refused], context: Context) -> Iterator[Extracted | Refused]:
+    """The documents of all tables; one that is damaged, or lacks the column asked for, is refused and the next read."""
+    missing: list[Refused] = []
+    has_found = False
+    for table in tables:
+        if isinstance(table, Refused):
+            yield table
+            continue
+        place = f"table {table.name}"
+        try:
+            yield from RowDocuments(context.config, place=place).of(table.columns, table.rows)
+            has_found = True
+        except ExtractionError as error:
+            refused = Refused(place, error.reason, error.detail)
+            if error.reason == "missing":
+                missing.append(refused)
+            else:
+                yield refused
+    if missing and not has_found:
+        raise ExtractionError("missing", missing[0].detail)
+    yield from missing
+
+
+def limit_sqlite(connection: sqlite3.Connection, max_value_bytes: int) -> None:
+    """Makes the connection read only, bounds what a value may take, and lets nothing in the schema act."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max_value_bytes)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    for pragma in _READ_ONLY:
+        connection.execute(f"PRAGMA {pragma}")
+    # Half characters come through and are refused with their row, rather than ending the table.
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+
+
+def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[_Table | Refused]:
+    shadows = set()
+    if sqlite3.sqlite_version_info >= (3, 37):
+        shadows = {row[0] for row in connection.execute("SELECT name FROM pragma_table_list WHERE type = 'shadow'")}
+    listed = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    for name, definition in listed:
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        if name.startswith("sqlite_") or name in shadows:
+            continue
+        if (definition or "").upper().startswith("CREATE VIRTUAL"):
+            yield Refused(f"table {shown}", "unsupported", "it is virtual: its rows are made by an extension")
+            continue
+        try:
+            columns = connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
+        except (sqlite3.Error, UnicodeError) as error:
+            yield Refused(f"table {shown}", "damaged", str(error))
+            continue
+        yield _Table(shown, [column[1] for column in columns], _SqliteRows(connection, name, columns))
+
+
+class _SqliteRows(Iterable["Row | Refused"]):
+    """The rows of one table in the order of their numbers, or of the primary key where there are no numbers."""
+
+    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[Any]) -> None:
+        self._connection, self._table = connection, _quoted(table)
+        self._columns = ", ".join(_quoted(column[1]) for column in columns)
+        taken = {column[1].lower() for column in columns}
+        self._key = next((name for name in _ROW_NAMES if name not in taken and self._has(name)), None)
+        keys = sorted((column[5], column[1]) for column in columns if column[5])
+        self._order = self._key or ", ".join(_quoted(name) for _, name in keys)
+
+    def __iter__(self) -> Iterator[Row | Refused]:
+        number, last = 0, None
+        while True:
+            try:
+                for row in self._from(last):
+                    # Pages that point back at each other would give the same rows without end.
+                    if last is not None and row[0] <= last:
+                        raise ExtractionError("damaged", f"behind row {number} come rows that were there before")
+                    number, last = number + 1, row[0]
+                    yield number, row[1:]
+                return
+            except sqlite3.Error as error:
+                if self._key is None:
+                    raise ExtractionError(_reason(error), f"behind row {number}: {error}") from None
+            # The cursor is always a row ahead, so the row before the failure was lost with it. It is read by itself,
+            # and when it is the next that fails, the rows behind it by another statement.
+            number += 1
+            try:
+                alone = self._from(last, "LIMIT 1").fetchone()
+                if alone is None:
+                    return
+            except sqlite3.Error as error:
+                if _reason(error) == "damaged":
+                    raise ExtractionError("damaged", f"behind row {number - 1}: {error}") from None
+                yield Refused(f"row {number}", "oversized", str(error))
+                last = self._after(last)
+                if last is None:
+                    return
+            else:
+                last = alone[0]
+                yield number, alone[1:]
+
+    def _from(self, last: int | None, limit: str = "") -> sqlite3.Cursor:
+        where = "" if last is None else f"WHERE {self._key} > {last}"
+        order = f"ORDER BY {self._order}" if self._order else ""
+        statement = f"SELECT {self._key or 'NULL'}, {self._columns} FROM {self._table} {where} {order} {limit}"
+        try:
+            return self._connection.execute(statement)
+        except UnicodeError as error:
+            raise ExtractionError("damaged", f"the name of a column is no text ({error.__class__.__name__})") from None
+
+    def _after(self, last: int | None) -> int | None:
+        """The number of the next row, or None when there is none."""
+        where = "" if last is None else f"WHERE {self._key} > {last}"
+        try:
+            found = self._connection.execute(f"SELECT min({self._key}) FROM {self._table} {where}").fetchone()
+        except sqlite3.Error as error:
+            raise ExtractionError("damaged", str(error)) from None
+        return None if found is None else found[0]
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._connection.execute(f"SELECT {name} FROM {self._table} LIMIT 0")
+        except sqlite3.Error:
+            return False
+        return True
+
+
+def _reason(error: sqlite3.Error) -> str:
+    return "oversized" if isinstance(error, sqlite3.DataError) else "damaged"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def open_duckdb(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
+    """A connection that can only read this one file, within the memory given; raises `duckdb.Error`."""
+    import duckdb
+
+    settings: dict[str, Any] = {
+        "enable_external_access": False,
+        "autoload_known_extensions": False,
+        "autoinstall_known_extensions": False,
+        "threads": 1,
+        "memory_limit": f"{memory_bytes // 2**20}MiB",
+        "temp_directory": "",
+    }
+    connection = duckdb.connect(str(path), read_only=True, config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _duckdb_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[_Table]:
+    listed = connection.execute(
+        "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY schema_name, table_name"
+    ).fetchall()
+    for schema, table in listed:
+        columns = connection.execute(
+            "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = ? AND table_name = ? "
+            "ORDER BY column_index",
+            [schema, table],
+        ).fetchall()
+        # Not all dates of the database fit those of Python.
+        shown = [
+            f"CAST({_quoted(name)} AS VARCHAR)" if kind.startswith(("DATE", "TIME", "INTERVAL")) else _quoted(name)
+            for name, kind in columns
+        ]
+        statement = f"SELECT {', '.join(shown)} FROM {_quoted(schema)}.{_quoted(table)}"
+        name = table if schema == "main" else f"{schema}.{table}"
+        yield _Table(name, [name for name, _ in columns], _duckdb_rows(connection, statement))
+
+
+def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[Row]:
+    import duckdb
+
+    number = 0
+    try:
+        found = connection.execute(statement)
+        while rows := found.fetchmany(_FETCHED_ROWS):
+            for row in rows:
+                number += 1
+                yield number, row
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError(str(error)) from None
+    except duckdb.Error as error:
+        raise ExtractionError("damaged", f"behind row {number}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,218 @@
+"""What a file is, by its content first: a name settles only which text format it is, and only when the content agrees.
+
+In this order: the signatures of binary formats; for text the suffix or name of the file, or the line ``#!``; the
+beginning of HTML and XML; last, and only where all these are silent, the magika model, when it is installed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sheepop.data.decoding import CONTROLS
+from sheepop.data.extract.interface import Content, ExtractionError, Kind
+from sheepop.data.extract.languages import text_type
+from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
+from sheepop.data.extract.zip_directory import directory_names, first_member
+
+HEAD_BYTES = 2**12
+"""How much of a file `detect` looks at first."""
+
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_MOST_CONTROLS = 0.1
+
+# Text formats that the suffix names.
+_TEXT_FORMATS = {
+    **dict.fromkeys((".html", ".htm", ".xhtml", ".shtml"), "html"),
+    **dict.fromkeys((".xml", ".rss", ".atom", ".kml", ".gpx", ".opml"), "xml"),
+    **dict.fromkeys((".json", ".geojson", ".webmanifest", ".har"), "json"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
+    **dict.fromkeys((".csv",), "csv"),
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    ".ipynb": "notebook",
+}
+# Suffixes of formats that begin with a signature: without it the file is damaged or something else.
+_SIGNED = {
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif"), "image"),
+    **dict.fromkeys((".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".epub"), "zip"),
+    **dict.fromkeys((".gz", ".tgz"), "gzip"),
+    **dict.fromkeys((".bz2", ".tbz2"), "bzip2"),
+    **dict.fromkeys((".xz", ".txz"), "xz"),
+    **dict.fromkeys((".zst", ".tzst"), "zstd"),
+    **dict.fromkeys((".sqlite", ".sqlite3"), "sqlite"),
+    ".pdf": "PDF",
+    ".tar": "tar",
+    ".duckdb": "DuckDB",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".warc": "WARC",
+}
+_OFFICE_FOLDERS = (("word/", "docx"), ("xl/", "xlsx"), ("ppt/", "pptx"))
+_OFFICE_SUFFIXES = (".docx", ".xlsx", ".pptx", ".docm", ".xlsm", ".pptm")
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
+
+# Possessive: comments that could end in several places would be tried in every combination.
+_HTML = re.compile(
+    r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
+_XML = re.compile(r"\s*<\?xml\s")
+
+_KINDS: dict[str, Kind] = {"code": "code", "csv": "table", "tsv": "table"}
+# Below this score the model is right about code or prose, but often wrong about the language.
+_SURE = 0.95
+# The model's names for what has another name here.
+_LABELS = {
+    **{label: label for label in ("markdown", "rst", "latex", "html", "xml", "csv", "tsv", "json", "jsonl")},
+    "ipynb": "notebook",
+}
+_LABEL_LANGUAGES = {
+    "cpp": "c++",
+    "cs": "c#",
+    "lisp": "common lisp",
+    "objectivec": "objective-c",
+    "vba": "visual basic",
+    "scss": "sass",
+    "proto": "protobuf",
+    "asm": "assembly",
+    "erb": "template",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileType:
+    """The `name` of a type as in the table of formats, the kind of document, and for code its language."""
+
+    name: str
+    kind: Kind = "prose"
+    language: str = ""
+
+
+def detect(content: Content, head: bytes | None = None) -> FileType:
+    """The type of `content`; `head` is its first `HEAD_BYTES` when they are at hand.
+
+    Raises `ExtractionError` with reason ``empty``; ``unsupported`` for a known format that is not read; ``binary``
+    for what holds no text; ``damaged`` for what lacks the signature that its suffix promises; ``missing`` for a
+    pointer to a file that Git LFS keeps elsewhere.
+    """
+    head = content.head(HEAD_BYTES) if head is None else head[:HEAD_BYTES]
+    if not head:
+        raise ExtractionError("empty", "0 bytes")
+    name = _binary_format(content, head)
+    if name:
+        return _typed(name)
+    return _text_format(content, head) if is_text(head) else _unknown(content)
+
+
+def is_text(head: bytes) -> bool:
+    """Whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
+    if head.startswith(_WIDE_MARKS):
+        return True
+    controls = len(head) - len(head.translate(None, CONTROLS))
+    return b"\0" not in head and controls <= _MOST_CONTROLS * len(head)
+
+
+def _binary_format(content: Content, head: bytes) -> str:
+    name = signature(head)
+    if name == "zip":
+        return _zip_format(content, head)
+    if name == "gzip":
+        return "warc" if is_warc(gzip_beginning(head, 64)) else name
+    unread = None if name else unread_format(head)
+    if unread is not None:
+        if head.startswith(_OLD_OFFICE) and content.suffix in _OFFICE_SUFFIXES:
+            raise ExtractionError("encrypted", "an office file that needs a password")
+        raise ExtractionError(unread[0], f"it is {unread[1]}")
+    return name
+
+
+def _zip_format(content: Content, head: bytes) -> str:
+    first, begin = first_member(head)
+    if first == "mimetype":
+        if begin.startswith(b"application/epub+zip"):
+            return "epub"
+        if begin.startswith(b"application/vnd.oasis.opendocument"):
+            raise ExtractionError("unsupported", "it is OpenDocument")
+    with content.open() as file:
+        names = directory_names(file)
+    if "[Content_Types].xml" in names:
+        for folder, name in _OFFICE_FOLDERS:
+            if any(member.startswith(folder) for member in names):
+                return name
+    return "epub" if "META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+
+
+def _text_format(content: Content, head: bytes) -> FileType:
+    if head.startswith(_LARGE_FILE_POINTER):
+        raise ExtractionError("missing", "it is a pointer; Git LFS keeps the content itself elsewhere")
+    beginning = _decoded(head)
+    if content.suffix in _TEXT_FORMATS:
+        return _typed(_TEXT_FORMATS[content.suffix])
+    known = text_type(content.name, beginning)
+    if known is not None:
+        return _typed(*known)
+    if _HTML.match(beginning):
+        return FileType("html")
+    if _XML.match(beginning):
+        return FileType("xml")
+    # The model may take a few words for anything; what reads as text is text.
+    return _guessed(content) or FileType("text")
+
+
+def _unknown(content: Content) -> FileType:
+    """What is not text by its first bytes: a text that its reader will refuse in more words, or a binary file."""
+    if content.suffix in _TEXT_FORMATS or text_type(content.name, ""):
+        return FileType("text")
+    if content.suffix in _SIGNED:
+        raise ExtractionError("damaged", f"it does not begin as a file of type {_SIGNED[content.suffix]} does")
+    answer = _model_answer(content)
+    if answer is None or answer.output.label == "unknown":
+        raise ExtractionError("binary", "it is not text, nor of a format that is known here")
+    if not answer.output.is_text:
+        raise ExtractionError("unsupported", f"it is, most likely, {answer.output.description}")
+    return FileType("text")
+
+
+def _typed(name: str, language: str = "") -> FileType:
+    return FileType(name, _KINDS.get(name, "prose"), language)
+
+
+def _decoded(head: bytes) -> str:
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf_16_le"), (codecs.BOM_UTF16_BE, "utf_16_be")):
+        if head.startswith(mark):
+            return head[2:].decode(encoding, "replace")
+    return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
+
+
+def _guessed(content: Content) -> FileType | None:
+    """The type of a text by the model, None without the model and for what it takes to be no text."""
+    answer = _model_answer(content)
+    if answer is None or not answer.output.is_text:
+        return None
+    label, is_code = str(answer.output.label), answer.output.group == "code"
+    if answer.score < _SURE:
+        return _typed("code") if is_code else FileType("text")
+    if label in _LABELS:
+        return _typed(_LABELS[label])
+    return _typed("code", _LABEL_LANGUAGES.get(label, label)) if is_code else FileType("text")
+
+
+def _model_answer(content: Content) -> Any:
+    model = _model()
+    if model is None:
+        return None
+    with content.open() as file:
+        return model.identify_stream(file)
+
+
+@lru_cache(maxsize=1)
+def _model() -> Any:
+    """The model, loaded once in a process; None when magika is not installed."""
+    try:
+        from magika import Magika
+    except ImportError:
+        return None
+    return Magika()

@@ -1,0 +1,223 @@
+"""Files to documents: text is read here, everything that needs a parser in a child process with limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from sheepop.core.bounded import (
+    BoundedProcess,
+    BoundedProcessError,
+    MemoryLimitError,
+    ProcessDiedError,
+    TimeLimitError,
+)
+from sheepop.data.extract.child import clear, from_message
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
+from sheepop.data.extract.dispatch import Dispatcher
+from sheepop.data.extract.generated import is_generated_text
+from sheepop.data.extract.git_blobs import BlobReader
+from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
+from sheepop.data.extract.registry import FORMATS
+from sheepop.data.extract.regular_file import Fingerprint, RegularFile
+from sheepop.data.extract.spool import raise_if_full
+
+LIMITS = frozenset({"timeout", "memory"})
+"""Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""
+
+_CHILD = "sheepop.data.extract.child"
+_CHANGED = ("changed", "it changed while it was read")
+
+
+class Extraction:
+    """Extracts one file after another; make one for each process and close it at the end.
+
+    `scratch` is where a directory for temporary files is made, by default the system's place for them. Formats that
+    need a parser are read in a child process, which starts with the first of them and is bounded by
+    `config.max_seconds` and `config.max_memory_bytes`.
+    """
+
+    def __init__(self, config: ExtractConfig, scratch: Path | None = None) -> None:
+        self._config, self._below = config, scratch
+        self._config_text = config.model_dump_json()
+        self._child = BoundedProcess(_CHILD, memory_bytes=config.max_memory_bytes, seconds=config.max_seconds)
+        # Text needs no temporary files.
+        self._here = Dispatcher(config, Path(os.devnull))
+        self._scratch: Path | None = None
+        self._blobs: BlobReader | None = None
+        self._owner = os.getpid()
+
+    def documents(self, path: Path, name: str) -> Iterator[Extracted | Refused]:
+        """The documents of the file at `path`, whose printable name is `name`, and what in it was refused.
+
+        A `Refused` with an empty place concerns the file; documents that came before it count. A file that changed
+        meanwhile is refused as ``changed``. Raises only `StorageError`, when there is no room for temporary files.
+        """
+        content = RegularFile(name, path)
+        try:
+            with content.open() as file:
+                before = Fingerprint.of(os.fstat(file.fileno()))
+                file_type = _detected(content, file.read(HEAD_BYTES))
+                whole = None if _is_bounded(file_type) else self._whole(file, before)
+        except ExtractionError as error:
+            yield Refused("", error.reason, error.detail)
+        except OSError as error:
+            yield Refused("", "unreadable", (error.strerror or str(error)).lower())
+        else:
+            if whole is not None:
+                yield from self._here.documents(Content(name, data=whole), file_type)
+            else:
+                yield from self._anywhere(content, file_type)
+                if _is_changed(content, before):
+                    yield Refused("", *_CHANGED)
+
+    def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
+        """The documents of a file in a git repository, given the full hash of its content.
+
+        Code whose first lines say that a program wrote it is refused as ``generated``.
+        """
+        self._notice_fork()
+        if self._blobs is None or self._blobs.path != repository:
+            self._close_blobs()
+            self._blobs = BlobReader(repository, self._config.max_seconds)
+        directory = self._directory("blob")
+        try:
+            with self._blobs.content(blob, name, directory) as content:
+                yield from self._member(content)
+        except ExtractionError as error:
+            yield Refused("", error.reason, error.detail)
+        except OSError as error:
+            raise_if_full(error, directory)
+            yield Refused("", "unreadable", (error.strerror or str(error)).lower())
+
+    def _member(self, content: Content) -> Iterator[Extracted | Refused]:
+        try:
+            file_type = _detected(content)
+        except ExtractionError as error:
+            yield Refused("", error.reason, error.detail)
+            return
+        if file_type.name == "code" and is_generated_text(content.head(HEAD_BYTES).decode("utf-8", "replace")):
+            yield Refused("", "generated", "its first lines say that a program wrote it")
+            return
+        if not _is_bounded(file_type):
+            yield from self._here.documents(content, file_type)
+            return
+        directory = self._directory("content")
+        try:
+            yield from self._bounded(RegularFile(content.name, content.path(directory)), file_type)
+        finally:
+            clear(directory)
+
+    def close(self) -> None:
+        """Ends the child process and removes temporary files."""
+        self._notice_fork()
+        self._child.close()
+        self._close_blobs()
+        if self._scratch is not None:
+            _remove(self._scratch, self._owner)
+        self._scratch = None
+
+    def _close_blobs(self) -> None:
+        if self._blobs is not None:
+            self._blobs.close()
+        self._blobs = None
+
+    def __enter__(self) -> Extraction:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _whole(self, file: BinaryIO, before: Fingerprint) -> bytes | None:
+        """All bytes of an open file, None when there are too many to hold."""
+        if before.size > self._config.max_document_bytes:
+            return None
+        file.seek(0)
+        data = file.read(before.size + 1)
+        if len(data) != before.size or Fingerprint.of(os.fstat(file.fileno())) != before:
+            raise ExtractionError(*_CHANGED)
+        return data
+
+    def _anywhere(self, content: RegularFile, file_type: FileType) -> Iterator[Extracted | Refused]:
+        return self._bounded(content, file_type) if _is_bounded(file_type) else self._here.documents(content, file_type)
+
+    def _bounded(self, content: RegularFile, file_type: FileType) -> Iterator[Extracted | Refused]:
+        delivered = 0
+        # What ends a process that has read other files before may be their doing: the file is tried in a new one.
+        for is_last in (self._child.requests == 0, True):
+            try:
+                with closing(self._answers(content, file_type)) as answers:
+                    for item in islice(answers, delivered, None):
+                        delivered += 1
+                        yield item
+                return
+            except BoundedProcessError as error:
+                if is_last or not isinstance(error, MemoryLimitError | ProcessDiedError):
+                    yield _refusal(error)
+                    return
+            finally:
+                clear(self._directory("work"))
+
+    def _answers(self, content: RegularFile, file_type: FileType) -> Generator[Extracted | Refused, None, None]:
+        request = {
+            "path": str(content.location),
+            "name": content.name,
+            "type": [file_type.name, file_type.kind, file_type.language],
+            "config": self._config_text,
+            "scratch": str(self._directory("work")),
+        }
+        for message in self._child.request(request):
+            yield from_message(message)
+
+    def _notice_fork(self) -> None:
+        """In a forked copy, leaves what it was copied from its own processes and files."""
+        if self._owner != os.getpid():
+            self._owner, self._scratch, self._blobs = os.getpid(), None, None
+
+    def _directory(self, name: str) -> Path:
+        """A directory for temporary files, made with the first that is asked for."""
+        self._notice_fork()
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="sheepop-extract-", dir=self._below))
+            weakref.finalize(self, _remove, self._scratch, os.getpid())
+        directory = self._scratch / name
+        directory.mkdir(exist_ok=True)
+        return directory
+
+
+def _remove(directory: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _detected(content: Content, head: bytes | None = None) -> FileType:
+    try:
+        return detect(content, head)
+    except (ExtractionError, OSError):
+        raise
+    except Exception as error:
+        raise ExtractionError("damaged", f"{type(error).__name__} while its type was looked for") from None
+
+
+def _is_bounded(file_type: FileType) -> bool:
+    return FORMATS[file_type.name].bounded
+
+
+def _is_changed(content: RegularFile, before: Fingerprint) -> bool:
+    try:
+        return content.fingerprint() != before
+    except OSError:
+        return True
+
+
+def _refusal(error: BoundedProcessError) -> Refused:
+    reasons = {TimeLimitError: "timeout", MemoryLimitError: "memory"}
+    return Refused("", reasons.get(type(error), "damaged"), str(error))

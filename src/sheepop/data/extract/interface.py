@@ -1,0 +1,106 @@
+"""What extractors are given and what they hand on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, BinaryIO, Literal
+
+if TYPE_CHECKING:
+    from sheepop.data.extract.config import ExtractConfig
+
+Kind = Literal["prose", "code", "table", "chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """One document as it was found, before any cleaning.
+
+    `kind` decides by which rules it is judged. `language` is a programming language in lower case for code, else
+    empty. `place` says where in the file the document stands ("row 17", "member a/b.txt"), empty for a whole file.
+    `marks` are places inside the text as (offset in characters, name) in rising order: pages, slides, cells.
+    `metadata` holds small facts such as title, encoding, license or revision.
+    """
+
+    text: str
+    kind: Kind = "prose"
+    language: str = ""
+    place: str = ""
+    marks: tuple[tuple[int, str], ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A part of a file, at `place`, that could not be used while the rest could; `reason` is one word."""
+
+    place: str
+    reason: str
+    detail: str
+
+
+class ExtractionError(Exception):
+    """The rest of a file cannot be used: `reason` is one word such as ``damaged``, `detail` a clause that says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class Content:
+    """Bytes to extract from: a file on disk, or a member of a container held in memory.
+
+    `name` is a printable file name whose suffix may hint at the type.
+    """
+
+    def __init__(self, name: str, *, path: Path | None = None, data: bytes | None = None) -> None:
+        if (path is None) == (data is None):
+            raise ValueError("content is either a file or bytes")
+        self.name, self._path, self._data = name, path, data
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self._path.stat().st_size if self._path is not None else len(self._data or b"")
+
+    @property
+    def suffix(self) -> str:
+        """The last suffix of the name in lower case, with its dot, or an empty string."""
+        return Path(self.name).suffix.lower()
+
+    def open(self) -> BinaryIO:
+        """A seekable binary file, positioned at the beginning."""
+        return self._path.open("rb") if self._path is not None else io.BytesIO(self._data or b"")
+
+    def head(self, count: int) -> bytes:
+        """The first `count` bytes, or fewer when there are fewer."""
+        with self.open() as file:
+            return file.read(count)
+
+    def path(self, scratch: Path) -> Path:
+        """A file that holds the bytes: the file itself, or a copy made below `scratch`."""
+        if self._path is None:
+            with NamedTemporaryFile(dir=scratch, suffix=self.suffix, delete=False) as file:
+                file.write(self._data or b"")
+            self._path = Path(file.name)
+        return self._path
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an extractor may need beside the content.
+
+    `scratch` is a directory of its own for temporary files. `inner(content, place)` extracts what stands inside a
+    container (an archive's member, a picture in a page) with whatever extractor fits, within the limits of depth
+    and size; its results carry `place` in front of their own.
+    """
+
+    config: ExtractConfig
+    scratch: Path
+    inner: Callable[[Content, str], Iterator[Extracted | Refused]]
+
+
+Extractor = Callable[[Content, Context], Iterator[Extracted | Refused]]

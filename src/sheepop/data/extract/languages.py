@@ -1,0 +1,267 @@
+"""What a file's name, or the first line of a script, says about the language that its text is written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+# Language: the suffixes of its files. Names are those that most tools and data sets use, in lower case.
+_SUFFIXES_OF = {
+    "ada": "adb ads ada",
+    "agda": "agda",
+    "applescript": "applescript",
+    "arduino": "ino pde",
+    "assembly": "asm s nasm",
+    "autohotkey": "ahk",
+    "awk": "awk gawk",
+    "batch": "bat cmd",
+    "bazel": "bzl bazel star",
+    "bibtex": "bib",
+    "bison": "y yy bison",
+    "c": "c h idc",
+    "c#": "cs csx",
+    "c++": "cpp cc cxx c++ hpp hh hxx h++ ipp inl tpp tcc",
+    "clojure": "clj cljs cljc edn",
+    "cmake": "cmake",
+    "cobol": "cob cbl cpy cobol",
+    "coffeescript": "coffee",
+    "common lisp": "lisp lsp cl asd",
+    "coq": "coq",
+    "crystal": "cr",
+    "css": "css",
+    "cuda": "cu cuh",
+    "cython": "pyx pxd pxi",
+    "d": "d di",
+    "dart": "dart",
+    "diff": "diff patch",
+    "elixir": "ex exs",
+    "elm": "elm",
+    "emacs lisp": "el",
+    "erlang": "erl hrl",
+    "f#": "fs fsi fsx",
+    "fish": "fish",
+    "forth": "fth 4th",
+    "fortran": "f for ftn f77 f90 f95 f03 f08",
+    "gdscript": "gd",
+    "gettext": "po pot",
+    "glsl": "glsl vert frag geom comp",
+    "go": "go",
+    "gradle": "gradle",
+    "graphql": "graphql gql",
+    "groovy": "groovy gvy",
+    "handlebars": "hbs handlebars mustache",
+    "haskell": "hs lhs hsc",
+    "haxe": "hx",
+    "hcl": "hcl tf tfvars",
+    "hlsl": "hlsl fx",
+    "idl": "idl",
+    "ini": "ini cfg conf cnf desktop properties inf editorconfig",
+    "java": "java",
+    "javascript": "js mjs cjs jsx es6",
+    "jinja": "j2 jinja jinja2",
+    "json": "jsonc json5",
+    "julia": "jl",
+    "kotlin": "kt kts",
+    "lean": "lean",
+    "less": "less",
+    "lex": "l lex flex",
+    "linker script": "ld lds",
+    "llvm": "ll llvm",
+    "lua": "lua",
+    "m4": "m4 ac",
+    "makefile": "mk mak make am",
+    "matlab": "m",
+    "meson": "meson",
+    "metal": "metal",
+    "mlir": "mlir",
+    "nim": "nim nims",
+    "nix": "nix",
+    "objective-c": "mm",
+    "ocaml": "ml mli mll mly",
+    "opencl": "clc opencl",
+    "pascal": "pas dpr lpr",
+    "perl": "pl pm t",
+    "php": "php php3 php4 php5 phtml",
+    "postscript": "ps eps",
+    "powershell": "ps1 psm1 psd1",
+    "prolog": "prolog",
+    "protobuf": "proto",
+    "puppet": "pp",
+    "purescript": "purs",
+    "python": "py pyw pyi pyt gyp wsgi",
+    "qml": "qml",
+    "r": "r",
+    "racket": "rkt",
+    "reason": "re rei",
+    "ruby": "rb rake gemspec ru",
+    "rust": "rs",
+    "sas": "sas",
+    "sass": "sass scss",
+    "scala": "scala sc sbt",
+    "scheme": "scm ss sld",
+    "shell": "sh bash zsh ksh csh tcsh ebuild bats",
+    "smalltalk": "st",
+    "solidity": "sol",
+    "sparql": "sparql rq",
+    "sql": "sql ddl psql pgsql",
+    "standard ml": "sml sig fun",
+    "starlark": "starlark",
+    "stylus": "styl",
+    "svelte": "svelte",
+    "svg": "svg",
+    "swift": "swift",
+    "swig": "swg i",
+    "systemverilog": "sv svh",
+    "tcl": "tcl tk itcl",
+    "template": "erb tmpl tpl mako ejs jsp asp aspx cshtml",
+    "thrift": "thrift",
+    "toml": "toml",
+    "typescript": "ts tsx mts cts",
+    "typst": "typ",
+    "vala": "vala vapi",
+    "verilog": "v vh",
+    "vhdl": "vhd vhdl",
+    "vim": "vim",
+    "visual basic": "vb vbs bas frm vba",
+    "vue": "vue",
+    "webassembly": "wat wast",
+    "xml": "xsd xsl xslt dtd plist xaml csproj vcxproj vbproj props targets resx glade ui qrc storyboard xib",
+    "yaml": "yaml yml",
+    "yara": "yar yara",
+    "zig": "zig",
+}
+_SUFFIXES = {f".{suffix}": language for language, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
+
+# Names of whole files, in lower case.
+_NAMES_OF = {
+    "bazel": "build workspace module.bazel",
+    "cmake": "cmakelists.txt",
+    "dockerfile": "dockerfile containerfile",
+    "go": "go.mod go.work",
+    "groovy": "jenkinsfile",
+    "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
+    "javascript": "jakefile",
+    "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
+    "meson": "meson.build meson_options.txt",
+    "m4": "configure.ac configure.in",
+    "python": "sconstruct sconscript wscript snakefile",
+    "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
+    "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
+    "starlark": "tiltfile",
+    "toml": "cargo.lock poetry.lock uv.lock",
+    "vim": ".vimrc",
+    "yaml": ".clang-format .clang-tidy",
+}
+_NAMES = {name: language for language, names in _NAMES_OF.items() for name in names.split()}
+
+# Programs that a first line "#!/usr/bin/env NAME" names, without version numbers.
+_INTERPRETERS = {
+    **dict.fromkeys(("sh", "bash", "zsh", "dash", "ksh", "csh", "tcsh", "ash", "bats"), "shell"),
+    **dict.fromkeys(("node", "nodejs", "bun"), "javascript"),
+    **dict.fromkeys(("deno", "ts-node", "tsx"), "typescript"),
+    **dict.fromkeys(("python", "pypy", "ipython"), "python"),
+    **dict.fromkeys(("gawk", "mawk", "awk"), "awk"),
+    **dict.fromkeys(("tclsh", "wish", "expect"), "tcl"),
+    **dict.fromkeys(("guile", "csi"), "scheme"),
+    **dict.fromkeys(("runhaskell", "runghc", "stack"), "haskell"),
+    **dict.fromkeys(("make", "gmake"), "makefile"),
+    **{name: name for name in ("perl", "ruby", "php", "lua", "groovy", "elixir", "julia", "swift", "racket", "fish")},
+    "escript": "erlang",
+    "rscript": "r",
+    "ocaml": "ocaml",
+    "pwsh": "powershell",
+    "sbcl": "common lisp",
+    "clojure": "clojure",
+    "scala": "scala",
+    "kotlin": "kotlin",
+    "node-ts": "typescript",
+    "luajit": "lua",
+}
+
+# Running text, by the suffix of its file: what it is marked up with.
+_PROSE_OF = {
+    "markdown": "md markdown mdown mkd mdx qmd rmd",
+    "rst": "rst rest",
+    "latex": "tex ltx latex sty cls dtx ins",
+    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox srt vtt",
+}
+_PROSE = {f".{suffix}": name for name, suffixes in _PROSE_OF.items() for suffix in suffixes.split()}
+# First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.
+_PROSE_WORDS = (
+    "readme license licence copying copyright notice authors contributors contributing credits changelog changes news "
+    "history todo install thanks acknowledgements acknowledgments maintainers bugs faq version manifest metadata "
+    "owners unlicense patents record wheel installer requested codeowners py pkg"
+)
+_PROSE_NAMES = frozenset(_PROSE_WORDS.split())
+# A suffix behind the one that counts: setup.py.in, settings.ini.example.
+_OUTER_SUFFIXES = (".in", ".example", ".sample", ".dist", ".default", ".orig", ".bak", ".template")
+
+_FIRST_LINE = re.compile(r"#![ \t]*(\S+)(?:[ \t]+([^\r\n]*))?")
+_OBJECTIVE_C = re.compile(
+    r"^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)", re.MULTILINE
+)
+_CPP = re.compile(
+    r"^[ \t]*(?:template\s*<|class\s+\w+|namespace\b|using\s+\w+|(?:public|private|protected)\s*:)", re.MULTILINE
+)
+_PROLOG = re.compile(r"^[ \t]*:-|^[a-z]\w*\([^\n]*\)\s*:-", re.MULTILINE)
+_COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Definition)\b", re.MULTILINE)
+
+
+def text_type(name: str, beginning: str) -> tuple[str, str] | None:
+    """The type and language of a text file with this name and beginning, None when neither says.
+
+    The type is ``code``, then the language is one in lower case, where configuration and markup that is written by
+    hand count too (``yaml``, ``css``, ``makefile``); or it is ``markdown``, ``rst``, ``latex`` or ``text``. Suffixes
+    that several languages share are settled by the text.
+    """
+    name = name.rpartition("/")[2].lower()
+    if name not in _NAMES and name.endswith(_OUTER_SUFFIXES):
+        name = name.rpartition(".")[0]
+    named = _NAMES.get("dockerfile" if name.startswith("dockerfile.") else name)
+    if named:
+        return "code", named
+    stem, dot, last = name.rpartition(".")
+    suffix = dot + last if stem else ""
+    if suffix in _PROSE:
+        return _PROSE[suffix], ""
+    if suffix in _SHARED:
+        return "code", _SHARED[suffix](beginning)
+    language = _SUFFIXES.get(suffix) or script_language(beginning)
+    if language:
+        return "code", language
+    return ("text", "") if _FIRST_WORD.split(name, maxsplit=1)[0] in _PROSE_NAMES else None
+
+
+def script_language(beginning: str) -> str:
+    """The language of the interpreter that a text's first line names, empty without one."""
+    match = _FIRST_LINE.match(beginning.lstrip("\ufeff"))
+    if match is None:
+        return ""
+    program, arguments = PurePosixPath(match[1]).name, (match[2] or "").split()
+    if program == "env":
+        word = next((word for word in arguments if not word.startswith("-") and "=" not in word), "")
+        program = PurePosixPath(word).name
+    return _INTERPRETERS.get(program.lower().rstrip("-.0123456789"), "")
+
+
+def _header(text: str) -> str:
+    if _OBJECTIVE_C.search(text):
+        return "objective-c"
+    return "c++" if _CPP.search(text) else "c"
+
+
+def _matlab(text: str) -> str:
+    return "objective-c" if _OBJECTIVE_C.search(text) else "matlab"
+
+
+def _perl(text: str) -> str:
+    return script_language(text) or ("prolog" if _PROLOG.search(text) else "perl")
+
+
+def _verilog(text: str) -> str:
+    return "coq" if _COQ.search(text) else "verilog"
+
+
+_FIRST_WORD = re.compile(r"[-._ ]")
+_SHARED: dict[str, Callable[[str], str]] = {".h": _header, ".m": _matlab, ".pl": _perl, ".t": _perl, ".v": _verilog}

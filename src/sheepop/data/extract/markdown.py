@@ -1,0 +1,67 @@
+"""Tables and code written as Markdown, the same way whatever file they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_BACKTICKS = re.compile(r"`+")
+
+
+def join(blocks: Iterable[tuple[str, str]]) -> str:
+    """Blocks, given as kind and text, as one text: each ``item`` on the line after the one before, all else apart."""
+    parts: list[str] = []
+    before = ""
+    for kind, text in blocks:
+        if parts:
+            parts.append("\n" if before == kind == "item" else "\n\n")
+        parts.append(text)
+        before = kind
+    return "".join(parts)
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """A pipe table whose first row is the header; rows are filled up to the longest, and empty rows left out.
+
+    White space in a cell becomes one space, so that a row is one line; a pipe is escaped. Without any text the
+    result is empty.
+    """
+    cells = [[cell_text(cell) for cell in row] for row in rows]
+    cells = [row for row in cells if any(row)]
+    width = max((_last_filled(row) for row in cells), default=0)
+    lines = [table_line([*row[:width], *[""] * (width - len(row))]) for row in cells]
+    if lines:
+        lines.insert(1, rule(width))
+    return "\n".join(lines)
+
+
+def table_line(cells: Sequence[str]) -> str:
+    """One row of a pipe table; the cells come from `cell_text`."""
+    return f"| {' | '.join(cells)} |"
+
+
+def rule(width: int) -> str:
+    """The line that separates the header of a table with `width` columns from its body."""
+    return f"|{' --- |' * width}"
+
+
+def cell_text(text: str) -> str:
+    """Text as it stands in one cell: on one line, pipes escaped."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def fenced(code: str, language: str = "") -> str:
+    """Code between fences that are longer than any run of backticks in it; its lines stay exact."""
+    fence = "`" * max(3, 1 + max((len(run) for run in _BACKTICKS.findall(code)), default=0))
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def code_span(code: str) -> str:
+    """Code within a line of prose, between backticks that it does not hold itself."""
+    runs = {len(run) for run in _BACKTICKS.findall(code)}
+    ticks = "`" * next(count for count in range(1, len(runs) + 2) if count not in runs)
+    return f"{ticks} {code} {ticks}" if "`" in (code[0], code[-1]) else f"{ticks}{code}{ticks}"
+
+
+def _last_filled(row: Sequence[str]) -> int:
+    return max((number for number, cell in enumerate(row, 1) if cell), default=0)

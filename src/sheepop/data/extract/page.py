@@ -1,0 +1,88 @@
+"""The bytes of a web page as text, and the text as a tree of elements."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import TYPE_CHECKING
+
+from sheepop.data.decoding import Decoded, UndecodableError, decode
+from sheepop.data.extract.interface import ExtractionError
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement
+
+# Where a page declares its encoding, as far as the HTML standard looks for it, and somewhat further.
+_HEAD_BYTES = 4096
+_DECLARED = re.compile(
+    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
+)
+# The HTML standard reads these names as the encodings that pages with them really have.
+_MEANT = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "gb2312": "gb18030"}
+_MEANT |= {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
+_NOT_FOR_PAGES = frozenset({"utf-7", "unicode-escape", "raw-unicode-escape", "idna", "punycode", "undefined", "hz"})
+
+
+def decode_page(data: bytes) -> Decoded:
+    """The text of a page: by its byte order mark, as UTF-8, by the encoding that it declares, or by detection.
+
+    UTF-8 comes before the declaration because other encodings do not look like it by chance, while declarations are
+    often left over from a template. Raises `ExtractionError`.
+    """
+    declared = _DECLARED.search(data[:_HEAD_BYTES])
+    try:
+        if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            decoded = _as_declared(data, declared.group(1).decode("ascii", "replace"))
+            if decoded is not None:
+                return decoded
+        return decode(data)
+    except UndecodableError as error:
+        raise ExtractionError(error.reason, error.detail) from None
+
+
+def _as_declared(data: bytes, name: str) -> Decoded | None:
+    """The text in the encoding of that name; None where the name, the bytes or the look of UTF-8 speak against it."""
+    try:
+        codec = codecs.lookup(name).name
+        # What could be read up to the declaration has ASCII for its tags, whatever wide encoding it declares.
+        if codec in _NOT_FOR_PAGES or codec.startswith("utf"):
+            return None
+        # Encodings with escapes are ASCII as bytes, and so look like UTF-8.
+        if not codec.startswith("iso2022") and _is_utf8(data):
+            return None
+        encoding = _MEANT.get(codec, codec)
+        text = data.decode(encoding)
+        text.encode("utf-8")
+    except (LookupError, ValueError, TypeError):
+        return None
+    return None if "\0" in text else Decoded(text, encoding.replace("-", "_"))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except ValueError:
+        return False
+    return True
+
+
+def parse_page(text: str) -> HtmlElement:
+    """The tree of a page as lxml repairs it; nothing is loaded and no entity defined by the page is expanded.
+
+    Raises `ExtractionError` where the parser would leave out the rest of the page.
+    """
+    from lxml import etree, html
+
+    parser = html.HTMLParser(
+        encoding="utf-8", huge_tree=False, no_network=True, remove_comments=True, remove_pis=True, collect_ids=False
+    )
+    try:
+        page = html.document_fromstring(text.encode("utf-8"), parser=parser)
+    except (etree.ParserError, etree.XMLSyntaxError):
+        page = None
+    for entry in parser.error_log.filter_from_fatals():
+        if entry.type == etree.ErrorTypes.ERR_RESOURCE_LIMIT:
+            raise ExtractionError("oversized", f"line {entry.line:,} of the page: {entry.message.partition(',')[0]}")
+    if page is None:
+        raise ExtractionError("empty", "the page holds no element")
+    return page

@@ -1,0 +1,357 @@
+"""A parsed HTML page as a list of Markdown blocks in reading order: headings, paragraphs, items, code, tables.
+
+What a browser would show as text is kept exactly, links as their text. Left out are scripts, controls, navigation
+and what is hidden. Which of the blocks are the page's own content is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sheepop.data.extract.markdown import code_span, fenced, join, table
+
+if TYPE_CHECKING:
+    from lxml.html import HtmlElement
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a line, as a set."""
+    return frozenset(text.split())
+
+
+BlockKind = Literal["text", "heading", "item", "code", "table"]
+
+_LEFT_OUT = words(
+    "applet area audio base basefont bgsound button canvas datalist dialog embed frame frameset head iframe input link"
+    " map meta meter nav noembed noframes noscript object optgroup option param progress script select source style"
+    " svg template textarea track video"
+)
+_ROLES_LEFT_OUT = words("alertdialog dialog menu menubar navigation search toolbar tooltip")
+_BESIDE = words("aside footer header")
+_ROLES_BESIDE = words("banner complementary contentinfo")
+_BLOCKS = words(
+    "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption figure"
+    " footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu ol optgroup p pre section"
+    " summary table tbody td tfoot th thead tr ul"
+)
+_HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
+_CODE_SPANS = frozenset({"code", "kbd", "samp"})
+_VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
+# What makes a table a means of layout, or too rich for rows of single lines.
+_NOT_IN_CELLS = ("table", "pre", "h1", "h2", "h3", "dl", "blockquote")
+_LONGEST_CELL = 2000
+_WIDEST_SPAN = 1000
+# Characters that stand alone in a link from a heading to itself.
+_PERMALINKS = words("¶ § # ¤ ∞ ⚓ 🔗 [link] [edit]")
+_SPACES = re.compile(r"[ \t\n\r\f]+")
+# A line break that the page asks for; NUL cannot stand in a parsed page.
+_BREAK = "\0"
+_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+_LANGUAGE = re.compile(
+    r"\b(?:language|lang|highlight-source|highlight|brush:)[- ]?([\w+#.-]+)|\bsourceCode ([\w+#.-]+)"
+)
+_NO_LANGUAGE = words("default none text plaintext plain txt notranslate nohighlight")
+_LINE_NUMBERS = re.compile(r"\b(?:linenos?|linenodiv|line-?numbers?|gutter)\b")
+_EXPONENT = re.compile(r"[-+−]?(?:\d+|\w)")
+
+
+@dataclass(slots=True)
+class Block:
+    """A piece of the page as Markdown: how much of it is link text, and in which part of the page it stands.
+
+    `chars` and `link_chars` count characters other than white space. `in_main` tells of a place inside what the page
+    declares as its main part, `article` is the number of the article around it (0: none), and `beside` tells of a
+    place in a header, a footer or an aside outside of these.
+    """
+
+    text: str
+    kind: BlockKind
+    chars: int
+    link_chars: int
+    in_main: bool
+    article: int
+    beside: bool
+
+
+def page_blocks(root: HtmlElement) -> list[Block]:
+    """The blocks of a page or of a part of one."""
+    page = _Page()
+    page.element(root)
+    page.flush()
+    return page.blocks
+
+
+def page_text(blocks: Iterable[Block]) -> str:
+    """The blocks as one Markdown text."""
+    return join((block.kind, block.text) for block in blocks)
+
+
+class _Page:
+    """The walk over the elements; text gathers in `_pieces` until a block ends."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._pieces: list[str] = []
+        self._indent, self._marker, self._heading = "", "", ""
+        self._in_link = self._in_main = self._beside = self._article = self._articles = 0
+        self._link_chars = 0
+
+    def element(self, node: HtmlElement) -> None:
+        """Adds an element and what is in it; the text behind it belongs to its parent."""
+        tag = node.tag
+        if not isinstance(tag, str) or self._takes_formula(node, tag) or _is_left_out(node, tag):
+            return
+        if tag in _VERBATIM or (tag == "code" and node.find(".//br") is not None):
+            self.flush()
+            self._code(node)
+        elif tag in _CODE_SPANS:
+            self._code_span(node)
+        elif tag == "table":
+            self.flush()
+            self._table(node)
+        elif tag in _BLOCKS:
+            self._block(node, tag)
+        elif tag == "br":
+            self._pieces.append(_BREAK)
+        elif tag == "a":
+            self._link(node)
+        elif tag == "sup" and _EXPONENT.fullmatch(node.text_content().strip()) and self._ends_in_word():
+            self._text(f"^{node.text_content().strip()}")
+        else:
+            self._inside(node)
+
+    def flush(self) -> None:
+        """Ends the block that is being gathered."""
+        raw, self._pieces = "".join(self._pieces), []
+        link_chars, self._link_chars = self._link_chars, 0
+        lines = [line.strip(" ") for line in _SPACES.sub(" ", raw).split(_BREAK)]
+        # A no-break space is kept from collapsing, as a browser does, and is an ordinary space from here on.
+        text = "\n".join(line.replace("\xa0", " ").rstrip() for line in lines).strip("\n")
+        if not text.strip():
+            return
+        if self._heading:
+            text = self._heading + " ".join(text.split())
+        kind: BlockKind = "heading" if self._heading else "item" if self._marker else "text"
+        rest = self._indent + " " * len(self._marker)
+        first, *more = text.split("\n")
+        text = "\n".join([self._indent + self._marker + first, *(rest + line if line else "" for line in more)])
+        if self._marker:
+            self._indent, self._marker = rest, ""
+        self._add(text, kind, link_chars)
+
+    def _add(self, text: str, kind: BlockKind, link_chars: int) -> None:
+        chars = len(text) - sum(map(text.count, " \n"))
+        self.blocks.append(Block(text, kind, chars, link_chars, self._in_main > 0, self._article, self._beside > 0))
+
+    def _text(self, text: str | None) -> None:
+        if text:
+            self._pieces.append(text)
+            if self._in_link:
+                self._link_chars += len("".join(text.split()))
+
+    def _inside(self, node: HtmlElement) -> None:
+        self._text(node.text)
+        for child in node:
+            self.element(child)
+            self._text(child.tail)
+
+    def _block(self, node: HtmlElement, tag: str) -> None:
+        if self._heading and tag not in _HEADINGS:
+            # A heading stays one line, whatever boxes it is built of.
+            self._text(" ")
+            self._inside(node)
+            self._text(" ")
+            return
+        self.flush()
+        article, is_main = self._article, tag == "main" or node.get("role") == "main"
+        is_beside = not (self._in_main or article) and (tag in _BESIDE or node.get("role") in _ROLES_BESIDE)
+        self._in_main += is_main
+        self._beside += is_beside
+        if tag == "article" and not article:
+            self._articles += 1
+            self._article = self._articles
+        indent, marker, heading, count = self._indent, self._marker, self._heading, len(self.blocks)
+        if tag in _HEADINGS:
+            self._heading = _HEADINGS[tag]
+        elif tag == "li":
+            self._indent, self._marker = indent + " " * len(marker), f"{_number(node)} "
+        elif tag == "blockquote":
+            self._indent, self._marker = (indent, f"{marker}> ") if marker else (f"{indent}> ", "")
+        self._inside(node)
+        self.flush()
+        self._heading = heading
+        if tag in ("li", "blockquote"):
+            # The mark of the item around it was written with the first block inside, or is still due.
+            is_due = len(self.blocks) == count
+            self._indent, self._marker = (indent, marker) if is_due else (indent + " " * len(marker), "")
+        self._article = article
+        self._in_main -= is_main
+        self._beside -= is_beside
+
+    def _link(self, node: HtmlElement) -> None:
+        if node.text_content().strip() in _PERMALINKS:
+            return
+        self._in_link += 1
+        self._inside(node)
+        self._in_link -= 1
+
+    def _code_span(self, node: HtmlElement) -> None:
+        text = " ".join(node.text_content().split())
+        if not text:
+            return
+        if self._in_link or node.find(".//a") is not None:
+            self._link_chars += len("".join(text.split()))
+        self._pieces.append(text if self._heading else code_span(text))
+
+    def _code(self, node: HtmlElement) -> None:
+        code = _verbatim(node)
+        if code.strip():
+            self._add(fenced(code, _code_language(node)), "code", 0)
+
+    def _table(self, node: HtmlElement) -> None:
+        caption = node.find("caption")
+        if caption is not None:
+            self._block(caption, "caption")
+        rows = [row for row in node.iterdescendants("tr") if next(row.iterancestors("table")) is node]
+        cells = [[cell for cell in row if cell.tag in ("td", "th")] for row in rows]
+        if _is_layout(node, cells):
+            for cell in (cell for row in cells for cell in row if not _has_line_numbers(cell)):
+                self._block(cell, "td")
+            return
+        page = _Page()
+        text = table(_grid([[(page.inline(cell), *_spans(cell)) for cell in row] for row in cells]))
+        if text:
+            self._add(text, "table", sum(block.link_chars for block in page.blocks))
+
+    def inline(self, cell: HtmlElement) -> str:
+        """The text of a cell of a table."""
+        start = len(self.blocks)
+        if not _is_left_out(cell, "td"):
+            self._inside(cell)
+            self.flush()
+        return " ".join(block.text for block in self.blocks[start:])
+
+    def _ends_in_word(self) -> bool:
+        return bool(self._pieces) and (self._pieces[-1][-1].isalnum() or self._pieces[-1][-1] == ")")
+
+    def _takes_formula(self, node: HtmlElement, tag: str) -> bool:
+        """Adds a formula as TeX between dollar signs, where the page has its TeX."""
+        tex: str | None = None
+        if tag == "math":
+            notes = [note for note in node.iter("annotation") if (note.get("encoding") or "").endswith("tex")]
+            tex = notes[0].text_content() if notes else node.get("alttext")
+        elif tag == "script" and (node.get("type") or "").startswith("math/tex"):
+            tex = node.text_content()
+        elif tag == "img" and re.search(r"\b(?:tex|latex|math)\b", (node.get("class") or "").replace("-", " ")):
+            tex = node.get("alt")
+        if not (tex and tex.strip()):
+            return False
+        self._pieces.append(f"${' '.join(tex.split())}$")
+        return True
+
+
+def _is_left_out(node: HtmlElement, tag: str) -> bool:
+    if tag in _LEFT_OUT:
+        return True
+    if not node.attrib:
+        return False
+    style = node.get("style")
+    return (
+        node.get("role") in _ROLES_LEFT_OUT
+        or node.get("aria-hidden") == "true"
+        or node.get("hidden", "until-found") != "until-found"
+        or (style is not None and _HIDDEN.search(style) is not None)
+    )
+
+
+def _number(item: HtmlElement) -> str:
+    """The mark of a list item: its number in an ordered list, else a dash."""
+    parent = item.getparent()
+    if parent is None or parent.tag != "ol":
+        return "-"
+    number = 1
+    for attribute in (item.get("value"), parent.get("start")):
+        if attribute is not None and re.fullmatch(r"-?\d{1,9}", attribute.strip()):
+            number = int(attribute)
+            break
+    before = 0 if item.get("value") else sum(1 for _ in item.itersiblings("li", preceding=True))
+    return f"{number + before}."
+
+
+def _verbatim(node: HtmlElement) -> str:
+    """The exact lines of preformatted text, without line numbers that stand in it."""
+    pieces: list[str] = []
+
+    def gather(part: HtmlElement) -> None:
+        pieces.append(part.text or "")
+        for child in part:
+            tag = child.tag
+            if isinstance(tag, str) and not _is_left_out(child, tag) and not _has_line_numbers(child):
+                if tag == "br":
+                    pieces.append("\n")
+                gather(child)
+                if tag in _BLOCKS and not "".join(pieces[-2:]).endswith("\n"):
+                    pieces.append("\n")
+            pieces.append(child.tail or "")
+
+    gather(node)
+    # HTML ignores one line break directly behind the tag.
+    return "".join(pieces).removeprefix("\n").replace("\r\n", "\n").replace("\xa0", " ").rstrip()
+
+
+def _has_line_numbers(node: HtmlElement) -> bool:
+    return _LINE_NUMBERS.search(node.get("class") or "") is not None
+
+
+def _code_language(node: HtmlElement) -> str:
+    """The language named by a class on the code, in it, or on the boxes around it."""
+    around = [part for part in node.iterancestors() if part.tag in ("div", "figure", "td")][:3]
+    for part in (node, *node.iterchildren("code"), *around):
+        match = _LANGUAGE.search(part.get("class") or "")
+        name = (match.group(1) or match.group(2)).lower() if match else ""
+        if name:
+            return "" if name in _NO_LANGUAGE else name
+    return ""
+
+
+def _is_layout(node: HtmlElement, rows: list[list[HtmlElement]]) -> bool:
+    if node.get("role") in ("presentation", "none") or len(rows) < 2 or max(map(len, rows)) < 2:
+        return True
+    if next(node.iterdescendants(*_NOT_IN_CELLS), None) is not None:
+        return True
+    return any(len(cell.text_content()) > _LONGEST_CELL for row in rows for cell in row)
+
+
+def _spans(cell: HtmlElement) -> tuple[int, int]:
+    """How many columns and rows the cell takes."""
+    columns, rows = (
+        min(int(value), _WIDEST_SPAN) if value.isascii() and value.isdigit() else 1
+        for value in ((cell.get(name) or "").strip() for name in ("colspan", "rowspan"))
+    )
+    return max(columns, 1), max(rows, 1)
+
+
+def _grid(rows: list[list[tuple[str, int, int]]]) -> list[list[str]]:
+    """Cells put into their columns: the places that a cell with spans covers beside its first stay empty."""
+    grid: list[list[str]] = []
+    covered: dict[int, int] = {}
+    for row in rows:
+        line: list[str] = []
+        pending = iter(row)
+        while True:
+            while covered.get(len(line), 0) > 0:
+                covered[len(line)] -= 1
+                line.append("")
+            cell = next(pending, None)
+            if cell is None:
+                break
+            text, columns, height = cell
+            for offset in range(columns):
+                if height > 1:
+                    covered[len(line)] = height - 1
+                line.append("" if offset else text)
+        grid.append(line)
+    return grid

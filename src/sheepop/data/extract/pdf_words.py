@@ -1,0 +1,289 @@
+"""The words of a PDF page and where they stand, from the characters that pdfium finds."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, Line
+from sheepop.data.extract.visual_order import Glyph, visual_pieces
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfPage
+
+# pdfium's mark for a hyphen that divides a word at the end of a line: U+FFFE in its text, U+0002 in its characters.
+_WORD = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
+_LINE = re.compile("[^\r\n\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
+_CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.")
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u2060\ufeff\ufff0-\uffff\ufdd0-\ufdef]")
+_WITHOUT_MEANING = re.compile("[\x00\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SPELT_OUT = str.maketrans(
+    {"\x02": "-", "\ufffe": "-"}
+    | {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st", "\ufb06": "st"}
+    # The places of bullets in the Symbol and Wingdings fonts.
+    | {"\uf0b7": "\u2022", "\uf0a7": "\u25aa", "\uf0d8": "\u27a2", "\uf0fc": "\u2713"}
+)
+# In multiples of the size of the letters: a wider gap parts columns or cells; letters reach this far up and down.
+_CELL = 0.9
+_ASCENT, _DESCENT = 0.75, 0.25
+_LARGEST_SKEW = math.radians(5)
+
+
+class Box(NamedTuple):
+    """A rectangle on a page as it is shown: points from its upper left corner, y downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def turned(self, turns: int, width: float, height: float) -> Box:
+        """Its place after so many quarter turns clockwise of a page of this width and height."""
+        left, top, right, bottom = self
+        for _ in range(turns % 4):
+            left, top, right, bottom = height - bottom, left, height - top, right
+            width, height = height, width
+        return Box(left, top, right, bottom)
+
+
+class PageFrame(NamedTuple):
+    """How the coordinates of a page in the file, where y grows upwards, become those in which it is shown."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    turns: int
+
+    @classmethod
+    def of(cls, page: PdfPage) -> PageFrame:
+        """The frame of a page; its width and height are those before it is turned."""
+        left, bottom, right, top = page.get_bbox()
+        return cls(left, top, right - left, top - bottom, page.get_rotation() // 90)
+
+    def shown(self, left: float, top: float, right: float, bottom: float) -> Box:
+        """Where a rectangle with these edges is shown."""
+        place = Box(left - self.left, self.top - top, right - self.left, self.top - bottom)
+        return place.turned(self.turns, self.width, self.height) if self.turns else place
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word, its box, the size of its letters in points; `line` numbers the line that pdfium sees it on.
+
+    `turns` says by how many quarter turns clockwise the page must be turned to read it, None when it is askew. Its
+    letters stand `descent` points above the lower edge of the box, seen in that direction.
+    """
+
+    text: str
+    box: Box
+    size: float
+    line: int
+    turns: int | None
+    descent: float
+
+
+@dataclass(frozen=True, slots=True)
+class PageWords:
+    """The words of a page in the order of the file; its size as shown; how many characters have no known meaning."""
+
+    words: list[Word]
+    width: float
+    height: float
+    meaningless: int
+
+    def without(self, words: Iterable[Word]) -> PageWords:
+        """The page but for some of its words."""
+        gone = {id(word) for word in words}
+        return replace(self, words=[word for word in self.words if id(word) not in gone])
+
+    @property
+    def letters(self) -> int:
+        """The number of letters and digits."""
+        return sum(sum(map(str.isalnum, word.text)) for word in self.words)
+
+    @property
+    def turns(self) -> int:
+        """By how many quarter turns clockwise the page must be turned to read most of it."""
+        counts: Counter[int] = Counter()
+        for word in self.words:
+            if word.turns is not None:
+                counts[word.turns] += len(word.text)
+        return min(counts, key=lambda turns: (-counts[turns], turns), default=0)
+
+
+def read_words(page: PdfPage) -> PageWords:
+    """The words of a page; raises `pypdfium2.PdfiumError` when it cannot be read."""
+    text_page = page.get_textpage()
+    try:
+        return _Reader(page, text_page.raw).words()
+    finally:
+        text_page.close()
+
+
+def lines_of(page: PageWords) -> tuple[list[Line], list[Line]]:
+    """The lines on the page, turned to be read, and those in its margin or elsewhere that run in other directions."""
+    turns = page.turns
+    upright: list[Line] = []
+    others: list[Line] = []
+    for piece in _pieces(page.words):
+        line = _line(piece, turns, page)
+        (upright if piece[0].turns == turns else others).append(line)
+    return upright, others
+
+
+def _pieces(words: list[Word]) -> Iterator[list[Word]]:
+    """Words on one line without a wide gap between them."""
+    piece = words[:1]
+    for before, word in pairwise(words):
+        if before.line != word.line or before.turns != word.turns or _gap(before, word) > _CELL * word.size:
+            yield piece
+            piece = []
+        piece.append(word)
+    if piece:
+        yield piece
+
+
+def _gap(one: Word, other: Word) -> float:
+    if one.turns in (1, 3):
+        return max(other.box.top - one.box.bottom, one.box.top - other.box.bottom)
+    return max(other.box.left - one.box.right, one.box.left - other.box.right)
+
+
+def _line(piece: list[Word], turns: int, page: PageWords) -> Line:
+    boxes = [word.box.turned(turns, page.width, page.height) for word in piece]
+    text = " ".join(word.text for word in piece)
+    # The usual size: capitals and raised marks are often set in others.
+    size = sorted(word.size for word in piece for _ in word.text)[len(text) // 2 - len(piece) // 2]
+    usual = next(index for index, word in enumerate(piece) if word.size == size)
+    baseline = boxes[usual].bottom - piece[usual].descent
+    first = piece[0].text.split(" ", 1)[0]  # a piece from right to left may hold several words
+    return Line(
+        text,
+        min(box.left for box in boxes),
+        baseline - _ASCENT * size,
+        max(box.right for box in boxes),
+        baseline + _DESCENT * size,
+        size,
+        (boxes[0].right - boxes[0].left) * len(first) / len(piece[0].text),
+    )
+
+
+class _Style(NamedTuple):
+    """How letters are set: their size, the page's turns to read them, where they stand in their box, its breadth."""
+
+    size: float
+    turns: int | None
+    descent: float
+    breadth: float
+
+
+class _Reader:
+    """Reads one page. Calls into pdfium take most of the time, so it asks for two boxes a word and little else."""
+
+    def __init__(self, page: PdfPage, text_page: Any) -> None:
+        import pypdfium2.raw as pdfium
+
+        self._pdfium, self._raw = pdfium, text_page
+        self._frame = PageFrame.of(page)
+        self._rectangle, self._matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
+        self._x, self._y = ctypes.c_double(), ctypes.c_double()
+        self._meaningless = 0
+
+    def words(self) -> PageWords:
+        text = self._text()
+        found: list[Word] = []
+        for number, span in enumerate(_LINE.finditer(text)):
+            if RIGHT_TO_LEFT.search(span.group()):
+                found += self._from_right(text, span.start(), span.end(), number)
+            else:
+                found += self._from_left(text, span.start(), span.end(), number)
+        width, height = self._frame.width, self._frame.height
+        if self._frame.turns % 2:
+            width, height = height, width
+        return PageWords(found, width, height, self._meaningless)
+
+    def _text(self) -> str:
+        """The characters of the page, one for each that pdfium counts; halves of surrogate pairs count as two."""
+        count = max(0, self._pdfium.FPDFText_CountChars(self._raw))
+        buffer = (ctypes.c_ushort * (count + 1))()
+        if self._pdfium.FPDFText_GetText(self._raw, 0, count, buffer) == count + 1:
+            return "".join(map(chr, buffer[:count]))
+        get = self._pdfium.FPDFText_GetUnicode
+        return "".join(chr(min(get(self._raw, index), 0x10FFFF)) for index in range(count))
+
+    def _from_left(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
+        style: _Style | None = None
+        for match in _WORD.finditer(text, begin, end):
+            word = self._meaningful(match.group())
+            if word:
+                box = self._box(match.start())
+                style = self._style(match.start(), box, style)
+                if len(match.group()) > 1:
+                    box = _around(box, self._box(match.end() - 1))
+                yield Word(word, self._frame.shown(*box), style.size, line, style.turns, style.descent)
+
+    def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
+        """The pieces of a line that holds text from right to left, each as one word."""
+        glyphs: list[Glyph] = []
+        around = first = self._box(begin)
+        style = self._style(begin, first, None)
+        for match in _CHARACTER.finditer(text, begin, end):
+            character = self._meaningful(match.group())
+            if character:
+                box = self._box(match.start())
+                glyphs.append(Glyph(character, box.left, box.right))
+                around = _around(around, box)
+        for piece in visual_pieces(glyphs, style.size):
+            box = self._frame.shown(piece.left, first.top, piece.right, first.bottom)
+            yield Word(piece.character, box, style.size, line, style.turns, style.descent)
+
+    def _meaningful(self, text: str) -> str:
+        """The text without what stands for no character, which is counted."""
+        if text.isascii() and text.isprintable():
+            return text
+        if _SURROGATE.search(text):
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        text, count = _WITHOUT_MEANING.subn("", text.translate(_SPELT_OUT))
+        self._meaningless += count
+        return _NO_TEXT.sub("", text)
+
+    def _box(self, index: int) -> Box:
+        """The box of a character in the coordinates of the file, where y grows upwards."""
+        self._pdfium.FPDFText_GetLooseCharBox(self._raw, index, self._rectangle)
+        found = self._rectangle
+        return Box(found.left, found.top, found.right, found.bottom)
+
+    def _style(self, index: int, box: Box, known: _Style | None) -> _Style:
+        """How a character is set; characters on one line with boxes of one breadth are set alike."""
+        height, width = box.top - box.bottom, box.right - box.left
+        if known is not None and known.turns is not None:
+            is_upright = (known.turns + self._frame.turns) % 2 == 0
+            if abs((height if is_upright else width) - known.breadth) < 1e-3:
+                return known
+        matrix = self._matrix
+        self._pdfium.FPDFText_GetMatrix(self._raw, index, matrix)
+        self._pdfium.FPDFText_GetCharOrigin(self._raw, index, self._x, self._y)
+        nominal = self._pdfium.FPDFText_GetFontSize(self._raw, index)
+        size = abs(nominal) * math.hypot(matrix.c, matrix.d) or max(min(height, width), 1.0)
+        angle = math.atan2(matrix.b, matrix.a)
+        quarters = round(angle / (math.pi / 2))
+        if abs(angle - quarters * math.pi / 2) > _LARGEST_SKEW:
+            return _Style(size, None, 0.0, 0.0)
+        x, y = self._x.value, self._y.value
+        descent = (y - box.bottom, box.right - x, box.top - y, x - box.left)[quarters % 4]
+        return _Style(size, (quarters - self._frame.turns) % 4, descent, height if quarters % 2 == 0 else width)
+
+
+def _around(one: Box, other: Box) -> Box:
+    """The box around two, where y grows upwards."""
+    return Box(
+        min(one.left, other.left), max(one.top, other.top), max(one.right, other.right), min(one.bottom, other.bottom)
+    )

@@ -1,0 +1,175 @@
+"""Rows of any table to documents: one for each row where a column holds text, else the table itself, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.extract.template import RecordError, RecordFormat, cell_text
+
+SAMPLE_ROWS = 32
+_SAMPLE_CHARACTERS = 2**22
+_LEAST_EXPANSION_BYTES = 2**28
+_MARKS = str.maketrans({"|": "\\|", "\n": "<br>", "\r": "<br>"})
+
+
+Row = tuple[int, Sequence[Any]]
+"""The number of a row in its table, counted from 1, and one value for each column."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowDocuments:
+    """Makes documents of rows as `config` asks.
+
+    `place` goes in front of every place, and `metadata` to every document.
+    """
+
+    config: ExtractConfig
+    place: str = ""
+    metadata: Mapping[str, str] | None = None
+
+    @property
+    def format(self) -> RecordFormat:
+        """How the configuration wants a record to become text."""
+        return RecordFormat(self.config.column, self.config.template)
+
+    def of(self, columns: Sequence[str], rows: Iterable[Row | Refused]) -> Iterator[Extracted | Refused]:
+        """The documents that the rows make, in order; a refused row is handed on with the place in front.
+
+        Raises `ExtractionError` when a column that was asked for is missing; what the rows raise, it raises after
+        the documents of the rows before.
+        """
+        head, rows = _head(iter(rows))
+        sample = [dict(zip(columns, row[1], strict=True)) for row in head if not isinstance(row, Refused)]
+        chosen = self.format.for_table(columns, sample)
+        every = chain(head, rows)
+        return self._tables(columns, every) if chosen is None else self._records(columns, every, chosen)
+
+    def _records(
+        self, columns: Sequence[str], rows: Iterable[Row | Refused], chosen: RecordFormat
+    ) -> Iterator[Extracted | Refused]:
+        most = self.config.max_document_bytes
+        for row in rows:
+            if isinstance(row, Refused):
+                yield self._placed(row)
+                continue
+            record = dict(zip(columns, row[1], strict=True))
+            document = chosen.document(record, self._at(f"row {row[0]}"), most)
+            if self.metadata and isinstance(document, Extracted):
+                document = replace(document, metadata=self.metadata)
+            yield document
+
+    def _tables(self, columns: Sequence[str], rows: Iterable[Row | Refused]) -> Iterator[Extracted | Refused]:
+        """The table, cut between rows into documents that each begin with the header."""
+        head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n"
+        most = self.config.max_document_bytes - len(head.encode("utf-8"))
+        lines, size, first, last = [head], 0, 0, 0
+        is_whole, is_empty = True, True
+        rows, failure = iter(rows), None
+        while True:
+            try:
+                row = next(rows, None)
+            except ExtractionError as error:
+                row, failure = None, error
+            if row is None:
+                break
+            is_empty = False
+            if isinstance(row, Refused):
+                yield self._placed(row)
+                continue
+            made = self._row_line(row, most)
+            if isinstance(made, Refused):
+                yield made
+                continue
+            if size + made[1] > most and first:
+                is_whole = False
+                yield self._table(lines, f"rows {first} to {last}")
+                lines, size, first = [head], 0, 0
+            lines.append(made[0])
+            size += made[1]
+            first, last = first or row[0], row[0]
+        if first:
+            yield self._table(lines, f"rows {first} to {last}" if failure or not is_whole else "")
+        if failure:
+            raise failure
+        if is_empty:
+            yield Refused(self.place, "empty", "the table has no rows")
+
+    def _row_line(self, row: Row, most: int) -> tuple[str, int] | Refused:
+        """The row in Markdown, and its length in bytes."""
+        try:
+            line = _line(row[1]) + "\n"
+            size = len(line) if line.isascii() else len(line.encode("utf-8"))
+        except RecordError as error:
+            return Refused(self._at(f"row {row[0]}"), error.reason, error.detail)
+        except UnicodeEncodeError as error:
+            detail = f"{error.object[error.start]!r} is half of a character"
+            return Refused(self._at(f"row {row[0]}"), "undecodable", detail)
+        if size > most:
+            detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"
+            return Refused(self._at(f"row {row[0]}"), "oversized", detail)
+        return line, size
+
+    def _table(self, lines: list[str], place: str) -> Extracted:
+        return Extracted("".join(lines), "table", "", self._at(place), metadata=self.metadata or {})
+
+    def _placed(self, refused: Refused) -> Refused:
+        return replace(refused, place=self._at(refused.place)) if self.place else refused
+
+    def _at(self, place: str) -> str:
+        return f"{self.place} {place}".strip()
+
+
+def within_expansion(
+    found: Iterator[Extracted | Refused], size: int, config: ExtractConfig
+) -> Iterator[Extracted | Refused]:
+    """What was found in a file of `size` bytes, as long as it is not ``config.max_expansion`` times as much.
+
+    Raises `ExtractionError` where it is: packed columns and computed ones can be of any length.
+    """
+    left = max(size * config.max_expansion, _LEAST_EXPANSION_BYTES)
+    for item in found:
+        if isinstance(item, Extracted):
+            left -= len(item.text)
+        if left < 0:
+            limit = f"data.extract.max_expansion = {config.max_expansion:g}"
+            raise ExtractionError("bomb", f"its rows hold more than {limit} times the {size:,} bytes of the file")
+        yield item
+
+
+def _head(rows: Iterator[Row | Refused]) -> tuple[list[Row | Refused], Iterator[Row | Refused]]:
+    """The first rows, enough to tell what the columns hold, fewer when they are long; and an iterator over the rest."""
+    head: list[Row | Refused] = []
+    size = 0
+    try:
+        for row in rows:
+            head.append(row)
+            if not isinstance(row, Refused):
+                size += sum(len(value) for value in row[1] if isinstance(value, str | bytes))
+            if len(head) >= SAMPLE_ROWS or size >= _SAMPLE_CHARACTERS:
+                break
+    except ExtractionError as error:
+        # The rows before the damage are good.
+        return head, _raising(error)
+    return head, rows
+
+
+def _raising(error: ExtractionError) -> Iterator[Row | Refused]:
+    yield from ()
+    raise error
+
+
+def _line(values: Sequence[Any]) -> str:
+    try:
+        line = f"| {' | '.join(values)} |"
+    except TypeError:
+        values = [cell_text(value) for value in values]
+        line = f"| {' | '.join(values)} |"
+    if line.count("|") == len(values) + 1 and "\n" not in line and "\r" not in line:
+        return line
+    # What would end a cell or a row in Markdown is written as Markdown writes it.
+    return "| " + " | ".join(value.replace("\r\n", "\n").translate(_MARKS) for value in values) + " |"

@@ -1,0 +1,288 @@
+"""How a record of a table, a database or a JSON file becomes the text of a document."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from sheepop.data.extract.chat import chat_text, turns_text
+from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, Refused
+from sheepop.data.extract.placeholders import Placeholder, parse_template
+
+TEXT_FIELDS = (
+    *("text", "content", "body", "markdown", "code", "raw_content", "article", "document", "passage", "story"),
+    *("review", "review_text", "review_body", "transcript", "sentence"),
+)
+"""Fields that hold the text of a record, the most likely first; letter case does not matter."""
+
+CODE_FIELDS = frozenset({"code", "source_code", "func_code_string", "whole_func_string"})
+LANGUAGE_FIELDS = ("programming_language", "language", "lang")
+PROGRAMMING_LANGUAGES = frozenset(
+    (
+        *("ada", "assembly", "bash", "c", "c#", "c++", "clojure", "cobol", "cpp", "csharp", "css", "cuda", "dart"),
+        *("elixir", "erlang", "fortran", "go", "groovy", "haskell", "html", "java", "javascript", "julia", "kotlin"),
+        *("lisp", "lua", "matlab", "ocaml", "pascal", "perl", "php", "powershell", "prolog", "python", "r", "ruby"),
+        *("rust", "scala", "scheme", "shell", "solidity", "sql", "swift", "tcl", "typescript", "verilog", "vhdl"),
+        "zig",
+    )
+)
+# In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
+_NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
+_CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
+_MOST_NAMES, _MOST_LETTERS = 20, 60
+_MISSING = object()
+
+
+class RecordError(Exception):
+    """A record gives no text: `reason` is one word, `detail` says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """Which text a record becomes: the field `column`, or `template` filled in, or by default what the record offers.
+
+    By default a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
+    any other record one line ``name: value`` for every field. Names with dots lead into nested records, after a
+    field with exactly that name was looked for.
+    """
+
+    column: str | None = None
+    template: str | None = None
+
+    @cached_property
+    def _pieces(self) -> tuple[str | Placeholder, ...]:
+        return parse_template(self.template) if self.template is not None else ()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The fields asked for, in the order of the template; none when the record decides."""
+        if self.column is not None:
+            return (self.column,)
+        return tuple(dict.fromkeys(piece.name for piece in self._pieces if isinstance(piece, Placeholder)))
+
+    def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
+        """The document that `record` makes, or why it makes none; a text over `max_bytes` of UTF-8 is refused."""
+        try:
+            text, kind, language = self._rendered(record)
+            size = len(text.encode("utf-8"))
+        except RecordError as error:
+            return Refused(place, error.reason, error.detail)
+        except UnicodeEncodeError as error:
+            return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a character")
+        except RecursionError:
+            return Refused(place, "invalid", "it is nested too deeply")
+        if size > max_bytes:
+            return Refused(place, "oversized", f"{size:,} bytes, over data.extract.max_document_bytes = {max_bytes:,}")
+        if not text or text.isspace():
+            return Refused(place, "empty", "its text is empty")
+        return Extracted(text, kind, language, place)
+
+    def needed(self, columns: Sequence[str]) -> list[str]:
+        """Those of a table's `columns` that must be read; all of them when the record decides.
+
+        Raises `ExtractionError` when a column that was asked for is not there, or there twice.
+        """
+        if not self.names:
+            return list(columns)
+        tops = [_top(name, columns) for name in self.names]
+        for name, top in zip(self.names, tops, strict=True):
+            if top is None:
+                raise ExtractionError("missing", no_column(name, columns))
+            if columns.count(top) > 1:
+                raise ExtractionError("invalid", f"{columns.count(top)} columns are called {top!r}")
+        extra = LANGUAGE_FIELDS if self.column is not None else ()
+        return [column for column in columns if column in tops or column in extra]
+
+    def for_table(self, columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> RecordFormat | None:
+        """The format for the rows of a table, from its first rows; None when they are cells and hold no text."""
+        if self.names:
+            self.needed(columns)
+            return self
+        if any(is_chat(row) for row in sample):
+            return self
+        column = text_field(columns, sample)
+        if column is None:
+            return None
+        chosen = RecordFormat(column=column)
+        chosen.needed(columns)
+        return chosen
+
+    def holds_text(self, record: object) -> bool:
+        """Whether `record` has the text that is asked for, rather than just some fields."""
+        if not isinstance(record, Mapping):
+            return False
+        if self.names:
+            return all(_lookup(record, name) is not _MISSING for name in self.names)
+        return is_chat(record) or text_field(tuple(record), (record,)) is not None
+
+    def _rendered(self, record: object) -> tuple[str, Kind, str]:
+        if not isinstance(record, Mapping):
+            return self._without_fields(record)
+        if self.template is not None:
+            return "".join(self._filled(piece, record) for piece in self._pieces), "prose", ""
+        if self.column is not None:
+            return _column_text(record, self.column, self._value(record, self.column))
+        try:
+            chat = chat_text(record)
+        except (TypeError, ValueError) as error:
+            raise RecordError("invalid", f"its turns are no text ({error})") from None
+        if chat is not None:
+            return chat, "chat", ""
+        field = text_field(record, (record,))
+        if field is not None:
+            return _column_text(record, field, record[field])
+        return field_lines(record), "table", ""
+
+    def _without_fields(self, value: object) -> tuple[str, Kind, str]:
+        if not self.names:
+            if isinstance(value, str):
+                return value, "prose", ""
+            if (chat := turns_text(value)) is not None:
+                return chat, "chat", ""
+        raise RecordError("invalid", f"it is {_kind_of(value)}, not a record with named fields")
+
+    def _filled(self, piece: str | Placeholder, record: Mapping[str, Any]) -> str:
+        return piece if isinstance(piece, str) else as_text(self._value(record, piece.name))
+
+    def _value(self, record: Mapping[str, Any], name: str) -> Any:
+        value = record.get(name, _MISSING)
+        if value is _MISSING:
+            value = _lookup(record, name)
+        if value is _MISSING:
+            raise RecordError("missing", no_column(name, tuple(record)))
+        return value
+
+
+def is_chat(record: Mapping[str, Any]) -> bool:
+    """Whether a record holds a conversation."""
+    try:
+        return chat_text(record) is not None
+    except (TypeError, ValueError):
+        return True
+
+
+def text_field(columns: Iterable[str], sample: Sequence[Mapping[str, Any]]) -> str | None:
+    """The first of `TEXT_FIELDS` among the columns, in whose values in `sample` there is text."""
+    columns = tuple(columns)
+    known: dict[str, str] = {}
+    for column in columns:
+        known.setdefault(column if column in TEXT_FIELDS else column.lower(), column)
+    return next((known[name] for name in TEXT_FIELDS if name in known and _is_text(name, known[name], sample)), None)
+
+
+def as_text(value: object) -> str:
+    """A value as it stands in a text: strings as they are, null as nothing, lists and records as JSON.
+
+    Raises `RecordError` for bytes that are not UTF-8 and for values that have no text.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            raise RecordError("undecodable", f"{len(value):,} bytes that are not UTF-8") from None
+    if isinstance(value, bool | int | float | Mapping | list | tuple):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=as_text)
+        except (TypeError, ValueError) as error:
+            raise RecordError("invalid", f"a value cannot be written as text ({error})") from None
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        raise RecordError("unsupported", f"a value of type {type(value).__name__} has no text")
+    return str(value)
+
+
+def cell_text(value: object) -> str:
+    """A value as it stands among other fields, where bytes that are no text are named by their number."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            text = bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            return f"({len(value):,} bytes)"
+        return text if "\0" not in text else f"({len(value):,} bytes)"
+    return as_text(value)
+
+
+def field_lines(record: Mapping[str, Any]) -> str:
+    """One line ``name: value`` for every field, or nothing when all values are empty."""
+    values = [(name, cell_text(value)) for name, value in record.items()]
+    return "\n".join(f"{name}: {value}" for name, value in values) if any(value for _, value in values) else ""
+
+
+def no_column(name: str, columns: Sequence[str]) -> str:
+    """The sentence for a column that is not there: those that are, and the nearest."""
+    if not columns:
+        return f"there is no column {name!r}"
+    more = f" and {len(columns) - _MOST_NAMES} more" if len(columns) > _MOST_NAMES else ""
+    return f"there is no column {name!r} among {_known(name, tuple(columns[:_MOST_NAMES]))}".replace("\0", more)
+
+
+# In a file of records without the column that is asked for, every one of them asks.
+@lru_cache(maxsize=64)
+def _known(name: str, columns: tuple[str, ...]) -> str:
+    """The columns, a place for how many more there are, and the one that is meant."""
+    shown = [column[:_MOST_LETTERS] for column in columns]
+    folded = {column.lower(): column for column in shown}
+    near = difflib.get_close_matches(name.lower()[:_MOST_LETTERS], list(folded), n=1)
+    meant = f"; did you mean {folded[near[0]]!r}?" if near else ""
+    return ", ".join(map(repr, shown)) + "\0" + meant
+
+
+def _column_text(record: Mapping[str, Any], name: str, value: object) -> tuple[str, Kind, str]:
+    if isinstance(value, str):
+        text = value
+    elif (chat := turns_text(value)) is not None:
+        return chat, "chat", ""
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        text = "\n".join(value)
+    else:
+        text = as_text(value)
+    for field in LANGUAGE_FIELDS:
+        language = record.get(field)
+        if isinstance(language, str) and language.lower() in PROGRAMMING_LANGUAGES:
+            return text, "code", language.lower()
+    return text, "code" if name.lower() in CODE_FIELDS else "prose", ""
+
+
+def _lookup(record: Mapping[str, Any], name: str) -> Any:
+    """The value of the field `name`, or of the field inside fields that its dots lead to."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _top(name: str, columns: Sequence[str]) -> str | None:
+    for candidate in (name, name.partition(".")[0]):
+        if candidate in columns:
+            return candidate
+    return None
+
+
+def _is_text(name: str, column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    values = [row.get(column) for row in sample]
+    texts = [value for value in values if isinstance(value, str | bytes)]
+    if len(texts) < len(values) - values.count(None):
+        return False
+    return name not in _NEEDS_WORDS or any(len(text.split(None, 1)) > 1 for text in texts)
+
+
+def _kind_of(value: object) -> str:
+    names = {bool: "a truth value", int: "a number", float: "a number", type(None): "null", list: "a list"}
+    return names.get(type(value), "text")

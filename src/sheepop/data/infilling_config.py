@@ -1,0 +1,18 @@
+"""The settings under ``data.infilling``: which code is re-ordered so that a model learns to fill a gap."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sheepop.core.config import Config
+
+
+class FimConfig(Config):
+    """Fill-in-the-middle for documents of code (Bavarian et al. 2022).
+
+    `rate` is the share of them that is re-ordered; 0 leaves every document as it is. Of these, the share `spm_rate`
+    gives the suffix before the prefix, the others the prefix before the suffix.
+    """
+
+    rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)

@@ -1,0 +1,94 @@
+"""How often documents of different sources occur: by epochs, or by the share of the training text.
+
+A source is named by a pattern over the printable file names. With `epochs` every training document of the source
+occurs that often; a fraction is a keyed choice of documents, the same in every build. With `weight` the epochs follow
+from the shares: source i of size s_i occurs ``w_i / sum(w) * sum(s) / s_i`` times, so that the text stays as long as
+it was and the shares are as asked. Held-out documents occur once, whatever the mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pathspec
+from pydantic import Field, field_validator, model_validator
+
+from sheepop.core.config import Config
+from sheepop.core.errors import DataError
+from sheepop.core.random import derive_seed
+
+
+class MixedSource(Config):
+    """The documents of the files that `pattern` (as in a ``.gitignore``) matches, and how often they occur."""
+
+    pattern: str
+    epochs: float | None = Field(default=None, ge=0, le=1000)
+    weight: float | None = Field(default=None, gt=0)
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            pathspec.GitIgnoreSpec.from_lines([pattern])
+        except ValueError:
+            raise ValueError(f"the pattern {pattern!r} is not a valid .gitignore pattern") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> MixedSource:
+        if (self.epochs is None) == (self.weight is None):
+            raise ValueError("give either epochs (how often) or weight (which share of the text), and not both")
+        return self
+
+
+class Mixture:
+    """Which mixed source a file belongs to: the first whose pattern matches it, or none (-1)."""
+
+    def __init__(self, sources: Sequence[MixedSource]) -> None:
+        self.sources = tuple(sources)
+        self._specs = [pathspec.GitIgnoreSpec.from_lines([source.pattern]) for source in self.sources]
+
+    def number(self, source: str) -> int:
+        """The index of the first source whose pattern matches the file name, or -1."""
+        for number, spec in enumerate(self._specs):
+            if spec.match_file(source):
+                return number
+        return -1
+
+    def epochs(self, num_bytes: Sequence[int], others: int) -> list[float]:
+        """How often each source occurs, given its bytes of training text and those of files that match none.
+
+        Raises `DataError` for a source without text, and for text outside of all sources when weights are given.
+        """
+        for source, size in zip(self.sources, num_bytes, strict=True):
+            if size == 0 and source.epochs != 0:
+                raise DataError(
+                    f"data.mix: no training text matches {source.pattern!r}. Patterns are compared with the file "
+                    "names that 'sheepop data stats' shows, as in a .gitignore."
+                )
+        if all(source.weight is None for source in self.sources):
+            return [source.epochs or 0.0 for source in self.sources]
+        if others:
+            raise DataError(
+                f"data.mix: {others:,} bytes of text match no pattern, so the shares that the weights ask for cannot "
+                "be had. Add a source with the pattern '*' at the end, or give epochs instead of weights."
+            )
+        weights = [source.weight or 0.0 for source in self.sources]
+        total, shares = sum(num_bytes), sum(weights)
+        return [weight / shares * total / size for weight, size in zip(weights, num_bytes, strict=True)]
+
+
+def copies(epochs: float, seed: int, document_id: str) -> int:
+    """How often one document occurs: the whole part of `epochs`, and once more for the keyed share of its fraction."""
+    whole = int(epochs)
+    fraction = epochs - whole
+    if fraction and derive_seed(seed, "mixture", document_id) / 2.0**63 < fraction:
+        return whole + 1
+    return whole
+
+
+def require_one_measure(sources: Iterable[MixedSource]) -> None:
+    """Raises ValueError when some sources have epochs and others weights."""
+    measures = {source.epochs is None for source in sources}
+    if len(measures) > 1:
+        raise ValueError("some sources have epochs and others a weight; use one of the two for all")

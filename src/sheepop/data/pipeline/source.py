@@ -1,0 +1,155 @@
+"""The first step of a build: the inputs of one part, extracted to documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from sheepop.core.errors import DataError
+from sheepop.data.clean.ledger import Ledger, utf8_length
+from sheepop.data.config import DocumentMode
+from sheepop.data.documents import is_empty, split_text
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.extraction import LIMITS, Extraction
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.pipeline.inventory import Entry, read_plan
+
+SCRATCH = "scratch"
+
+
+class Query:
+    """A database address and what is asked of it; its text never shows the password."""
+
+    def __init__(self, url: str, text: str) -> None:
+        self.url, self.text = url, text
+
+    def __repr__(self) -> str:
+        return f"Query({self.text!r})"
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """What reading depends on beside the files."""
+
+    extract: ExtractConfig
+    mode: DocumentMode
+    query: Query | None = None
+
+
+class PartSource(PipelineStep):
+    """Yields the documents of part `rank`; what could not be used is noted in the ledger."""
+
+    type = "read"
+    name = "extract"
+
+    def __init__(self, ledger: Ledger, directory: Path, settings: SourceSettings) -> None:
+        super().__init__()
+        self.ledger, self.directory, self.settings = ledger, directory, settings
+
+    def run(self, data: Iterable[Document] | None = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """The documents of the part's inputs, in order."""
+        for entry in read_plan(self.directory).entries(rank):
+            yield from self._documents(entry)
+
+    def _documents(self, entry: Entry) -> Iterator[Document]:
+        account, part, encoding = self.ledger.source, 0, ""
+        account.input_bytes += entry.size
+        about_file: list[Refused] = []
+        for item in self._extracted(entry):
+            if isinstance(item, Refused):
+                if item.place:
+                    self._refuse(entry, item)
+                else:
+                    about_file.append(item)
+                continue
+            encoding = encoding or item.metadata.get("encoding", "")
+            for text in self._cut(item):
+                if is_empty(text):
+                    account.empty += 1
+                else:
+                    account.documents += 1
+                    account.num_bytes += utf8_length(text)
+                    account.kinds[item.kind] += 1
+                    yield _document(text, part, item, entry)
+                part += 1
+        if part:
+            account.read += 1
+            account.encodings.update([encoding] if encoding else [])
+            for item in about_file:
+                self._refuse(entry, item)
+        else:
+            first, *others = about_file or [Refused("", "empty", "there is no text in it")]
+            self._skip(entry, first)
+            for item in others:
+                self._refuse(entry, item)
+
+    def _refuse(self, entry: Entry, item: Refused) -> None:
+        """A place in a file that gives documents otherwise."""
+        self.ledger.source.refused[item.reason] += 1
+        self._note(entry, item)
+
+    def _skip(self, entry: Entry, item: Refused) -> None:
+        """A file that gives no document at all."""
+        self.ledger.source.skipped[item.reason] += 1
+        self._note(entry, item)
+
+    def _note(self, entry: Entry, item: Refused) -> None:
+        name = f"{entry.source}: {item.place}" if item.place else entry.source
+        if item.reason in LIMITS:
+            self.ledger.source.limits.append(f"{name}: {item.detail}")
+        record = {"file": entry.source, "stage": "extract", "reason": item.reason, "detail": item.detail}
+        self.ledger.quarantine({**record, "place": item.place} if item.place else record)
+
+    def _extracted(self, entry: Entry) -> Iterator[Extracted | Refused]:
+        if entry.type == "query":
+            return self._rows()
+        extraction = _extraction(self.settings.extract, self.directory / SCRATCH)
+        if entry.type == "git":
+            return extraction.blob(Path(entry.path), entry.revision, entry.source)
+        return extraction.documents(Path(entry.path), entry.source)
+
+    def _rows(self) -> Iterator[Extracted | Refused]:
+        """The rows of the query, all of them or an error: half an answer is not what was asked for."""
+        from sheepop.data.extract.query import read_query
+
+        assert self.settings.query is not None
+        try:
+            yield from read_query(self.settings.query.url, self.settings.query.text, self.settings.extract)
+        except ExtractionError as error:
+            raise DataError(f"The query could not be read to its end: {error.detail}.") from None
+
+    def _cut(self, item: Extracted) -> list[str]:
+        """Running text is cut as `data.documents` says; records, pages and tables are documents of their own."""
+        whole = item.marks or item.kind not in ("prose", "code")
+        return [item.text] if whole else split_text(item.text, self.settings.mode)
+
+
+@lru_cache(maxsize=1)
+def _extraction(config: ExtractConfig, scratch: Path) -> Extraction:
+    scratch.mkdir(exist_ok=True)
+    return Extraction(config, scratch)
+
+
+def close_extraction() -> None:
+    """Ends this process's child, if there is one; worker processes end theirs by ending."""
+    _extraction.cache_clear()
+
+
+def _document(text: str, part: int, item: Extracted, entry: Entry) -> Document:
+    facts = {**dict(entry.facts), **item.metadata}
+    facts.pop("encoding", None)
+    metadata = {
+        "source": entry.source,
+        "part": part,
+        "kind": item.kind,
+        "language": item.language,
+        "place": item.place,
+        "marks": list(item.marks),
+        "facts": facts,
+    }
+    return Document(text=text, id=f"{entry.source}#{part}", metadata=metadata)

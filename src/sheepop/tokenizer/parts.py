@@ -1,0 +1,124 @@
+"""Byte-level BPE one part at a time: text is cut as the tokenizer's pre-tokenizer cuts it, and the ids of a part that
+was seen before are remembered. Natural text and code repeat their words, so most parts are never merged twice.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# Few characters, so that one that is not ASCII sends little text through the slower, general pattern.
+_WINDOW = 2**10
+# A known pattern decides where a part ends by looking at no more than this many characters behind that end.
+_LOOKAHEAD = 3
+_ENTRIES = 2**18
+_LONGEST_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPattern:
+    """A way of cutting text: `pre_tokenizer` as it stands in ``tokenizer.json``, and two patterns that cut the same.
+
+    `pattern` is for the `regex` library, whose classes of characters are trusted only where they are found equal;
+    `ascii_pattern` is for Python's own, and text of ASCII characters only.
+    """
+
+    pre_tokenizer: dict[str, Any]
+    pattern: str
+    ascii_pattern: str
+
+
+class PartEncoder:
+    """Encodes with the model of `backend` exactly as the library does, remembering the ids of at most 2^18 parts.
+
+    `backend` has no normaliser, its pre-tokenizer is that of `known`, and `part_text` gives the text that stands for
+    a part in its vocabulary. Safe to share between threads.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, known: KnownPattern, part_text: Callable[[str], str]) -> None:
+        self._pre_tokenizer = backend.pre_tokenizer
+        self._known = known
+        self._ascii_parts = re.compile(known.ascii_pattern).findall
+        self._ids_of = _Memo(backend.model, part_text).__getitem__
+        self._agreed: set[str] = set()
+
+    def encode(self, text: str) -> NDArray[np.uint32] | None:
+        """The token ids of `text`; None when it holds a character that the library may class otherwise than we do.
+
+        Such are lone surrogates, and characters that are not in the same Unicode version everywhere.
+        """
+        blocks = []
+        start, size = 0, _WINDOW
+        while start < len(text):
+            window = text[start : start + size]
+            parts = self._parts(window)
+            if parts is None:
+                return None
+            held_back = 0
+            if start + size < len(text):
+                while parts and held_back < _LOOKAHEAD:
+                    held_back += len(parts.pop())
+                if not parts:
+                    size *= 2
+                    continue
+            blocks.append(b"".join(map(self._ids_of, parts)))
+            start += len(window) - held_back
+            size = _WINDOW
+        return np.frombuffer(b"".join(blocks), dtype=np.uint32)
+
+    def _parts(self, window: str) -> list[str] | None:
+        if window.isascii():
+            return self._ascii_parts(window)
+        unknown = set(window) - self._agreed
+        if not all(map(self._is_same_class, unknown)):
+            return None
+        self._agreed |= unknown
+        return self._general_parts(window)
+
+    @cached_property
+    def _general_parts(self) -> Callable[[str], list[str]]:
+        import regex  # type: ignore[import-untyped, unused-ignore]
+
+        findall: Callable[[str], list[str]] = regex.compile(self._known.pattern).findall
+        return findall
+
+    def _is_same_class(self, character: str) -> bool:
+        """Whether the library cuts `character` from a letter, a digit and a sign exactly where our pattern does.
+
+        The three together tell letters, numbers, white space and everything else apart.
+        """
+        if "\ud800" <= character <= "\udfff":
+            return False
+        for neighbour in "a1!":
+            probe = neighbour + character
+            theirs = [probe[start:stop] for _, (start, stop) in self._pre_tokenizer.pre_tokenize_str(probe)]
+            if theirs != self._general_parts(probe):
+                return False
+        return True
+
+
+class _Memo(dict[str, bytes]):
+    """Part to its ids as the bytes of 32-bit numbers, computed when missing; emptied when it is full."""
+
+    def __init__(self, model: Any, part_text: Callable[[str], str]) -> None:
+        super().__init__()
+        self._model, self._part_text = model, part_text
+
+    def __missing__(self, part: str) -> bytes:
+        tokens = self._model.tokenize(self._part_text(part))
+        ids = array("I", [token.id for token in tokens]).tobytes()
+        if len(part) <= _LONGEST_REMEMBERED:
+            if len(self) >= _ENTRIES:
+                self.clear()
+            self[part] = ids
+        return ids

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sheepop.core.errors import DataError
+from sheepop.data.pipeline.inventory import Entry, read_plan, write_plan
+
+MB = 2**20
+
+
+def files(*sizes: int) -> list[Entry]:
+    return [Entry("file", f"/in/{n}", f"{n}", size, modified_ns=n) for n, size in enumerate(sizes)]
+
+
+def sizes_of_parts(directory: Path, entries: list[Entry]) -> list[list[int]]:
+    plan = write_plan(directory, entries, {})
+    return [[entry.size for entry in plan.entries(number)] for number in range(len(plan.parts))]
+
+
+def test_parts_hold_consecutive_files_of_about_two_mebibytes_when_there_is_little(tmp_path: Path) -> None:
+    sizes = [MB, MB // 2, MB, 3 * MB, 100]
+    assert sizes_of_parts(tmp_path, files(*sizes)) == [[MB, MB // 2], [MB], [3 * MB], [100]]
+
+
+def test_parts_grow_with_the_input_to_256_of_them_and_no_further_than_256_mebibytes(tmp_path: Path) -> None:
+    assert len(sizes_of_parts(tmp_path, files(*[MB] * 2560))) == 256
+    parts = sizes_of_parts(tmp_path, files(*[2**30] * 3, *[2**27] * 2000))
+    assert parts[:3] == [[2**30]] * 3
+    assert {len(part) for part in parts[3:]} == {2}
+
+
+def test_a_part_has_a_bounded_number_of_files(tmp_path: Path) -> None:
+    assert [len(part) for part in sizes_of_parts(tmp_path, files(*[1] * 4500))] == [2000, 2000, 500]
+
+
+def test_the_rows_of_a_query_are_a_part_of_their_own(tmp_path: Path) -> None:
+    entries = [*files(10, 10), Entry("query", "", "db: SELECT 1", 0)]
+    plan = write_plan(tmp_path, entries, {})
+    assert [part.entries for part in plan.parts] == [2, 1]
+
+
+@given(sizes=st.lists(st.integers(0, 3 * MB), max_size=30), name=st.text())
+def test_every_entry_comes_back_once_in_order(
+    sizes: list[int], name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("plan")
+    entries = [
+        *files(*sizes),
+        Entry("git", "/r\udcff", name.encode("utf-8", "replace").decode(), 5, 0, "abc", (("k", "v"),)),
+    ]
+    plan = write_plan(directory, entries, {"seed": 1})
+    read_plan.cache_clear()
+    assert read_plan(directory) == plan
+    assert [entry for number in range(len(plan.parts)) for entry in plan.entries(number)] == entries
+    assert plan.size == sum(entry.size for entry in entries)
+
+
+def test_the_fingerprint_knows_settings_names_sizes_and_ages(tmp_path: Path) -> None:
+    base = files(10, 20)
+    same = write_plan(tmp_path, base, {"seed": 1}).fingerprint
+    assert write_plan(tmp_path, files(10, 20), {"seed": 1}).fingerprint == same
+    others = [
+        (base, {"seed": 2}),
+        (files(10, 21), {"seed": 1}),
+        (base[:1], {"seed": 1}),
+        ([base[0], Entry("file", "/in/1", "renamed", 20, 1)], {"seed": 1}),
+        ([base[0], Entry("file", "/in/1", "1", 20, 2)], {"seed": 1}),
+    ]
+    fingerprints = {write_plan(tmp_path, entries, settings).fingerprint for entries, settings in others}
+    assert len(fingerprints | {same}) == 6
+
+
+def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
+    write_plan(tmp_path, files(1), {})
+    (tmp_path / "plan.json").write_text('{"fingerprint": "x"}')
+    read_plan.cache_clear()
+    with pytest.raises(DataError, match=r"plan\.json is damaged"):
+        read_plan(tmp_path)

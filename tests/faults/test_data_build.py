@@ -1,0 +1,115 @@
+"""A build of a corpus that is killed, wherever it stands, goes on to the same bytes as the build that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
+NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 9 MB in 150 files: several parts, with exact and near duplicates among them."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(5)
+    for number in range(150):
+        sentences = [" ".join(draw.choices(WORDS, k=12)).capitalize() + "." for _ in range(800)]
+        content = "\n".join(sentences) + f"\nWrite to shepherd{number}@sheep-farm.org about it.\n"
+        (folder / f"{number:03}.txt").write_text(content)
+        if number % 10 == 0:
+            (folder / f"{number:03} copy.txt").write_text(content)
+            (folder / f"{number:03} near.txt").write_text(content.replace("Sheep", "Goat", 3))
+    return folder
+
+
+def command(text: Path, output: Path, workers: int) -> list[str]:
+    program = [sys.executable, "-m", "sheepop", "data", "build", str(text), "--output", str(output)]
+    return [*program, "--workers", str(workers), "--quiet", "tokenizer.vocab_size=300", "data.max_file_bytes=1000000"]
+
+
+def content(corpus: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(corpus.rglob("*")) if path.is_file())
+    return {str(p.relative_to(corpus)): p.read_bytes() for p in files if p.name not in NOT_COMPARED}
+
+
+def run_to_end(arguments: list[str]) -> None:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    output = tmp_path_factory.mktemp("unbroken") / "corpus"
+    started = time.monotonic()
+    run_to_end(command(text, output, 2))
+    return output, time.monotonic() - started
+
+
+def killed(arguments: list[str], seconds: float) -> bool:
+    """Starts a build and kills it after so many seconds; whether it was still at work. None of its children stays."""
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(timeout=seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive, f"still running: {alive}"
+        return True
+
+
+def test_a_build_killed_at_ten_moments_gives_the_same_bytes(
+    text: Path, unbroken: tuple[Path, float], tmp_path: Path
+) -> None:
+    whole, lifetime = unbroken
+    output = tmp_path / "corpus"
+    draw = random.Random(11)
+    arguments = command(text, output, 2)
+    kills = 0
+    for _ in range(KILLS):
+        kills += killed(arguments, draw.uniform(0.1, lifetime))
+        if (output / "manifest.json").is_file():
+            run_to_end([*arguments, "--overwrite"])
+            assert content(output) == content(whole)
+    run_to_end(arguments)
+    assert kills > KILLS // 2
+    assert content(output) == content(whole)
+    assert not (tmp_path / ".corpus.building").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_the_number_of_workers_does_not_show(
+    text: Path, unbroken: tuple[Path, float], tmp_path: Path, workers: int
+) -> None:
+    output = tmp_path / "corpus"
+    run_to_end(command(text, output, workers))
+    assert content(output) == content(unbroken[0])
+
+
+def test_a_part_that_was_damaged_meanwhile_is_made_again(
+    text: Path, unbroken: tuple[Path, float], tmp_path: Path
+) -> None:
+    whole, lifetime = unbroken
+    output = tmp_path / "corpus"
+    arguments = command(text, output, 2)
+    assert killed(arguments, 0.7 * lifetime)
+    parts = sorted((tmp_path / ".corpus.building" / "pass-0").glob("0*/part-*.zst"))
+    assert parts
+    damaged = bytearray(parts[0].read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    parts[0].write_bytes(damaged)
+    run_to_end(arguments)
+    assert content(output) == content(whole)
