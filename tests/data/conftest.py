@@ -31,7 +31,9 @@ def build(tmp_path: Path) -> Callable[..., Corpus]:
     """Builds a corpus of characters, the fastest tokenizer to train."""
 
     def run(*paths: Path, output: str = "corpus", seed: int = 1, overwrite: bool = False, **settings: object) -> Corpus:
-        config = DataConfig.model_validate({"paths": [str(path) for path in paths], **settings})
+        # Nothing but equal documents is removed, and the order is that of the input, unless a test says otherwise.
+        plain = {"clean": {"preset": "none", "stages": ["exact_duplicates"], "shuffle": False}}
+        config = DataConfig.model_validate({"paths": [str(path) for path in paths], **plain, **settings})
         return build_corpus(
             config,
             TokenizerConfig(algorithm="char", vocab_size=1000),

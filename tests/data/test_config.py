@@ -10,7 +10,7 @@ from sheepop.data import DataConfig
 def test_defaults_are_those_of_the_design() -> None:
     config = DataConfig()
     assert (config.documents, config.split, config.packing, config.num_workers) == ("file", "document", True, 0)
-    assert config.max_file_bytes == 2**30
+    assert config.max_file_bytes == 2**40
     assert config.max_length is None and config.stride is None
 
 

@@ -24,12 +24,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 
+
+def _sections(model: type[Config], prefix: str = "") -> Iterator[tuple[str, type[Config]]]:
+    """The sections below a model by their full names, and those whose entries are lists, each before its own."""
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Config):
+                yield prefix + name, kind
+                yield from _sections(kind, f"{prefix}{name}.")
+
+
 # The sections of the tree; the settings that are in none of them stand under "Top level".
-SECTIONS: dict[str, type[Config]] = {
-    name: field.annotation
-    for name, field in SheepOpConfig.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Config)
-}
+SECTIONS = dict(_sections(SheepOpConfig))
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 every_section = pytest.mark.parametrize("section", [*SECTIONS, None])
@@ -105,9 +111,9 @@ def test_snippets_are_valid(page: Path):
 def test_configuration_tables_are_those_of_the_models(section: str | None):
     model = SECTIONS[section] if section else SheepOpConfig
     expected = {
-        name: to_jsonable_python(field.get_default(call_default_factory=True))
+        name: "required" if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
         for name, field in model.model_fields.items()
-        if section or name not in SECTIONS
+        if field.annotation not in SECTIONS.values()
     }
     rows = _table(CONFIGURATION, f"`{section}`" if section else "Top level")
     documented = {_code(key): parse_config(f"value: {_code(default)}", where=key)["value"] for key, default, _ in rows}
@@ -121,6 +127,11 @@ def test_every_choice_of_a_setting_is_named(section: str | None):
     for key, default, meaning in _table(CONFIGURATION, f"`{section}`" if section else "Top level"):
         for choice in _choices(model.model_fields[_code(key)].annotation):
             assert f"`{choice}`" in default + meaning, f"{key} can be {choice}"
+
+
+def test_every_section_has_its_heading_and_no_other_setting_has():
+    headings = re.findall(r"^## `([\w.]+)`$", CONFIGURATION.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings == list(SECTIONS)
 
 
 def test_the_table_of_presets_is_that_of_the_code():

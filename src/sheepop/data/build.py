@@ -138,7 +138,11 @@ class _Build:
         if assignment.census.documents == 0:
             clear(self._workplace)
             raise DataError(self._nothing_to_read())
-        files, splits = self._timed("shuffle", self._shuffle, plan, cleaned, assignment)
+        try:
+            files, splits = self._timed("shuffle", self._shuffle, plan, cleaned, assignment)
+        except DataError:
+            clear(self._workplace)  # the text cannot be split as it was asked for: nothing here is worth keeping
+            raise
         remove_tree(self.corpus)
         for name in (DOCUMENTS, TOKENS):
             (self.corpus / name).mkdir(parents=True)
@@ -169,7 +173,7 @@ class _Build:
         scattered, gathered = self._workplace / "scattered", self._workplace / "gathered"
         sizes = [max(part.size, 1) / 1e6 for part in plan.parts]
         scatter = PartWork("scatter", scattered, Scatter(cleaned.directory, cleaned.removals, assignment, self._seed))
-        run_pass(self._engine, scattered, [scatter], sizes, self._console, "Splitting and shuffling")
+        run_pass(self._engine, scattered, [scatter], sizes, self._console, "Splitting and shuffling", is_light=True)
         accounts = [FinishedPart(part_path(scattered, rank)).account() for rank in range(len(sizes))]
         for account in accounts:
             self._account.add(account)
@@ -177,7 +181,7 @@ class _Build:
         work = Gather(scattered, len(sizes), num_buckets, self._seed)
         megabytes = [assignment.census.num_bytes / num_buckets / 1e6] * num_buckets
         gather = PartWork("gather", gathered, work)
-        run_pass(self._engine, gathered, [gather], megabytes, self._console, "Writing documents")
+        run_pass(self._engine, gathered, [gather], megabytes, self._console, "Writing documents", is_light=True)
         filled = [b for b in range(num_buckets) if FinishedPart(part_path(gathered, b)).account()["documents"]]
         first = assignment.buckets[0]
         files = {"train": [b for b in filled if b < first], "validation": [b for b in filled if b >= first]}
@@ -215,9 +219,8 @@ class _Build:
         encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
         work = Encode(gathered, buckets, encoder, dtype.str, tokenizer.special_id("unk"))
         megabytes = [FinishedPart(part_path(gathered, b)).account()["bytes"] / 1e6 for b in buckets]
-        run_pass(
-            self._engine, encoded, [PartWork("tokenize", encoded, work)], megabytes, self._console, "Tokenizing"
-        )
+        tokenize = PartWork("tokenize", encoded, work)
+        run_pass(self._engine, encoded, [tokenize], megabytes, self._console, "Tokenizing", is_light=True)
         splits: dict[str, Any] = {}
         first = 0
         for split in SPLITS:

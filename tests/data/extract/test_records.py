@@ -62,7 +62,7 @@ def test_an_invalid_line_is_refused_in_its_place_and_the_others_go_on() -> None:
     data = lines({"text": "a"}, {"text": "b"}) + b'\n{"text": "c"\n' + lines({"text": "d"})
     items = read(data)
     assert found(items) == [("line 1", "a"), ("line 2", "b"), ("line 3", "<invalid>"), ("line 4", "d")]
-    assert items[2] == Refused("line 3", "invalid", "Expecting ',' delimiter: line 2 column 1 (char 13)")
+    assert items[2] == Refused("line 3", "invalid", "Expecting ',' delimiter, character 14")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_an_invalid_line_is_refused_in_its_place_and_the_others_go_on() -> None:
         (b"[" * 100_000 + b"]" * 100_000, "invalid"),
         (b'{"text": ' + b'{"a":' * 100_000 + b"}" * 100_000 + b"}", "invalid"),
         (b'{"text": ""}', "empty"),
-        (b'{"text": "' + b"x" * 3000 + b'"}', "oversized"),
+        (b'{"text": "' + b"\\u0041" * 600 + b"x" * 3000 + b'"}', "oversized"),
         (b'{"text": "x", "more": "' + b"x" * 300_000 + b'"}', "oversized"),
     ],
 )
@@ -275,9 +275,6 @@ def test_lines_in_a_json_file_and_a_list_in_a_jsonl_file_are_recognised() -> Non
 
 
 def test_one_value_that_is_too_large_is_refused_with_a_remedy() -> None:
-    text = json.dumps({"a": list(range(3000))}).encode()
-    with pytest.raises(ExtractionError, match=r"oversized: .*max_document_bytes = 1,024"):
-        read(text, "x.json", max_document_bytes=1024)
     with pytest.raises(ExtractionError, match=r"oversized: .* can be of any size"):
         read(b'{"a": "' + b"x" * 2**25 + b'"}', "x.json", max_memory_bytes=2**28)
 

@@ -18,6 +18,10 @@ _CONTROLS = bytes(code for code in range(128) if not chr(code).isprintable() and
 _SHORTEST_ENCODED = 60
 _FEWEST_SIGNS = 12
 _ENCODED = re.compile(r"(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]+={0,2}")
+_ENCODED_SIGNS = _LETTERS + _DIGITS + b"+/"
+_ENCODED_MARKED = bytes(0x61 if code in _ENCODED_SIGNS else 0x20 for code in range(256))
+# Without the one or two signs that may fill up the end.
+_ENCODED_RUN = b"a" * (_SHORTEST_ENCODED - 2)
 _EDGES = " \t'\"`,;:()[]{}\\<>"
 
 
@@ -61,9 +65,11 @@ def _of_unicode(text: str) -> Composition:
 def encoded_characters(lines: Sequence[str]) -> int:
     """Characters in base64 or hexadecimal data: in lines or words of `_SHORTEST_ENCODED` characters and more."""
     total = 0
-    for line in lines:
-        if len(line) < _SHORTEST_ENCODED:
-            continue
+    long = [line for line in lines if len(line) >= _SHORTEST_ENCODED]
+    # Nearly every text has no run of such characters at all, and one look tells.
+    if _ENCODED_RUN not in "\n".join(long).encode("utf-8", "surrogatepass").translate(_ENCODED_MARKED):
+        return 0
+    for line in long:
         for word in line.split():
             bare = word.strip(_EDGES)
             if len(bare) >= _SHORTEST_ENCODED and _ENCODED.fullmatch(bare) and len(set(bare)) >= _FEWEST_SIGNS:

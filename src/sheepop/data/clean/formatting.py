@@ -12,8 +12,9 @@ from datatrove.data import Document
 
 from sheepop.data.clean.config import FormattingConfig
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.mojibake import may_need_repair, repaired
+from sheepop.data.clean.mojibake import repaired
 from sheepop.data.clean.stage import ChangeStage
+from sheepop.data.clean.suspects import NO_BREAK, NO_WIDTH, UNWANTED, WRONG, suspects
 from sheepop.data.clean.verbatim import pieces
 
 _LINE_END = re.compile(r"\r\n?")
@@ -23,7 +24,6 @@ _BLANKS_IN_TABLE = " \xa0"
 # Marks without width. Scripts written without spaces use U+200B between words, joiners change letters; both stay.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _ZERO_WIDTH = re.compile(rf"[\u2060\ufeff]|(?<![{_NO_SPACES}])\u200b(?![{_NO_SPACES}])|(?<=\w)\u00ad(?=\w)")
-_HAS_ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff\u00ad]")
 _INDENT_OR_NO_BREAK_SPACE = re.compile(r"((?:(?<=\n)|\A)[ \t\xa0]+)|\xa0")
 
 
@@ -62,13 +62,9 @@ class Formatting(ChangeStage):
         """Whether there might be something to repair; quick, and no only where it is sure."""
         if self.config.whitespace and (" \n" in text or "\t\n" in text or self._too_many_breaks in text):
             return True
-        if self.config.decoding and may_need_repair(text):
-            return True
-        if text.isascii():
-            return False
-        if self.config.whitespace and ("\xa0" in text or _HAS_ZERO_WIDTH.search(text)):
-            return True
-        return self.config.normalize and not unicodedata.is_normalized("NFC", text)
+        found = suspects(text)
+        wanted = (WRONG | UNWANTED) * self.config.decoding | (NO_WIDTH | NO_BREAK) * self.config.whitespace
+        return bool(found & wanted) or (self.config.normalize and not unicodedata.is_normalized("NFC", text))
 
     def _repaired(self, text: str, is_table: bool, counts: Counter[str]) -> str:
         if self.config.decoding:
@@ -82,7 +78,7 @@ class Formatting(ChangeStage):
 
     def _with_plain_space(self, text: str, is_table: bool, counts: Counter[str]) -> str:
         if not text.isascii():
-            if _HAS_ZERO_WIDTH.search(text):
+            if any(mark in text for mark in "\u00ad\u200b\u2060\ufeff"):
                 text, removed = _ZERO_WIDTH.subn("", text)
                 counts["zero-width characters"] += removed
             if "\xa0" in text:

@@ -39,6 +39,18 @@ def _blocks(lines: list[str]) -> Iterator[tuple[int, int]]:
     number, after_blank, above = 0, True, ""
     while number < len(lines):
         line = lines[number]
+        if not line or line.isspace():
+            after_blank, number = True, number + 1
+            continue
+        first, last = _block_at(lines, number, after_blank, above)
+        if last > first:
+            yield first, last
+        number, after_blank, above = max(last, number + 1), False, line
+
+
+def _block_at(lines: list[str], number: int, after_blank: bool, above: str) -> tuple[int, int]:
+    """The verbatim block that begins at, or is introduced by, this line; `above` is the line of text before it."""
+    line = lines[number]
     content = line.strip()
     if content[:3] in _FENCES and (fence := _FENCE.match(content)):
         return number, _end_of_fence(lines, number, fence.group(1))

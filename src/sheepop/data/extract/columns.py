@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import SAMPLE_ROWS, Row, RowDocuments, within_expansion
+from sheepop.data.extract.rows import SAMPLE_ROWS, Row, RowDocuments
 from sheepop.data.extract.template import RecordFormat
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def _documents(content: Content, context: Context, batches: Batches) -> Iterator
     needed = names if chosen is None else chosen.needed(names)
     with content.open() as file:
         rows = _rows(batches(file, needed if len(needed) < len(names) else None))
-        found = RowDocuments(context.config).of(needed, rows)
-        yield from within_expansion(found, content.size, context.config)
+        yield from RowDocuments(context.config).of(needed, rows)
 
 
 def _sample(batches: Iterator[pyarrow.RecordBatch]) -> list[dict[str, Any]]:

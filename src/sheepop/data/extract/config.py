@@ -26,6 +26,8 @@ class ExtractConfig(Config):
     sure than `ocr_min_confidence` are left out, and pictures of more than `max_image_pixels` are refused. Half of
     `max_seconds` also bounds how many recognised pages one document has. `pdf_tables` writes tables with ruling lines
     in PDF as Markdown; `strip_running_lines` leaves out the heads, feet and page numbers that its pages repeat.
+
+    `notebook_outputs` says whether what the cells of a notebook printed belongs to its text; pictures never do.
     """
 
     max_seconds: float = Field(default=60.0, gt=0)
@@ -44,6 +46,7 @@ class ExtractConfig(Config):
     max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
     pdf_tables: bool = True
     strip_running_lines: bool = True
+    notebook_outputs: bool = False
 
     @field_validator("template", mode="before")
     @classmethod

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, RowDocuments, within_expansion
+from sheepop.data.extract.rows import Row, RowDocuments
+from sheepop.data.extract.template import longest_record
 
 if TYPE_CHECKING:
     import duckdb
@@ -44,9 +45,8 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
     address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            limit_sqlite(connection, 2 * context.config.max_document_bytes)
-            found = _documents(_sqlite_tables(connection), context)
-            yield from within_expansion(found, content.size, context.config)
+            limit_sqlite(connection, longest_record(context.config))
+            yield from _documents(_sqlite_tables(connection), context)
     except (sqlite3.Error, UnicodeError) as error:
         if "not a database" in str(error) and content.head(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC:
             raise ExtractionError("encrypted", "it is no SQLite database, or an encrypted one") from None
@@ -69,8 +69,7 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
     link.symlink_to(path.absolute())
     try:
         with open_duckdb(link, context.config.max_memory_bytes // 2) as connection:
-            found = _documents(_duckdb_tables(connection), context)
-            yield from within_expansion(found, content.size, context.config)
+            yield from _documents(_duckdb_tables(connection), context)
     except duckdb.Error as error:
         message = str(error).splitlines()[0].replace(str(path.resolve()), "the file").replace(str(link), "the file")
         reason = "encrypted" if "encrypt" in message.lower() else "damaged"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 _XHTML = "{http://www.w3.org/1999/xhtml}html"
-_DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d|\d{4}-\d\d|\d{4})\b")
+_DATE = re.compile(r"\s*(\d{4}(?:-\d\d){0,2})(?!\d)")
 _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"
     " dcterms.issued citation_publication_date citation_date publish_date pubdate"

@@ -28,6 +28,8 @@ def parse_json(text: str) -> Any:
         return _decoder.decode(text)
     except RecursionError:
         raise ItemError("invalid", "nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ItemError("invalid", f"{error.msg}, character {error.pos + 1:,}") from None
     except ValueError as error:
         raise ItemError("invalid", str(error)) from None
 
@@ -72,7 +74,7 @@ class JsonItems:
                 return self._skipped(ItemError("invalid", "nested too deeply"))
             except json.JSONDecodeError as error:
                 if not self._may_go_on(error):
-                    return self._skipped(ItemError("invalid", f"{error.msg}, character {error.pos - self._at + 1}"))
+                    return self._skipped(ItemError("invalid", f"{error.msg}, character {error.pos - self._at + 1:,}"))
             except ValueError as error:
                 return self._skipped(ItemError("invalid", str(error)))
             else:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
 _WORD = re.compile(r"\w+")
+_MARKUP = re.compile(r"[ >]*(?:```+\S*\n|-?\d+\. )?")
 # A run of this many words that occurs in the main text shows that a block is part of it.
 _RUN = 4
 # Blocks of at least this many words can mark a border; shorter ones ("Home", "About") may stand anywhere.
@@ -55,7 +56,7 @@ class _MainText:
         self._runs = _runs([word for line in words for word in line])
 
     def holds(self, block: Block) -> bool:
-        words = _WORD.findall(block.text)
+        words = _words(block)
         if len(words) < _RUN:
             return bool(words) and tuple(words) in self._lines
         runs = _runs(words)
@@ -76,13 +77,14 @@ def _declared(blocks: Sequence[Block]) -> list[Block]:
 
 def _between_borders(blocks: Sequence[Block], text: _MainText) -> list[Block]:
     found = [text.holds(block) for block in blocks]
-    anchors = [at for at, block in enumerate(blocks) if found[at] and len(_WORD.findall(block.text)) >= _ANCHOR_WORDS]
+    anchors = [at for at, block in enumerate(blocks) if found[at] and len(_words(block)) >= _ANCHOR_WORDS]
     if not anchors:
         return []
     first, last = anchors[0], anchors[-1]
-    while first > 0 and (found[first - 1] or blocks[first - 1].kind == "heading"):
+    # What is set as code or in a table is hardly ever around a text.
+    while first > 0 and (found[first - 1] or blocks[first - 1].kind in ("heading", "code", "table")):
         first -= 1
-    while last + 1 < len(blocks) and found[last + 1]:
+    while last + 1 < len(blocks) and (found[last + 1] or blocks[last + 1].kind in ("code", "table")):
         last += 1
     return [blocks[at] for at in range(first, last + 1) if found[at] or not _is_doubtful(blocks[at])]
 
@@ -107,6 +109,11 @@ def _with_title(blocks: Sequence[Block], kept: list[Block]) -> list[Block]:
         if above < next(at for at, block in enumerate(blocks) if block is kept[0]):
             return [titles[0], *kept]
     return kept
+
+
+def _words(block: Block) -> list[str]:
+    """The words of the page in a block, without what marks it as an item, a quotation or code."""
+    return _WORD.findall(_MARKUP.sub("", block.text, count=1))
 
 
 def _runs(words: list[str]) -> set[tuple[str, ...]]:

@@ -28,6 +28,7 @@ class OfficeParts:
         self._archive, self._parse_xml = archive, parse_xml
         # Names of parts do not depend on case.
         self._names = {name.lower(): name for name in archive.namelist()}
+        self._known: dict[str, list[tuple[str, str, str]]] = {}
         self.main = self._main()
 
     def xml(self, name: str) -> Element:
@@ -81,6 +82,11 @@ class OfficeParts:
 
     def _relationships(self, part: str) -> list[tuple[str, str, str]]:
         """Kind, identifier and part of every relationship of `part` (empty: of the package) inside the package."""
+        if part not in self._known:
+            self._known[part] = self._read_relationships(part)
+        return self._known[part]
+
+    def _read_relationships(self, part: str) -> list[tuple[str, str, str]]:
         folder, name = posixpath.split(part)
         rels = posixpath.join(folder, "_rels", f"{name}.rels")
         if rels.lower() not in self._names:

@@ -32,7 +32,7 @@ def decode_page(data: bytes) -> Decoded:
     declared = _DECLARED.search(data[:_HEAD_BYTES])
     try:
         if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            decoded = _as_declared(data, declared.group(1).decode("ascii", "replace"))
+            decoded = decoded_as(data, declared.group(1).decode("ascii", "replace"))
             if decoded is not None:
                 return decoded
         return decode(data)
@@ -40,7 +40,7 @@ def decode_page(data: bytes) -> Decoded:
         raise ExtractionError(error.reason, error.detail) from None
 
 
-def _as_declared(data: bytes, name: str) -> Decoded | None:
+def decoded_as(data: bytes, name: str) -> Decoded | None:
     """The text in the encoding of that name; None where the name, the bytes or the look of UTF-8 speak against it."""
     try:
         codec = codecs.lookup(name).name

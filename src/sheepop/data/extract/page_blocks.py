@@ -44,8 +44,8 @@ _VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
 _NOT_IN_CELLS = ("table", "pre", "h1", "h2", "h3", "dl", "blockquote")
 _LONGEST_CELL = 2000
 _WIDEST_SPAN = 1000
-# Characters that stand alone in a link from a heading to itself.
-_PERMALINKS = words("¶ § # ¤ ∞ ⚓ 🔗 [link] [edit]")
+# What stands alone in a link from a heading to itself, or from a note back to the text.
+_PERMALINKS = words("¶ § # ¤ ∞ ⚓ 🔗 [link] [edit] ↩ ↩︎ ↩️ ↑ ^")
 _SPACES = re.compile(r"[ \t\n\r\f]+")
 # A line break that the page asks for; NUL cannot stand in a parsed page.
 _BREAK = "\0"
@@ -118,8 +118,8 @@ class _Page:
             self._pieces.append(_BREAK)
         elif tag == "a":
             self._link(node)
-        elif tag == "sup" and _EXPONENT.fullmatch(node.text_content().strip()) and self._ends_in_word():
-            self._text(f"^{node.text_content().strip()}")
+        elif tag == "sup" and _EXPONENT.fullmatch(node.text_content().strip()):
+            self._raised(node)
         else:
             self._inside(node)
 
@@ -197,6 +197,14 @@ class _Page:
         self._in_link += 1
         self._inside(node)
         self._in_link -= 1
+
+    def _raised(self, node: HtmlElement) -> None:
+        """A number or letter above the line: the reference to a note when it is a link, else an exponent."""
+        text = node.text_content().strip()
+        if self._in_link or node.find(".//a") is not None:
+            self._text(f"[{text}]")
+        else:
+            self._text(f"^{text}" if self._ends_in_word() else text)
 
     def _code_span(self, node: HtmlElement) -> None:
         text = " ".join(node.text_content().split())

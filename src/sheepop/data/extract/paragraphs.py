@@ -24,6 +24,9 @@ _LONGEST_WORD = 100
 _WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
 # A row with cells, or an entry of a table of contents.
 _TABULAR = re.compile(r"\S {3}\S|(?:\. ?){4,}\s*\w{0,6}$|\.{4,}")
+# Of the lines of running text so many are as long as they can be, not counting those that end a sentence.
+_RUNNING_SHARE = 2 / 3
+_SENTENCE_END = re.compile("[.!?\u2026\u3002][\"\u201d\u2019')\\]]?$")
 _RUNNING_WORDS = 5
 _ENDS = tuple('.!?:;\u2026\u3002\uff01\uff1f"\u201d\u2019)]')
 # All in multiples of the size of the letters.
@@ -51,7 +54,7 @@ def paragraphs(blocks: Sequence[Sequence[Line]], words: Container[str]) -> str:
             else:
                 texts.append(paragraph.text)
             before = paragraph
-    return "\n\n".join(texts)
+    return "\n\n".join(texts).replace("\u00ad", "")
 
 
 def join_lines(before: str, after: str, words: Container[str]) -> str:
@@ -142,10 +145,13 @@ def _flowing(run: list[Line], edge: float, words: Container[str]) -> Iterator[_P
     # A long run shows its own right edge; a short one may end before the block's.
     right = max(line.right for line in run) if len(run) >= 5 else edge
     full = [_is_full(before, after, right) for before, after in pairwise(run)]
-    is_running = 2 * sum(full) >= len(full)
+    pairs = zip(full, run, strict=False)
+    ends = sum(not is_full and _SENTENCE_END.search(line.text) is not None for is_full, line in pairs)
+    is_running = sum(full) >= _RUNNING_SHARE * (len(full) - ends)
     text = run[0].text
     for index, line in enumerate(run[1:]):
-        is_wrapped = full[index] and (is_running or _reads_on(run[index], line))
+        # One line alone is full by being the longest.
+        is_wrapped = full[index] and (is_running or (sum(full) > 1 and _reads_on(run[index], line)))
         if is_running and _is_indented(run, index + 1, full[index]):
             yield _Paragraph(text, run[index].size, False)
             text = line.text

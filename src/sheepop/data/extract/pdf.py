@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.ocr import SECONDS_PER_PAGE, recognise
@@ -43,7 +43,7 @@ def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refu
     left out. Raises `ExtractionError`: ``encrypted`` when it needs a password, ``damaged`` when it cannot be opened,
     ``empty`` when no page shows anything. A page that cannot be read is refused, and the others go on.
     """
-    with closing(_opened(content, context)) as document:
+    with content.open() as file, closing(_opened(file)) as document:
         gathering = Gathering(context.config, {**_facts(document), "pages": str(len(document))})
         is_silent = True
         for item in _pages(document, context.config):
@@ -58,12 +58,12 @@ def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refu
         raise ExtractionError("empty", "no page shows any text")
 
 
-def _opened(content: Content, context: Context) -> PdfDocument:
+def _opened(file: BinaryIO) -> PdfDocument:
     import pypdfium2
 
     logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
     try:
-        return pypdfium2.PdfDocument(content.path(context.scratch).absolute())
+        return pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         if error.err_code in _PASSWORD_ERRORS:
             raise ExtractionError("encrypted", "it opens with a password only") from None
@@ -121,7 +121,7 @@ class _Reader:
 
     def _text(self, words: PageWords, objects: PageObjects, index: int) -> Page:
         tables: list[Line] = []
-        rest, is_unsearched = words, False
+        rest, is_unsearched = words, objects.has_more
         seconds = _SECONDS_FOR_TEXT
         if self._config.pdf_tables and objects.may_hold_tables:
             seconds = _SECONDS_WITH_TABLES
@@ -138,7 +138,7 @@ class _Reader:
             others,
             tables=len(tables),
             meaningless=words.meaningless,
-            is_unsearched=is_unsearched,
+            is_unsearched=is_unsearched and self._config.pdf_tables,
         )
 
     def _recognised(self, page: PdfPage, objects: PageObjects, index: int, known: int) -> Page | Refused | None:

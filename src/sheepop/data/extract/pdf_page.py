@@ -41,7 +41,7 @@ class PageObjects:
     @property
     def may_hold_tables(self) -> bool:
         """Whether the lines suffice for a table."""
-        return len(self.across) >= 3 and len(self.down) >= 3
+        return not self.has_more and len(self.across) >= 3 and len(self.down) >= 3
 
     @property
     def is_blank(self) -> bool:

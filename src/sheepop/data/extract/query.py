@@ -20,10 +20,12 @@ from urllib.parse import quote
 
 from sheepop.data.extract.address import connect_arguments, parse_address, without_secrets
 from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.database import limit_sqlite, open_duckdb
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.rows import Row, RowDocuments
 from sheepop.data.extract.statement import StatementError, require_reading
+from sheepop.data.extract.template import longest_record
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -59,7 +61,8 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
         raise ExtractionError("invalid", f"the query is refused: {error}") from None
     open_result = _duckdb_result if backend == "duckdb" else _sqlalchemy_result
     with open_result(address, query, config) as (columns, rows):
-        yield from RowDocuments(config).of(columns, rows)
+        for item in RowDocuments(config).of(columns, rows):
+            yield from pieces_of(item, config.max_document_bytes) if isinstance(item, Extracted) else (item,)
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def _engine(address: URL, config: ExtractConfig) -> Engine:
     logging.getLogger("sqlalchemy").addHandler(_NO_LOG)
     settings: dict[str, Any] = {"poolclass": NullPool, "pool_reset_on_return": None, "hide_parameters": True}
     if address.get_backend_name() == "sqlite":
-        path, limit = _database_file(address), 2 * config.max_document_bytes
+        path, limit = _database_file(address), longest_record(config)
         return create_engine("sqlite://", creator=lambda: _open_sqlite(path, limit), **settings)
     address, arguments = connect_arguments(address, config.max_seconds)
     return create_engine(address, connect_args=arguments, **settings)

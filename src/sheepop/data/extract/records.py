@@ -14,7 +14,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.json_items import ItemError, JsonItems, parse_json
 from sheepop.data.extract.lines import LineError, Lines, byte_lines, open_utf8
-from sheepop.data.extract.template import RecordFormat, is_chat, no_column
+from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
 
 _BLOCK = 2**20
 # What JSON takes in memory once it is parsed, as a multiple of its text, in all but contrived files.
@@ -37,7 +37,7 @@ def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Re
         return
     form = RecordFormat(config.column, config.template)
     is_empty = True
-    for number, line in Lines(content, 2 * config.max_document_bytes):
+    for number, line in Lines(content, longest_record(config)):
         if isinstance(line, str) and line.isspace():
             continue
         is_empty = False
@@ -46,7 +46,7 @@ def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Re
             if isinstance(line, LineError):
                 yield Refused(place, line.reason, line.detail)
             else:
-                yield form.document(parse_json(line), place, config.max_document_bytes)
+                yield form.document(parse_json(line), place, longest_record(config))
         except ItemError as error:
             yield Refused(place, error.reason, error.detail)
     if is_empty:
@@ -76,7 +76,7 @@ def _first_lines(content: Content, config: ExtractConfig) -> tuple[str, str]:
     with open_utf8(content) as file:
         begin = file.read(_BLOCK).decode("utf-8", "replace").strip()[:1]
     with open_utf8(content) as file:
-        for line in byte_lines(file, 2 * config.max_document_bytes):
+        for line in byte_lines(file, longest_record(config)):
             text = begin if line is None else line.decode("utf-8", "replace").strip()
             if text:
                 lines.append(text)
@@ -97,19 +97,19 @@ def _list_documents(content: Content, config: ExtractConfig) -> Iterator[Extract
     form = RecordFormat(config.column, config.template)
     are_records = bool(form.names)
     try:
-        for number, item in JsonItems(_text_blocks(content), 2 * config.max_document_bytes):
+        for number, item in JsonItems(_text_blocks(content), longest_record(config)):
             place = f"item {number}"
             if isinstance(item, ItemError):
                 yield Refused(place, item.reason, item.detail)
             elif are_records or _is_record(item):
-                yield form.document(item, place, config.max_document_bytes)
+                yield form.document(item, place, longest_record(config))
             else:
                 break
             are_records = True
     except ItemError as error:
         raise ExtractionError(error.reason, error.detail) from None
     if not are_records:
-        text = _whole_text(content, config.max_document_bytes)
+        text = _whole_text(content, config)
         _parsed(text)
         yield Extracted(text, "code", "json")
 
@@ -122,21 +122,18 @@ def _is_record(item: object) -> bool:
 
 
 def _value_documents(content: Content, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    text = _whole_text(content, config.max_memory_bytes // _PARSED_SIZE)
+    text = _whole_text(content, config)
     value = _parsed(text)
     form = RecordFormat(config.column, config.template)
     is_empty = True
     for place, record in _records_within(value, form) if isinstance(value, dict) else ():
         is_empty = False
-        yield form.document(record, place, config.max_document_bytes)
+        yield form.document(record, place, longest_record(config))
     if not is_empty:
         return
     if form.names:
         names = tuple(value) if isinstance(value, dict) else ()
         raise ExtractionError("missing", no_column(form.names[0], names))
-    if len(text.encode("utf-8")) > config.max_document_bytes:
-        limit = f"data.extract.max_document_bytes = {config.max_document_bytes:,}"
-        raise ExtractionError("oversized", f"{content.size:,} bytes of JSON that is no list of records, over {limit}")
     yield Extracted(text, "code", "json")
 
 
@@ -170,7 +167,8 @@ def _columns(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {name: field[key] for name, field in value.items()}
 
 
-def _whole_text(content: Content, max_bytes: int) -> str:
+def _whole_text(content: Content, config: ExtractConfig) -> str:
+    max_bytes = config.max_memory_bytes // _PARSED_SIZE
     if content.size > max_bytes:
         remedy = "a list of records or JSON lines can be of any size"
         raise ExtractionError("oversized", f"{content.size:,} bytes of one JSON value, over {max_bytes:,}; {remedy}")

@@ -9,11 +9,10 @@ from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.template import RecordError, RecordFormat, cell_text
+from sheepop.data.extract.template import RecordError, RecordFormat, cell_text, longest_record
 
 SAMPLE_ROWS = 32
 _SAMPLE_CHARACTERS = 2**22
-_LEAST_EXPANSION_BYTES = 2**28
 _MARKS = str.maketrans({"|": "\\|", "\n": "<br>", "\r": "<br>"})
 
 
@@ -52,7 +51,7 @@ class RowDocuments:
     def _records(
         self, columns: Sequence[str], rows: Iterable[Row | Refused], chosen: RecordFormat
     ) -> Iterator[Extracted | Refused]:
-        most = self.config.max_document_bytes
+        most = longest_record(self.config)
         for row in rows:
             if isinstance(row, Refused):
                 yield self._placed(row)
@@ -122,23 +121,6 @@ class RowDocuments:
 
     def _at(self, place: str) -> str:
         return f"{self.place} {place}".strip()
-
-
-def within_expansion(
-    found: Iterator[Extracted | Refused], size: int, config: ExtractConfig
-) -> Iterator[Extracted | Refused]:
-    """What was found in a file of `size` bytes, as long as it is not ``config.max_expansion`` times as much.
-
-    Raises `ExtractionError` where it is: packed columns and computed ones can be of any length.
-    """
-    left = max(size * config.max_expansion, _LEAST_EXPANSION_BYTES)
-    for item in found:
-        if isinstance(item, Extracted):
-            left -= len(item.text)
-        if left < 0:
-            limit = f"data.extract.max_expansion = {config.max_expansion:g}"
-            raise ExtractionError("bomb", f"its rows hold more than {limit} times the {size:,} bytes of the file")
-        yield item
 
 
 def _head(rows: Iterator[Row | Refused]) -> tuple[list[Row | Refused], Iterator[Row | Refused]]:

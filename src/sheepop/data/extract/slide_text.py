@@ -60,7 +60,7 @@ def _label(properties: Element | None, level: int, counts: dict[int, int], *, bu
     if properties is not None:
         bullet = next((child for child in properties if local_name(child) in _BULLETS), None)
     kind = local_name(bullet) if bullet is not None else "buChar" if bulleted else "buNone"
-    if kind != "buAutoNum":
+    if bullet is None or kind != "buAutoNum":
         counts.pop(level, None)
         return None if kind == "buNone" else "-"
     start = bullet.get("startAt") or "1"

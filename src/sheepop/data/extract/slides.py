@@ -74,7 +74,7 @@ def _slide_blocks(parts: OfficeParts, name: str, slide: Element) -> Blocks:
         if shape not in titles:
             blocks += _shape_blocks(parts, name, shape)
     notes = [text for part in parts.related(name, "notesSlide") for text in _notes(parts, part)]
-    return [*blocks, ("text", "Notes:"), *(("text", text) for text in notes)] if notes else blocks
+    return [*blocks, ("text", "\n".join(["Notes:", *notes]))] if notes else blocks
 
 
 def _shapes(tree: Element | None) -> Iterator[Element]:

@@ -11,7 +11,7 @@ from sheepop.data.extract.dialect import Dialect, Shape, find_shape
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.lines import LineError, Lines
 from sheepop.data.extract.rows import Row, RowDocuments
-from sheepop.data.extract.template import TEXT_FIELDS
+from sheepop.data.extract.template import TEXT_FIELDS, longest_record
 
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
@@ -32,9 +32,9 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
     # The standard limit is 128 KiB a cell; rows are bounded below.
     csv.field_size_limit(2**31 - 1)
     config = context.config
-    lines = Lines(content, 2 * config.max_document_bytes)
+    lines = Lines(content, longest_record(config))
     shape, num_skipped = _shape(lines, content.suffix)
-    source = _Source(iter(lines), 2 * config.max_document_bytes)
+    source = _Source(iter(lines), longest_record(config))
     for _ in range(num_skipped):
         next(source)
     rows = _rows(source, shape.dialect)

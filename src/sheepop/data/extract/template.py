@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from sheepop.data.extract.chat import chat_text, turns_text
+from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, Refused
 from sheepop.data.extract.placeholders import Placeholder, parse_template
 
@@ -30,6 +31,7 @@ PROGRAMMING_LANGUAGES = frozenset(
         "zig",
     )
 )
+_SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp"}
 # In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
 _CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
@@ -69,7 +71,7 @@ class RecordFormat:
         return tuple(dict.fromkeys(piece.name for piece in self._pieces if isinstance(piece, Placeholder)))
 
     def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
-        """The document that `record` makes, or why it makes none; a text over `max_bytes` of UTF-8 is refused."""
+        """The document that `record` makes, or why it makes none, such as a text over `max_bytes` of UTF-8."""
         try:
             text, kind, language = self._rendered(record)
             size = len(text.encode("utf-8"))
@@ -80,7 +82,7 @@ class RecordFormat:
         except RecursionError:
             return Refused(place, "invalid", "it is nested too deeply")
         if size > max_bytes:
-            return Refused(place, "oversized", f"{size:,} bytes, over data.extract.max_document_bytes = {max_bytes:,}")
+            return Refused(place, "oversized", f"{size:,} bytes, over {max_bytes:,}, twice the longest document")
         if not text or text.isspace():
             return Refused(place, "empty", "its text is empty")
         return Extracted(text, kind, language, place)
@@ -159,6 +161,15 @@ class RecordFormat:
         if value is _MISSING:
             raise RecordError("missing", no_column(name, tuple(record)))
         return value
+
+
+def longest_record(config: ExtractConfig) -> int:
+    """The bytes that a record, as it stands in its file, and its text may take: twice those of the longest document.
+
+    A text that is longer than a document is cut by whoever takes it. Escapes may make a record twice as long as its
+    text.
+    """
+    return 2 * config.max_document_bytes
 
 
 def is_chat(record: Mapping[str, Any]) -> bool:
@@ -252,7 +263,7 @@ def _column_text(record: Mapping[str, Any], name: str, value: object) -> tuple[s
     for field in LANGUAGE_FIELDS:
         language = record.get(field)
         if isinstance(language, str) and language.lower() in PROGRAMMING_LANGUAGES:
-            return text, "code", language.lower()
+            return text, "code", _SAME_LANGUAGES.get(language.lower(), language.lower())
     return text, "code" if name.lower() in CODE_FIELDS else "prose", ""
 
 

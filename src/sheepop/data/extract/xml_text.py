@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html.entities import html5
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +76,14 @@ class Paragraph:
 
 @dataclass(slots=True)
 class _Open:
-    """An element that is being read."""
+    """An element that is being read; its text begins at `begin` in the line, or is `skipped`."""
 
     name: str
     verbatim: bool
     has_text: bool
+    skipped: bool
+    begin: int
     has_children: bool = False
-    pieces: list[str] = field(default_factory=list)
 
 
 def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
@@ -155,12 +156,17 @@ class _Flow:
                 self._gap = True
             elif self._break_due and parent is not None and not parent.has_text:
                 self._flush()
-        self._open.append(_Open(name, verbatim, has_text=name in _PARAGRAPHS))
+        # A formula in MathML beside the same in TeX.
+        skipped = parent is not None and (parent.skipped or (parent.name == "alternatives" and name == "math"))
+        in_text = name in _PARAGRAPHS or (parent is not None and parent.has_text and name not in _BLOCKS)
+        self._open.append(_Open(name, verbatim, in_text, skipped, len(self._line)))
 
     def text(self, text: str) -> None:
         if not text or not self._open:
             return
         current = self._open[-1]
+        if current.skipped:
+            return
         if current.verbatim:
             self._line.append(text)
         elif not text.isspace():
@@ -177,6 +183,13 @@ class _Flow:
         if level.verbatim:
             if around is None or not around.verbatim:
                 self._flush_code()
+        elif level.name == "code" and "\n" in "".join(self._line[level.begin :]).strip():
+            # In JATS a block of code, in DocBook and TEI, on one line, a part of the sentence.
+            code = self._line[level.begin :]
+            del self._line[level.begin :]
+            self._flush()
+            self._line = code
+            self._flush_code()
         elif level.name in _BLOCKS or around is None:
             if level.name in _ESCAPED_HTML and not level.has_children:
                 self._render()

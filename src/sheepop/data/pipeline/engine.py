@@ -27,6 +27,7 @@ from sheepop.data.pipeline.writer import FAILURES
 from sheepop.data.workers import ordered_map
 
 _POLL_SECONDS = 0.5
+_MEGABYTES_PER_PROCESS = 8
 OnDone = Callable[[int], None]
 
 
@@ -36,8 +37,11 @@ class Engine(ABC):
     num_workers: int
 
     @abstractmethod
-    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone) -> None:
-        """Runs every task without a completion mark in `log`; calls `on_done` with each one that is done."""
+    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone, useful: int) -> None:
+        """Runs every task without a completion mark in `log`; calls `on_done` with each one that is done.
+
+        More than `useful` processes would not be faster.
+        """
 
 
 class LocalEngine(Engine):
@@ -46,9 +50,9 @@ class LocalEngine(Engine):
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
 
-    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone) -> None:
+    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone, useful: int) -> None:
         """Runs the tasks side by side; the first error ends them all."""
-        _LocalExecutor(steps, tasks, log, self.num_workers, on_done).run()
+        _LocalExecutor(steps, tasks, log, min(self.num_workers, useful), on_done).run()
 
 
 class RayEngine(Engine):
@@ -61,8 +65,14 @@ class RayEngine(Engine):
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
 
-    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone) -> None:
-        """Runs the tasks on the cluster; those of a node that is lost are run again on another."""
+    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone, useful: int) -> None:
+        """Runs the tasks on the cluster; those of a node that is lost are run again on another.
+
+        Work for a single process is done here: it would be over before the cluster had started one.
+        """
+        if useful < 2:
+            _LocalExecutor(steps, tasks, log, 0, on_done).run()
+            return
         with _ray_cluster():
             from datatrove.executor.ray import RayPipelineExecutor
 
@@ -84,7 +94,8 @@ class _LocalExecutor(LocalPipelineExecutor):
         """Runs the tasks that have no completion mark, in their order."""
         task = _Task(self.pipeline, self.tasks, str(self.logging_dir.path))
         ranks = self.get_incomplete_ranks(range(self.tasks))
-        with closing(ordered_map(task, ranks, num_workers=min(self._num_workers, len(ranks)))) as done:
+        workers = self._num_workers if self._num_workers > 1 else 0
+        with closing(ordered_map(task, ranks, num_workers=workers)) as done:
             for rank in done:
                 self._on_done(rank)
 
@@ -108,8 +119,12 @@ def run_pass(
     sizes: Sequence[float],
     console: Console,
     description: str,
+    *,
+    is_light: bool = False,
 ) -> None:
     """Runs one task for every entry of `sizes` (megabytes, for the progress shown), unless its directory is whole.
+
+    Light work of a few megabytes is done before more processes have started, so it does not ask for them.
 
     Raises the error that stopped a task; what is done stays and need not be done again.
     """
@@ -129,7 +144,9 @@ def run_pass(
         if done:
             progress.advance(sum(sizes[rank] for rank in done))
         if len(done) < len(sizes):
-            engine.execute(steps, len(sizes), log, lambda rank: progress.advance(sizes[rank]))
+            todo = [rank for rank in range(len(sizes)) if rank not in done]
+            useful = len(todo) if not is_light else round(sum(sizes[rank] for rank in todo) / _MEGABYTES_PER_PROCESS)
+            engine.execute(steps, len(sizes), log, lambda rank: progress.advance(sizes[rank]), useful)
     missing = [rank for rank in range(len(sizes)) if not part_path(directory, rank).is_dir()]
     if missing:
         raise _failure(directory, missing)
@@ -149,7 +166,7 @@ def _failure(directory: Path, missing: list[int]) -> Exception:
             if isinstance(kind, type) and issubclass(kind, SheepOpError):
                 return kind(record["message"])
             return RuntimeError(f"A task of the build failed.\n{record['traceback']}")
-    return DataError(
+    return SheepOpError(
         f"{len(missing)} of the build's tasks did not finish, most likely because the machines they ran on were lost. "
         "Run the same command again: it goes on with what is missing."
     )

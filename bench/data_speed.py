@@ -1,0 +1,390 @@
+"""Speed of a corpus build, stage by stage and whole, beside datatrove's own blocks on the same documents.
+
+    python bench/data_speed.py --json bench/results/data_speed.json > bench/results/data_speed.md
+    python bench/data_speed.py --text /data/wikitext-2 --quick
+
+Code is the interpreter's standard library; prose comes from --text, or else from the documentation that installed
+packages bring along. Stages run in this process and are timed by the processor time they take, so that other programs
+count less; builds run in worker processes and are timed by the clock. Medians of the rounds; competitors alternate.
+Run it with OMP_NUM_THREADS=1: each stage is to have one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datatrove.data as datatrove
+
+from duplicates_speed import measure_signatures
+from sheepop.core.console import Console
+from sheepop.core.machine import describe_machine
+from sheepop.data.build import build_corpus
+from sheepop.data.clean.config import STAGES, CleanConfig
+from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.stages import local_stages
+from sheepop.data.config import DataConfig
+from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.documents import Document, batched_by_size
+from sheepop.data.encoding import DocumentEncoder
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.extraction import Extraction
+from sheepop.data.mixing import Mixture
+from sheepop.data.pipeline.account import Account
+from sheepop.data.pipeline.assignment import decide_assignment
+from sheepop.data.pipeline.engine import LocalEngine
+from sheepop.data.pipeline.inputs import find_inputs
+from sheepop.data.pipeline.parts import FinishedPart, part_path
+from sheepop.data.pipeline.passes import clean_documents
+from sheepop.data.pipeline.removals import kept_masks
+from sheepop.data.pipeline.shuffle import Gather, Scatter
+from sheepop.data.pipeline.source import SourceSettings
+from sheepop.data.pipeline.workplace import Found, take_inventory
+from sheepop.data.pipeline.writer import PartWork, PartWriter, to_pipeline
+from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+
+CLEAN_STAGES = ("formatting", "language", "quality", "pii", "exact_duplicates")
+PIECE_CHARACTERS = (300, 1000, 3000, 10_000, 30_000)
+NOT_FOR_CODE = frozenset({"formatting", "language", "toxicity"})
+WORKERS = 2
+SEED = 1
+Work = Callable[[], object]
+
+
+def code_files() -> Iterator[tuple[str, bytes]]:
+    """The sources of the standard library, by their names in it."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        if "site-packages" not in path.parts:
+            yield str(path.relative_to(library)), path.read_bytes()
+
+
+def prose_texts(paths: Sequence[Path]) -> Iterator[str]:
+    """Prose in pieces of whole lines and of many lengths; what is below `paths`, or the packages' documentation."""
+    if paths:
+        files = [f for path in paths for f in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
+    else:
+        packages = Path(sysconfig.get_paths()["purelib"])
+        files = [f for f in sorted(packages.rglob("*")) if f.suffix in {".md", ".rst"} or f.name == "METADATA"]
+    for file in files:
+        try:
+            text = decode(file.read_bytes(), file.name).text
+        except UndecodableError:
+            continue
+        yield from pieces(text)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The text cut after lines, into pieces whose lengths go round `PIECE_CHARACTERS`."""
+    lengths = itertools.cycle(PIECE_CHARACTERS)
+    piece, size, wanted = [], 0, next(lengths)
+    for line in text.splitlines(keepends=True):
+        piece.append(line)
+        size += len(line)
+        if size >= wanted:
+            yield "".join(piece)
+            piece, size, wanted = [], 0, next(lengths)
+    if piece:
+        yield "".join(piece)
+
+
+def write_input(directory: Path, code: Mapping[str, bytes], prose: Sequence[str], copies: int) -> float:
+    """Writes all documents as files, `copies` times, each with a line that tells it from the others; returns MB."""
+    size = 0
+    for copy in range(copies):
+        for name, data in code.items():
+            size += _write(directory / f"code-{copy}" / name, f"# Copy {copy}.\n".encode() * bool(copy) + data)
+        for number, text in enumerate(prose):
+            begin = f"Copy {copy}.\n" if copy else ""
+            size += _write(directory / f"prose-{copy}" / f"{number:05d}.txt", (begin + text).encode())
+    return size / 1e6
+
+
+def _write(path: Path, data: bytes) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes(data)
+
+
+def medians(tasks: Mapping[str, tuple[float, Work]], rounds: int) -> dict[str, float]:
+    """MB/s of processor time for each task, given its size in MB; the tasks alternate."""
+    speeds: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(rounds):
+        for name, (size, work) in tasks.items():
+            started = time.process_time()
+            work()
+            speeds[name].append(size / (time.process_time() - started))
+    return {name: round(statistics.median(values), 2) for name, values in speeds.items()}
+
+
+def measure_stages(
+    documents: Sequence[Document], files: Sequence[Path], work: Path, tokenizer: Tokenizer, rounds: int
+) -> dict[str, float]:
+    """MB/s on one core of everything that documents of one kind go through."""
+    texts = [document.text for document in documents]
+    size = sum(document.num_bytes for document in documents) / 1e6
+    tasks: dict[str, Work] = {
+        "read and decode": lambda: [decode(path.read_bytes(), path.name) for path in files],
+        "extract (finds the type, reads, decodes)": lambda: _extract(files),
+    }
+    for name in ("formatting", "language", "quality", "quality, web", "toxicity", "secrets", "pii"):
+        if documents[0].kind != "code" or name not in NOT_FOR_CODE:
+            tasks[name] = lambda name=name: run_stage(name, documents)
+    tasks["exact duplicates (ids)"] = lambda: [Document.of(text, "bench", 0) for text in texts]
+    tasks["write a part (jsonl, zstd)"] = lambda: write_part(documents, work)
+    tasks["shuffle (scatter and gather)"] = lambda: shuffle(work)
+    numbers = itertools.count()
+    tasks["tokenize"] = lambda: encode(documents, tokenizer, work / f"tokenizer-{next(numbers)}")
+    warm_up = {name: (size, task) for name, task in tasks.items()}
+    medians(warm_up, 1)
+    return medians(warm_up, rounds)
+
+
+def _extract(files: Sequence[Path]) -> None:
+    with Extraction(ExtractConfig()) as extraction:
+        for path in files:
+            for _ in extraction.documents(path, str(path)):
+                pass
+
+
+def run_stage(name: str, documents: Iterable[Document]) -> list[datatrove.Document]:
+    """What is left of the documents after one stage."""
+    name, _, preset = name.partition(", ")
+    (stage,) = local_stages(CleanConfig(preset=preset or "gentle"), [name], Ledger(SEED), SEED)
+    return list(stage.run(map(to_pipeline, documents)))
+
+
+def write_part(documents: Iterable[Document], work: Path) -> None:
+    """Writes the documents as the only part of a pass."""
+    for _ in PartWriter(Ledger(SEED), work / "written").run(map(to_pipeline, documents)):
+        pass
+
+
+def shuffle(work: Path) -> None:
+    """Puts the part that `write_part` left in a random order."""
+    parts = [FinishedPart(part_path(work / "written", 0))]
+    masks = list(kept_masks(parts, None))
+    assignment = decide_assignment(parts, masks, Mixture(()), mode="document", fraction=0.05, shuffle=True, seed=SEED)
+    buckets = sum(assignment.buckets)
+    scatter = PartWork("scatter", work / "scattered", Scatter(work / "written", None, assignment, SEED))
+    gather = PartWork("gather", work / "gathered", Gather(work / "scattered", 1, buckets, SEED))
+    for step, tasks in ((scatter, 1), (gather, buckets)):
+        for rank in range(tasks):
+            list(step.run(rank=rank))
+
+
+def encode(documents: Iterable[Document], tokenizer: Tokenizer, directory: Path) -> None:
+    """Encodes with a tokenizer that is loaded afresh and remembers nothing."""
+    tokenizer.save(directory)
+    encoder = DocumentEncoder(str(directory))
+    for batch in batched_by_size((document.stored() for document in documents), 2**20):
+        encoder(batch)
+
+
+def compare(documents: Sequence[Document], work: Path, rounds: int) -> dict[str, Any]:
+    """Ours and datatrove's blocks in turn on the same prose, and on how many documents the verdicts agree."""
+    ours = {document.metadata["source"] for document in run_stage("quality, web", documents)}
+    chain = web_chain()
+    theirs = {document.source for document in documents if kept_by(chain, document)}
+    agreed = sum((document.source in ours) == (document.source in theirs) for document in documents)
+    size = sum(document.num_bytes for document in documents) / 1e6
+    tasks: dict[str, Work] = {
+        "quality": lambda: run_stage("quality, web", documents),
+        "quality, datatrove": lambda: [kept_by(chain, document) for document in documents],
+        "writer": lambda: write_part(documents, work),
+        "writer, datatrove": lambda: write_jsonl(documents, work / "theirs"),
+    }
+    speeds = medians({name: (size, task) for name, task in tasks.items()}, rounds)
+    long = [document.text for document in documents if len(document.text) >= 500]
+    signatures = measure_signatures(long)
+    rows = [
+        ("Gopher + repetition + C4 + FineWeb", speeds["quality"], speeds["quality, datatrove"]),
+        ("near-duplicate signatures", signatures["prose, the same documents as datatrove"], signatures["datatrove"]),
+        ("writer (jsonl, zstd)", speeds["writer"], speeds["writer, datatrove"]),
+    ]
+    names = ("block", "ours", "datatrove", "ratio")
+    return {
+        "rows": [dict(zip(names, (*row, row[1] / row[2]), strict=True)) for row in rows],
+        "documents": len(documents),
+        "kept_by_ours": len(ours),
+        "kept_by_datatrove": len(theirs),
+        "same_verdict": agreed / len(documents),
+    }
+
+
+def web_chain() -> list[Any]:
+    """The filters that datatrove has for the rules of the preset ``web``, in the order in which ours are applied."""
+    from datatrove.pipeline import filters
+
+    names = ("GopherQualityFilter", "GopherRepetitionFilter", "C4QualityFilter", "FineWebQualityFilter")
+    return [getattr(filters, name)() for name in names]
+
+
+def kept_by(chain: Sequence[Any], document: Document) -> bool:
+    """Whether every filter keeps the document; a filter may shorten it for those that follow."""
+    item = to_pipeline(document)
+    verdicts = (step.filter(item) for step in chain)
+    return all(verdict[0] if isinstance(verdict, tuple) else verdict for verdict in verdicts)
+
+
+def write_jsonl(documents: Iterable[Document], directory: Path) -> None:
+    """Writes the documents with datatrove's writer, compressed as ours are."""
+    from datatrove.pipeline.writers.jsonl import JsonlWriter
+
+    with JsonlWriter(str(directory), output_filename="${rank}.jsonl.zst", compression="zstd") as writer:
+        for document in documents:
+            writer.write(to_pipeline(document), rank=0)
+
+
+def clean(paths: tuple[str, ...], work: Path, stages: tuple[str, ...]) -> float:
+    """Seconds from files to clean documents."""
+    config = DataConfig(paths=paths, clean=CleanConfig(stages=stages))
+    started = time.perf_counter()
+    plan, _ = take_inventory(work, find_inputs(config, None), {}, Found())
+    source = SourceSettings(config.extract, config.documents)
+    clean_documents(plan, config, source, SEED, LocalEngine(WORKERS), Account(stages), Console.silent())
+    return time.perf_counter() - started
+
+
+def build(paths: tuple[str, ...], work: Path, tokenizer: str) -> float:
+    """Seconds from files to a finished corpus, with a tokenizer that there is already."""
+    config = DataConfig(paths=paths, num_workers=WORKERS)
+    started = time.perf_counter()
+    build_corpus(config, TokenizerConfig(path=tokenizer), work / "corpus", seed=SEED)
+    return time.perf_counter() - started
+
+
+def measure_apart(work: Path, rounds: int, task: Callable[..., float], *arguments: Any) -> tuple[float, float]:
+    """Median seconds of a task in a process of its own, and the most MB that one of its workers had."""
+    results = []
+    for _ in range(rounds):
+        place = Path(tempfile.mkdtemp(dir=work))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            results.append(pool.apply(_with_memory, (task, arguments[0], place, *arguments[1:])))
+        shutil.rmtree(place)
+    return statistics.median(seconds for seconds, _ in results), max(memory for _, memory in results)
+
+
+def _with_memory(task: Callable[..., float], *arguments: Any) -> tuple[float, float]:
+    # A process of a pool may not have children of its own unless it says so.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    seconds = task(*arguments)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return seconds, peak * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def measure_builds(
+    code: Mapping[str, bytes], prose: Sequence[str], work: Path, tokenizer: Tokenizer, copies: int, rounds: int
+) -> list[dict[str, Any]]:
+    """MB/s of whole passes on `WORKERS` processes, from files on."""
+    large, small, saved = work / "large", work / "small", work / "tokenizer"
+    sizes = {large: write_input(large, code, prose, copies), small: write_input(small, code, prose, 1)}
+    tokenizer.save(saved)
+    tasks: list[tuple[str, Path, Callable[..., float], tuple[Any, ...]]] = [
+        (f"clean documents: {', '.join(CLEAN_STAGES)}", large, clean, (CLEAN_STAGES,)),
+        ("clean documents: all default stages", small, clean, (STAGES,)),
+        ("finished corpus: all default stages, shuffled, as tokens", small, build, (str(saved),)),
+    ]
+    rows = []
+    for name, source, task, arguments in tasks:
+        seconds, memory = measure_apart(work, rounds, task, (str(source),), *arguments)
+        rows.append({"build": name, "MB": sizes[source], "seconds": seconds, "MB/s": sizes[source] / seconds})
+        rows[-1]["peak memory of a worker, MB"] = memory
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table in Markdown; columns are those of all rows, in the order in which they come."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---", *["---:"] * (len(names) - 1)], *[[_shown(row.get(name)) for name in names] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    return "" if value is None else str(value)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything, as the record that is written."""
+    rounds, megabytes = options.rounds, 1.0 if options.quick else options.megabytes
+    code, prose = dict(code_files()), list(prose_texts(options.text))
+    if options.quick:
+        code, prose = dict(list(code.items())[::8]), prose[::4]
+    record: dict[str, Any] = {"load before": os.getloadavg()}
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        write_input(work / "files", code, prose, 1)
+        files = {kind: sorted(f for f in (work / f"files/{kind}-0").rglob("*") if f.is_file()) for kind in KINDS}
+        given = {kind: list(documents_of(files[kind], kind, megabytes)) for kind in KINDS}
+        texts = [document.text for kind in KINDS for document in given[kind]]
+        tokenizer = train_tokenizer(TokenizerConfig(vocab_size=8192), texts[::3], console=Console.silent())
+        speeds: dict[str, dict[str, float]] = {}
+        for kind in KINDS:
+            chosen = [Path(document.source) for document in given[kind]]
+            speeds[kind] = measure_stages(given[kind], chosen, work, tokenizer, rounds)
+            long = [document.text for document in given[kind] if len(document.text) >= 500]
+            speeds[kind]["near-duplicate signatures"] = measure_signatures(long)[kind]
+        names = dict.fromkeys(name for kind in KINDS for name in speeds[kind])
+        record["stages"] = [{"stage, MB/s": n, **{k: speeds[k].get(n) for k in KINDS}} for n in names]
+        record["beside datatrove"] = compare(given["prose"], work, rounds)
+        copies = 1 if options.quick else options.copies
+        record["builds"] = measure_builds(code, prose, work, tokenizer, copies, rounds)
+    return {**record, "load after": os.getloadavg()}
+
+
+KINDS = ("prose", "code")
+
+
+def documents_of(files: Sequence[Path], kind: str, megabytes: float) -> Iterator[Document]:
+    """Documents of a kind, taken evenly from the files, up to about so many MB."""
+    total = sum(path.stat().st_size for path in files)
+    for path in files[:: max(1, round(total / megabytes / 1e6))]:
+        try:
+            text = decode(path.read_bytes(), path.name).text
+        except UndecodableError:
+            continue
+        if text.strip():
+            yield Document.of(text, str(path), 0, kind=kind)
+
+
+def main() -> None:
+    """Prints the tables and writes the JSON that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="PATH", help="prose, files or folders")
+    parser.add_argument("--megabytes", type=float, default=8.0, help="text of each kind for the stages alone")
+    parser.add_argument("--copies", type=int, default=4, help="how often the input of the first build is repeated")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of which the median counts")
+    parser.add_argument("--quick", action="store_true", help="a little of everything")
+    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    options = parser.parse_args()
+    record = {"machine": describe_machine().to_dict(), "datatrove": importlib.metadata.version("datatrove")}
+    record |= measure(options)
+    beside = record["beside datatrove"]
+    machine, loads = record["machine"], [round(record[f"load {when}"][0], 1) for when in ("before", "after")]
+    print(f"{machine['processor']}, {machine['cores']:g} cores, {machine['python']}, datatrove {record['datatrove']};")
+    print(f"load average {loads[0]} before and {loads[1]} after.\n")
+    print(table(record["stages"]), table(beside["rows"]), sep="\n\n", end="\n\n")
+    print(f"Same verdict on {beside['same_verdict']:.2%} of {beside['documents']:,} documents of prose;", end=" ")
+    print(f"ours keeps {beside['kept_by_ours']:,}, datatrove {beside['kept_by_datatrove']:,}.\n")
+    print(table(record["builds"]))
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Electronic books (EPUB 2 and 3): the chapters in reading order as one Markdown document."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.page import decode_page, parse_page
+from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
+from sheepop.data.extract.zip_safety import safe_zip
+
+Element = Any
+
+_CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
+# Fonts may be made unreadable to other programs, which does not concern the text.
+_FONTS_ONLY = frozenset({"http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"})
+_PAGES = frozenset({"application/xhtml+xml", "text/html", "text/x-oeb1-document", "application/x-dtbook+xml"})
+_NCX = "application/x-dtbncx+xml"
+_FACTS = {"title": "title", "creator": "author", "language": "language", "rights": "rights", "date": "date"}
+_DATE = re.compile(r"\d{4}(?:-\d\d){0,2}")
+_LONGEST_FACT = 1000
+_LONGEST_TITLE = 200
+
+
+def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """One document of prose with a mark ``chapter N: title`` for each chapter; a chapter that cannot be read by itself.
+
+    Metadata: ``title``, ``author``, ``language``, ``rights`` and ``date`` where the book states them. Raises
+    `ExtractionError`: ``encrypted`` for a protected book, ``damaged`` where the order of the chapters cannot be read.
+    """
+    with safe_zip(content, context) as archive:
+        _refuse_protection(archive)
+        book = _book(archive)
+        text, marks = "", []
+        titles = _titles(archive, book)
+        for number, name in enumerate(book.chapters, 1):
+            place = f"chapter {number}"
+            try:
+                blocks = _chapter(archive, name)
+            except KeyError:
+                yield Refused(place, "missing", f"the book has no file {name}")
+            except ExtractionError as error:
+                yield Refused(place, error.reason, f"{name}: {error.detail}")
+            else:
+                body = page_text(blocks)
+                if body:
+                    text += "\n\n" if text else ""
+                    title = titles.get(name) or _heading(blocks)
+                    marks.append((len(text), f"{place}: {title}" if title else place))
+                    text += body
+        if not text:
+            raise ExtractionError("empty", "its chapters hold no text")
+        yield Extracted(text, marks=tuple(marks), metadata=book.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    """The files of the chapters in reading order, what the book says of itself, and its tables of contents."""
+
+    chapters: list[str]
+    facts: dict[str, str]
+    tables: list[str]
+
+
+def _refuse_protection(archive: zipfile.ZipFile) -> None:
+    if _ENCRYPTION not in archive.namelist():
+        return
+    for element in _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod"):
+        # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
+        if element.get("Algorithm") not in _FONTS_ONLY:
+            raise ExtractionError("encrypted", "the book is protected against copying")
+
+
+def _book(archive: zipfile.ZipFile) -> _Book:
+    if _CONTAINER not in archive.namelist():
+        raise ExtractionError("damaged", f"it has no {_CONTAINER}")
+    root = next(_xml(archive, _CONTAINER).iter("{*}rootfile"), None)
+    package = "" if root is None else unquote(root.get("full-path") or "")
+    if package not in archive.namelist():
+        raise ExtractionError("damaged", "its list of contents is missing")
+    contents = _xml(archive, package)
+    items = {item.get("id"): item for item in contents.iter("{*}item")}
+    folder = posixpath.dirname(package)
+    tables = [_path(folder, item) for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
+    chapters = []
+    for reference in contents.iter("{*}itemref"):
+        item = items.get(reference.get("idref"))
+        if item is not None and item.get("media-type") in _PAGES and not _is_navigation(item):
+            chapters.append(_path(folder, item))
+    return _Book(chapters, _facts(contents), tables)
+
+
+def _path(folder: str, item: Element) -> str:
+    return posixpath.normpath(posixpath.join(folder, unquote(item.get("href") or "")))
+
+
+def _is_navigation(item: Element) -> bool:
+    return "nav" in (item.get("properties") or "").split()
+
+
+def _facts(contents: Element) -> dict[str, str]:
+    facts: dict[str, list[str]] = {}
+    for element in contents.iter("{http://purl.org/dc/elements/1.1/}*"):
+        name = _FACTS.get(str(element.tag).rpartition("}")[2])
+        value = " ".join("".join(element.itertext()).split())
+        if name and value:
+            facts.setdefault(name, []).append(value)
+    found = {name: "; ".join(values) if name == "author" else values[0] for name, values in facts.items()}
+    date = _DATE.match(found.pop("date", ""))
+    if date:
+        found["date"] = date[0]
+    return {name: value for name, value in found.items() if len(value) <= _LONGEST_FACT}
+
+
+def _chapter(archive: zipfile.ZipFile, name: str) -> list[Block]:
+    try:
+        data = archive.read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ExtractionError("damaged", f"it cannot be unpacked: {error}") from None
+    return page_blocks(parse_page(decode_page(data).text)) if data.strip() else []
+
+
+def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
+    """The titles of the chapters by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (points)."""
+    titles: dict[str, str] = {}
+    for name in book.tables:
+        if name not in archive.namelist():
+            continue
+        try:
+            root = _xml(archive, name)
+        except ExtractionError:
+            # Without its table of contents a book is still complete.
+            continue
+        entries = [(link.get("href"), link) for link in root.iter("{http://www.w3.org/1999/xhtml}a")]
+        for point in root.iter("{*}navPoint"):
+            target, label = point.find("{*}content"), point.find("{*}navLabel")
+            if target is not None and label is not None:
+                entries.append((target.get("src"), label))
+        for target, label in entries:
+            path = unquote((target or "").partition("#")[0])
+            file = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+            titles.setdefault(file, _short(" ".join("".join(label.itertext()).split())))
+    return titles
+
+
+def _heading(blocks: list[Block]) -> str:
+    """The first heading of a chapter."""
+    heading = next((block.text for block in blocks if block.kind == "heading"), "")
+    return _short(heading.lstrip("#").strip())
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= _LONGEST_TITLE else ""
+
+
+def _xml(archive: zipfile.ZipFile, name: str) -> Element:
+    from lxml import etree
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False, load_dtd=False)
+    try:
+        return etree.fromstring(archive.read(name), parser)
+    except etree.XMLSyntaxError as error:
+        reason = "bomb" if "amplification" in error.msg or "entity reference loop" in error.msg else "damaged"
+        raise ExtractionError(reason, f"{name}: {error.msg}") from None

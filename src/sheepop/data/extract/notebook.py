@@ -1,0 +1,108 @@
+"""Jupyter notebooks as Markdown: prose as it stands, code between fences, in the order of the cells."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.markdown import fenced
+
+_NEWEST = 4
+# The richest form of an output that is text comes first; HTML is for showing only.
+_TEXT_TYPES = ("text/markdown", "text/latex", "text/plain")
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def extract_notebook(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """One document with a mark ``cell N`` for each cell that holds anything.
+
+    It is code in the kernel's language when most of its characters are code, else prose. Outputs that are text are
+    included with `notebook_outputs` in the configuration, pictures never. Metadata: ``title`` and
+    ``kernel_language`` where the notebook states them. Raises `ExtractionError`: ``unsupported`` for formats newer
+    than 4, ``damaged`` for what is no valid JSON, ``invalid`` for what is no notebook.
+    """
+    notebook, language = _read(content)
+    text, marks, code_chars = "", [], 0
+    for number, cell in enumerate(notebook.get("cells", []), 1):
+        source = cell.get("source", "")
+        is_code = cell.get("cell_type") == "code"
+        pieces = [fenced(source, language) if is_code else source] if source.strip() else []
+        if is_code and context.config.notebook_outputs:
+            pieces += [fenced(output, "output") for output in _outputs(cell) if output.strip()]
+        if pieces:
+            code_chars += len(source) if is_code else 0
+            text += "\n\n" if text else ""
+            marks.append((len(text), f"cell {number}"))
+            text += "\n\n".join(piece.strip("\n") for piece in pieces)
+    if not text:
+        raise ExtractionError("empty", "no cell has anything in it")
+    title = notebook.get("metadata", {}).get("title")
+    facts = {"title": title if isinstance(title, str) else "", "kernel_language": language}
+    facts = {name: value for name, value in facts.items() if value}
+    if 2 * code_chars > len(text):
+        yield Extracted(text, kind="code", language=language, marks=tuple(marks), metadata=facts)
+    else:
+        yield Extracted(text, marks=tuple(marks), metadata=facts)
+
+
+def _read(content: Content) -> tuple[Any, str]:
+    """The notebook in the present format, and the language of its kernel in lower case, empty when not stated."""
+    from nbformat import ValidationError, converter, versions
+
+    with content.open() as file:
+        try:
+            data = json.loads(decode(file.read()).text)
+        except UndecodableError as error:
+            raise ExtractionError(error.reason, error.detail) from None
+        except (ValueError, RecursionError) as error:
+            raise ExtractionError("damaged", f"it is no valid JSON: {error}") from None
+    version = data.get("nbformat") if isinstance(data, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise ExtractionError("invalid", "it does not say in which format of notebooks it is")
+    if version > _NEWEST:
+        raise ExtractionError("unsupported", f"notebook format {version}; formats 1 to {_NEWEST} are read")
+    # What it finds wrong with a notebook it logs as errors; what can be read is read.
+    logging.getLogger("traitlets").setLevel(logging.CRITICAL)
+    try:
+        own = versions[version].to_notebook_json(data, minor=data.get("nbformat_minor", 0))
+        language = _language(own)
+        convert: Any = converter.convert
+        return convert(own, _NEWEST), language
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ValidationError) as error:
+        detail = f"it is no valid notebook of format {version}: {type(error).__name__}: {error}"
+        raise ExtractionError("invalid", detail) from None
+
+
+def _language(notebook: Any) -> str:
+    metadata = notebook.get("metadata", {})
+    stated = [metadata.get("language_info", {}).get("name"), metadata.get("kernelspec", {}).get("language")]
+    # Up to format 3 every cell of code had a language of its own.
+    for sheet in notebook.get("worksheets", []):
+        stated += [cell.get("language") for cell in sheet.get("cells", []) if cell.get("cell_type") == "code"]
+    names = [
+        name.strip().lower() for name in stated if isinstance(name, str) and re.fullmatch(r"[\w+#. -]{1,40}", name)
+    ]
+    return names[0] if names else ""
+
+
+def _outputs(cell: Any) -> Iterator[str]:
+    """The outputs of a cell that are text, whole."""
+    for output in cell.get("outputs", []):
+        kind = output.get("output_type")
+        if kind == "stream":
+            yield _joined(output.get("text", ""))
+        elif kind == "error":
+            lines = output.get("traceback") or [f"{output.get('ename', '')}: {output.get('evalue', '')}"]
+            yield _TERMINAL_CODES.sub("", "\n".join(lines))
+        else:
+            data = output.get("data", {})
+            yield next((_joined(data[name]) for name in _TEXT_TYPES if name in data), "")
+
+
+def _joined(text: Any) -> str:
+    return _TERMINAL_CODES.sub("", text if isinstance(text, str) else "".join(text))

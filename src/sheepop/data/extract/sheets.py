@@ -1,0 +1,129 @@
+"""Spreadsheets (xlsx) as Markdown tables, one document for each sheet, read row by row.
+
+Cells have their values, not their formulas. Columns and rows in which nothing stands are left out, so that what a
+sheet claims to span does not matter.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.markdown import cell_text, rule, table_line
+from sheepop.data.extract.zip_safety import office_package
+
+_BLOCK = 2**20
+# A formula whose value the writing program left to be computed when the file is opened.
+_WITHOUT_VALUE = re.compile(
+    rb"(?:</(?:\w+:)?f>|<(?:\w+:)?f\b[^<>]*/>)\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
+)
+_LONGEST_END = 2**10
+_SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
+
+# What separates a cell from the next.
+_CELL_BYTES = 3
+
+Row = dict[int, str]
+
+
+def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """One table for each sheet with anything in it, hidden ones too; a long sheet in several, each with the header.
+
+    Places and marks are ``sheet NAME``. Metadata: ``hidden`` is ``yes`` for a sheet that is not shown;
+    ``formulas_without_value`` is how many formulas of the workbook nobody has computed, whose cells are empty.
+    Raises `ExtractionError`.
+    """
+    with office_package(content, context) as archive, content.open() as file:
+        uncomputed = sum(_count(archive, name) for name in archive.namelist() if _SHEET.fullmatch(name))
+        facts = {"formulas_without_value": str(uncomputed)} if uncomputed else {}
+        workbook = _open(file)
+        is_empty = True
+        for sheet in workbook.worksheets:
+            hidden = {} if sheet.sheet_state == "visible" else {"hidden": "yes"}
+            name = " ".join(sheet.title.split())
+            for number, body in enumerate(_tables(_rows(sheet), context.config.max_document_bytes), 1):
+                heading = f"# {name}\n\n"
+                place = f"sheet {name}" if number == 1 else f"sheet {name}, part {number}"
+                marks = ((0, f"sheet {name}"),)
+                yield Extracted(heading + body, kind="table", place=place, marks=marks, metadata={**facts, **hidden})
+                is_empty = False
+        if is_empty:
+            raise ExtractionError("empty", "no sheet has anything in it")
+
+
+def _open(file: Any) -> Any:
+    from openpyxl import load_workbook
+
+    with warnings.catch_warnings():
+        # It warns of what it does not keep when it writes the file again.
+        warnings.simplefilter("ignore")
+        return load_workbook(file, read_only=True, data_only=True, keep_links=False)
+
+
+def _rows(sheet: Any) -> Iterator[Row]:
+    """The rows that hold anything, as text by column."""
+    # The dimensions that a sheet claims would be filled up with empty cells.
+    sheet.reset_dimensions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for cells in sheet.iter_rows(values_only=True):
+            row = {column: text for column, value in enumerate(cells) if value is not None and (text := _text(value))}
+            if row:
+                yield row
+
+
+def _tables(rows: Iterable[Row], limit: int) -> Iterator[str]:
+    """Tables of about half of `limit` bytes at most, each with the first row as its header."""
+    pending: list[Row] = []
+    columns: set[int] = set()
+    size = 0
+    for row in rows:
+        text_bytes = sum(len(text.encode("utf-8", "replace")) for text in row.values())
+        # Every row of a table takes room for every column of it.
+        if size + text_bytes + _CELL_BYTES * (len(pending) + 1) * len(columns | row.keys()) > limit // 2 and size:
+            yield _table(pending)
+            pending, size = pending[:1], 0
+            columns = set(pending[0])
+        pending.append(row)
+        columns |= row.keys()
+        size += text_bytes
+    if size:
+        yield _table(pending)
+
+
+def _table(rows: list[Row]) -> str:
+    columns = sorted({column for row in rows for column in row})
+    lines = [table_line([row.get(column, "") for column in columns]) for row in rows]
+    lines.insert(1, rule(len(columns)))
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    """A value as one would write it: dates in ISO 8601, numbers with the 15 digits that spreadsheets show."""
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    if isinstance(value, datetime.datetime):
+        return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return cell_text(str(value))
+
+
+def _count(archive: zipfile.ZipFile, name: str) -> int:
+    """How many formulas of a sheet have no value."""
+    found, before = 0, b""
+    with archive.open(name) as part:
+        while block := part.read(_BLOCK):
+            text = before + block
+            end = 0
+            for match in _WITHOUT_VALUE.finditer(text):
+                found, end = found + 1, match.end()
+            before = text[max(end, len(text) - _LONGEST_END) :]
+    return found

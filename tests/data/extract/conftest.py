@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.detection import FileType
+from sheepop.data.extract.dispatch import Dispatcher
+from sheepop.data.extract.interface import Content, Extracted, Refused
+
+ReadAs = Callable[..., list[Extracted | Refused]]
+
+
+@pytest.fixture
+def read_as(tmp_path: Path) -> ReadAs:
+    """Extracts bytes as a given type, in this process, and checks that no temporary file is left behind."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def run(kind: str, data: bytes, name: str = "", **settings: object) -> list[Extracted | Refused]:
+        config = ExtractConfig.model_validate(settings)
+        content = Content(name or f"file.{kind}", data=data)
+        items = list(Dispatcher(config, scratch).documents(content, FileType(kind)))
+        assert list(scratch.iterdir()) == []
+        return items
+
+    return run
+
+
+@pytest.fixture
+def damaged() -> Callable[..., Iterator[bytes]]:
+    """Yields copies of a file that are cut off or have some bits flipped, always the same ones."""
+
+    def run(data: bytes, count: int = 50) -> Iterator[bytes]:
+        chosen = random.Random(len(data))
+        for number in range(count):
+            if number % 2:
+                yield data[: chosen.randrange(len(data))]
+                continue
+            copy = bytearray(data)
+            for _ in range(chosen.randrange(1, 20)):
+                copy[chosen.randrange(len(copy))] ^= 1 << chosen.randrange(8)
+            yield bytes(copy)
+
+    return run

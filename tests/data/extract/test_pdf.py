@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pdfplumber
+import pypdfium2
+import pytest
+from reportlab.lib import colors
+from reportlab.lib.pagesizes import A4
+from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.lib.styles import ParagraphStyle
+from reportlab.pdfgen.canvas import Canvas
+from reportlab.platypus import BaseDocTemplate, Frame, PageTemplate, Paragraph, SimpleDocTemplate, Spacer, Table
+from reportlab.platypus.flowables import Flowable
+
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.pdf import extract_pdf
+
+PARAGRAPHS = [
+    "The shepherd counted the flock twice before the rain began, and both times one animal was missing from the count.",
+    "In the valley below, the river had risen above the lower meadow; nobody had seen it so high since the winter of "
+    "1947, when the old bridge was carried away and the village was cut off for nine days.",
+    "What was to be done? The dog, a patient creature with one white ear, had already gone to look along the wall.",
+    "By evening the missing ewe was found behind the chapel with two lambs that had not been there in the morning.",
+]
+CELLS = [["Breed", "Weight (kg)", "Wool"], ["Merino", "75", "very fine"], ["Texel", "95", "coarse | thick"]]
+TABLE = """\
+| Breed | Weight (kg) | Wool |
+| --- | --- | --- |
+| Merino | 75 | very fine |
+| Texel | 95 | coarse \\| thick |"""
+
+Extract = Callable[..., list[Extracted | Refused]]
+
+
+@pytest.fixture
+def extract(tmp_path: Path) -> Extract:
+    """Extracts a PDF in this process, by default without recognition of text in pictures."""
+
+    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
+        config = ExtractConfig.model_validate({"ocr": False, **settings})
+        return list(extract_pdf(Content("a.pdf", data=data), Context(config, tmp_path, lambda *_: iter(()))))
+
+    return run
+
+
+@pytest.fixture
+def read(extract: Extract) -> Callable[..., Extracted]:
+    """The one document of a PDF of which nothing is refused."""
+
+    def run(data: bytes, **settings: object) -> Extracted:
+        (document,) = extract(data, **settings)
+        assert isinstance(document, Extracted)
+        return document
+
+    return run
+
+
+def drawn(draw: Callable[[Canvas], object], **options: Any) -> bytes:
+    """A PDF that `draw` draws on a canvas of A4; y grows upwards."""
+    buffer = io.BytesIO()
+    canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
+    draw(canvas)
+    canvas.save()
+    return buffer.getvalue()
+
+
+def pages_of(*pages: str) -> bytes:
+    """A PDF with one line of text on each page; an empty text is a blank page."""
+
+    def draw(canvas: Canvas) -> None:
+        for page in pages:
+            canvas.drawString(72, 700, page)
+            canvas.showPage()
+
+    return drawn(draw)
+
+
+def typeset(paragraphs: Sequence[str | Flowable], columns: int = 1, **style: Any) -> bytes:
+    """A PDF that reportlab sets as running text."""
+    buffer = io.BytesIO()
+    look = ParagraphStyle("body", fontName="Times-Roman", fontSize=10, leading=12, spaceAfter=8, **style)
+    story = [Paragraph(item, look) if isinstance(item, str) else item for item in paragraphs]
+    document = BaseDocTemplate(buffer, pagesize=A4)
+    width = 451 / columns
+    frames = [Frame(72 + number * width, 72, width - 14, 698, 0, 0, 0, 0) for number in range(columns)]
+    document.addPageTemplates(PageTemplate(frames=frames))
+    document.build(story)
+    return buffer.getvalue()
+
+
+def ruled_table(cells: Sequence[Sequence[str]] = CELLS) -> Table:
+    return Table(cells, style=[("GRID", (0, 0), (-1, -1), 0.5, colors.black)])
+
+
+@pytest.mark.parametrize("alignment", [0, 4], ids=["ragged", "justified"])
+def test_running_text_comes_back_paragraph_by_paragraph(read: Callable[..., Extracted], alignment: int) -> None:
+    document = read(typeset(PARAGRAPHS, alignment=alignment))
+
+    assert document.text == "\n\n".join(PARAGRAPHS)
+    assert document.kind == "prose"
+    assert document.place == ""
+    assert document.marks == ((0, "page 1"),)
+
+
+def test_paragraphs_that_only_an_indent_parts_come_back_too(read: Callable[..., Extracted]) -> None:
+    text = typeset(PARAGRAPHS, alignment=4, firstLineIndent=14)
+    style = ParagraphStyle("body", fontName="Times-Roman", fontSize=10, leading=12, alignment=4, firstLineIndent=14)
+    buffer = io.BytesIO()
+    SimpleDocTemplate(buffer).build([Paragraph(item, style) for item in PARAGRAPHS])
+
+    assert read(text).text == read(buffer.getvalue()).text == "\n\n".join(PARAGRAPHS)
+
+
+def test_two_columns_are_read_one_after_the_other(read: Callable[..., Extracted]) -> None:
+    paragraphs = PARAGRAPHS * 7
+
+    text = read(typeset(paragraphs, columns=2, alignment=4)).text
+
+    assert text.split() == " ".join(paragraphs).split()
+    assert text == "\n\n".join(paragraphs)
+
+
+def test_columns_are_read_in_order_when_the_file_holds_them_row_by_row(read: Callable[..., Extracted]) -> None:
+    left = [f"Left line {number} speaks of sheep and of grass" for number in range(8)]
+    right = [f"Right line {number} speaks of wool and of rain" for number in range(8)]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.drawCentredString(297, 760, "A headline that stands across both of the columns of this page, as it may")
+        for row in range(8):
+            canvas.drawString(72, 700 - 14 * row, left[row])
+            canvas.drawString(320, 700 - 14 * row, right[row])
+
+    text = read(drawn(draw)).text
+
+    assert text.startswith("A headline")
+    assert [text.index(line) for line in left + right] == sorted(text.index(line) for line in left + right)
+
+
+def test_rows_of_a_table_without_lines_are_read_across(read: Callable[..., Extracted]) -> None:
+    rows = [("Merino", "75", "fine"), ("Texel", "95", "coarse"), ("Soay", "30", "brown"), ("Herdwick", "60", "grey")]
+
+    def draw(canvas: Canvas) -> None:
+        for column in range(3):
+            for row, cells in enumerate(rows):
+                canvas.drawString(72 + 120 * column, 700 - 15 * row, cells[column])
+
+    assert [line.split() for line in read(drawn(draw)).text.splitlines() if line] == [list(row) for row in rows]
+
+
+def test_a_divided_word_is_made_whole_and_a_compound_keeps_its_hyphen(read: Callable[..., Extracted]) -> None:
+    def draw(canvas: Canvas) -> None:
+        text = canvas.beginText(72, 700)
+        for line in (
+            "The hardworking shepherd looked for the miss-",
+            "ing ewe in the rain-soaked meadow, which is rain-",
+            "soaked for half of every year since the Anglo-",
+            "Saxon age, and found it beside two- and three-",
+            "year-old rams that had come here from the val-",
+            "ley.",
+        ):
+            text.textLine(line)
+        canvas.drawText(text)
+
+    expected = (
+        "The hardworking shepherd looked for the missing ewe in the rain-soaked meadow, which is rain-soaked for half "
+        "of every year since the Anglo-Saxon age, and found it beside two- and three-year-old rams that had come here "
+        "from the valley."
+    )
+    words = read(drawn(draw)).text
+    # "three-" before "year-old" cannot be told from a divided word.
+    assert words.replace("threeyear-old", "three-year-old") == expected
+
+
+def test_code_keeps_its_lines(read: Callable[..., Extracted]) -> None:
+    code = ["def count(flock):", "total = 0", "for sheep in flock:", "total += 1", "return total"]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setFont("Courier", 10)
+        for row, line in enumerate(code):
+            canvas.drawString(72, 700 - 12 * row, line)
+
+    assert read(drawn(draw)).text.splitlines() == code
+
+
+def test_ligatures_and_bullets_are_spelt_out_and_no_control_character_is_left(read: Callable[..., Extracted]) -> None:
+    from reportlab.pdfbase import pdfmetrics
+    from reportlab.pdfbase.ttfonts import TTFont
+
+    pdfmetrics.registerFont(TTFont("DejaVu", str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))))
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setFont("DejaVu", 12)
+        canvas.drawString(72, 700, "The o\ufb03ce of the \ufb01rst \ufb02ock, 25 \u20ac, \u0394x \u2264 \u03c0")
+        canvas.drawString(72, 670, "soft\u00adhyphen zero\u200bwidth")
+
+    text = read(drawn(draw)).text
+
+    assert text.startswith("The office of the first flock, 25 \u20ac, \u0394x \u2264 \u03c0")
+    assert "zerowidth" in text
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_a_ruled_table_is_markdown_in_its_place_and_not_repeated(read: Callable[..., Extracted]) -> None:
+    document = read(typeset([PARAGRAPHS[0], ruled_table(), Spacer(1, 12), PARAGRAPHS[1]]))
+
+    assert document.text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[1]}"
+    assert document.metadata["tables"] == "1"
+
+
+def test_tables_can_be_left_as_text(read: Callable[..., Extracted]) -> None:
+    document = read(typeset([PARAGRAPHS[0], ruled_table()]), pdf_tables=False)
+
+    assert "| --- |" not in document.text
+    assert document.text.split() == " ".join([PARAGRAPHS[0], *(cell for row in CELLS for cell in row)]).split()
+
+
+def test_cells_are_those_that_pdfplumber_finds(read: Callable[..., Extracted]) -> None:
+    cells = [[f"cell {row} {column}" for column in range(5)] for row in range(30)]
+    data = typeset([ruled_table(cells)])
+
+    with pdfplumber.open(io.BytesIO(data)) as file:
+        expected = file.pages[0].extract_table()
+    lines = read(data).text.splitlines()
+
+    assert expected == cells
+    assert [line.strip("| ").split(" | ") for line in [lines[0], *lines[2:]]] == expected
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_a_turned_page_is_read_as_if_upright(read: Callable[..., Extracted], turn: int) -> None:
+    data = typeset([PARAGRAPHS[0], ruled_table(), Spacer(1, 12), PARAGRAPHS[2]])
+    document = pypdfium2.PdfDocument(data)
+    document[0].set_rotation(turn)
+    document[0].set_cropbox(30, 40, 560, 800)
+    buffer = io.BytesIO()
+    document.save(buffer)
+    document.close()
+
+    assert read(buffer.getvalue()).text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[2]}"
+
+
+def test_a_stamp_along_the_margin_follows_the_text(read: Callable[..., Extracted]) -> None:
+    def draw(canvas: Canvas) -> None:
+        for row, line in enumerate(PARAGRAPHS[0].split(",")):
+            canvas.drawString(100, 700 - 40 * row, line.strip())
+        canvas.translate(30, 300)
+        canvas.rotate(90)
+        canvas.drawString(0, 0, "stamp:2401.00001v1 12 Jan 2024")
+
+    assert read(drawn(draw)).text.endswith("one animal was missing from the count.\n\nstamp:2401.00001v1 12 Jan 2024")
+
+
+def test_metadata_is_kept(read: Callable[..., Extracted]) -> None:
+    def draw(canvas: Canvas) -> None:
+        canvas.setTitle("On Sheep\n and Goats")
+        canvas.setAuthor("Ærø Ødegård")
+        canvas.drawString(72, 700, "Text.")
+        canvas.showPage()
+        canvas.drawString(72, 700, "More.")
+
+    metadata = read(drawn(draw)).metadata
+
+    assert metadata == {"title": "On Sheep and Goats", "author": "Ærø Ødegård", "pages": "2"}
+
+
+def test_every_page_with_text_has_a_mark_where_its_text_begins(read: Callable[..., Extracted]) -> None:
+    document = read(pages_of("The first page.", "", "The third page.", "The fourth page."))
+
+    assert document.text == "The first page.\n\nThe third page.\n\nThe fourth page."
+    assert [(document.text[offset:][:9], name) for offset, name in document.marks] == [
+        ("The first", "page 1"),
+        ("The third", "page 3"),
+        ("The fourt", "page 4"),
+    ]
+
+
+def test_running_heads_are_said_once_and_page_numbers_not_at_all(read: Callable[..., Extracted]) -> None:
+    def draw(canvas: Canvas) -> None:
+        for number in range(1, 8):
+            canvas.drawString(72, 800, "Annual report of the wool board")
+            canvas.drawString(72, 780, f"{number * number + 17} bales")
+            canvas.drawString(72, 500, f"This is what page {number} has to say.")
+            canvas.drawString(290, 40, f"{number + 4}")
+            canvas.showPage()
+
+    data = drawn(draw)
+    document = read(data)
+    whole = read(data, strip_running_lines=False)
+
+    assert document.text.count("Annual report") == 1
+    # Figures that do not count with the pages are no page numbers.
+    assert [f"{n * n + 17} bales" in document.text for n in range(1, 8)] == [True] * 7
+    assert document.metadata["running_lines"] == "13"
+    assert whole.text.count("Annual report") == 7
+    assert len(whole.text.split()) == len(document.text.split()) + 6 * 6 + 7
+
+
+def test_a_password_is_needed(extract: Extract) -> None:
+    data = drawn(lambda canvas: canvas.drawString(72, 700, "secret"), encrypt=StandardEncryption("user", "owner"))
+
+    with pytest.raises(ExtractionError) as raised:
+        extract(data)
+
+    assert raised.value.reason == "encrypted"
+
+
+def test_a_file_that_opens_without_its_password_is_read(read: Callable[..., Extracted]) -> None:
+    data = drawn(
+        lambda canvas: canvas.drawString(72, 700, "open to all"), encrypt=StandardEncryption("", "owner", strength=128)
+    )
+
+    assert read(data).text == "open to all"
+
+
+@pytest.mark.parametrize("fonttype", [3, 42])
+def test_the_text_of_a_figure_is_read(read: Callable[..., Extracted], fonttype: int) -> None:
+    from matplotlib.figure import Figure
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"pdf.fonttype": fonttype}):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([0, 1], [3, 5])
+        axes.set_title("Wool by year")
+        axes.set_xlabel("years since 1900")
+        axes.set_ylabel("bales")
+        figure.savefig(buffer, format="pdf")
+
+    text = read(buffer.getvalue()).text
+
+    assert "Wool by year" in text
+    assert "years since 1900" in text
+    assert text.endswith("bales")  # it runs upwards along the axis
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext of poppler-utils")
+@pytest.mark.parametrize("columns", [1, 2])
+def test_words_come_in_the_order_of_pdftotext(tmp_path: Path, read: Callable[..., Extracted], columns: int) -> None:
+    data = typeset([f"{number}. {text}" for number, text in enumerate(PARAGRAPHS * 25)], columns=columns, alignment=4)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+
+    other = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True, check=True).stdout
+
+    assert read(data).text.split() == other.split()
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_page_that_a_browser_printed_is_read(tmp_path: Path, read: Callable[..., Extracted]) -> None:
+    hebrew = "הכבשה הלבנה אכלה 42 תפוחים בשנת 2024, ואז הלכה הביתה לישון עם Dolly Parton."
+    arabic = "السلام عليكم ورحمة الله، هذه جملة قصيرة فيها الرقم 125 ثم كلمة Linux وبعدها نهاية الكلام."
+    mixed = "The word שלום means peace, and سلام does too, in 3 languages \N{GRINNING FACE}."
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in CELLS)
+    page = tmp_path / "page.html"
+    page.write_text(
+        f"<meta charset=utf-8><style>body{{font-family:'DejaVu Sans'}} td{{border:1px solid black}}</style>"
+        f"<h1>On the flock</h1><p>{PARAGRAPHS[1]}<p dir=rtl>{hebrew}<p dir=rtl>{arabic}<p>{mixed}<table>{rows}</table>"
+    )
+    printed = tmp_path / "page.pdf"
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    subprocess.run([*command, f"--print-to-pdf={printed}", str(page)], capture_output=True, check=True, timeout=120)
+
+    document = read(printed.read_bytes())
+
+    assert document.text == "\n\n".join(["On the flock", PARAGRAPHS[1], hebrew, arabic, mixed, TABLE])

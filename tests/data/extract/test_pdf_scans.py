@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pypdfium2
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+from reportlab.lib.pagesizes import A4
+from reportlab.pdfgen.canvas import Canvas
+
+from sheepop.data.extract import ocr
+from sheepop.data.extract import pdf as pdf_module
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Content, Context, Extracted, Refused
+from sheepop.data.extract.ocr import Recognised
+from sheepop.data.extract.page_lines import Line
+from sheepop.data.extract.pdf import extract_pdf
+
+Extract = Callable[..., list[Extracted | Refused]]
+
+
+@pytest.fixture
+def extract(tmp_path: Path) -> Extract:
+    """Extracts a PDF in this process, by default without recognition of text in pictures."""
+
+    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
+        config = ExtractConfig.model_validate({"ocr": False, **settings})
+        return list(extract_pdf(Content("a.pdf", data=data), Context(config, tmp_path, lambda *_: iter(()))))
+
+    return run
+
+
+def drawn(draw: Callable[[Canvas], object], **options: Any) -> bytes:
+    """A PDF that `draw` draws on a canvas of A4; y grows upwards."""
+    buffer = io.BytesIO()
+    canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
+    draw(canvas)
+    canvas.save()
+    return buffer.getvalue()
+
+
+def pages_of(*pages: str) -> bytes:
+    """A PDF with one line of text on each page; an empty text is a blank page."""
+
+    def draw(canvas: Canvas) -> None:
+        for page in pages:
+            canvas.drawString(72, 700, page)
+            canvas.showPage()
+
+    return drawn(draw)
+
+
+def picture(text: str, size: int = 28) -> Image.Image:
+    """A picture of lines of text."""
+    font = ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), size)
+    image = Image.new("L", (700, 40 + int(1.6 * size) * (text.count("\n") + 1)), 255)
+    ImageDraw.Draw(image).multiline_text((20, 20), text, font=font, fill=0, spacing=0.5 * size)
+    return image
+
+
+def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract: Extract) -> None:
+    scan = io.BytesIO()
+    picture("The quick brown fox jumps\nover the lazy dog.").save(scan, "PDF", resolution=150)
+    merged = pypdfium2.PdfDocument(pages_of("A page of text."))
+    merged.import_pages(pypdfium2.PdfDocument(scan.getvalue()))
+    buffer = io.BytesIO()
+    merged.save(buffer)
+
+    (document,) = extract(buffer.getvalue(), ocr=True)
+
+    assert isinstance(document, Extracted)
+    assert " ".join(document.text.split()) == "A page of text. The quick brown fox jumps over the lazy dog."
+    assert document.marks == ((0, "page 1"), (17, "page 2"))
+    assert document.metadata["recognised_pages"] == "1"
+    assert float(document.metadata["recognition_confidence"]) > 0.9
+
+
+def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
+    extract: Extract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = io.BytesIO()
+    picture("A scan").save(scan, "PDF", save_all=True, append_images=[picture("Another")])
+    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    ocr._engine.cache_clear()
+
+    assert [(item.place, item.reason) for item in extract(scan.getvalue()) if isinstance(item, Refused)] == [
+        ("page 1", "unsupported"),
+        ("page 2", "unsupported"),
+    ]
+    missing = [item for item in extract(scan.getvalue(), ocr=True) if isinstance(item, Refused)]
+    assert [(item.place, item.reason) for item in missing] == [("page 1", "missing"), ("page 2", "missing")]
+    assert "install sheepop[ocr]" in missing[0].detail
+
+
+def test_a_long_scan_becomes_documents_that_are_done_in_time(extract: Extract, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recognised(image: Image.Image, config: ExtractConfig) -> Recognised:
+        lines = [Line("Recognised text on a page", 10, 10, 400, 30, 15, 60)]
+        return Recognised(lines, image.width, image.height, 0.95, 0)
+
+    monkeypatch.setattr(pdf_module, "recognise", recognised)
+    scan = io.BytesIO()
+    picture("A").save(scan, "PDF", save_all=True, append_images=[picture("B")] * 4)
+
+    documents = [item for item in extract(scan.getvalue(), ocr=True, max_seconds=60) if isinstance(item, Extracted)]
+
+    assert [document.place for document in documents] == ["pages 1 to 2", "pages 3 to 4", "page 5"]
+    assert [document.marks for document in documents] == [
+        ((0, "page 1"), (27, "page 2")),
+        ((0, "page 3"), (27, "page 4")),
+        ((0, "page 5"),),
+    ]
+    (whole,) = extract(scan.getvalue(), ocr=True, max_seconds=600)
+    assert isinstance(whole, Extracted)
+    assert whole.metadata["recognised_pages"] == "5"

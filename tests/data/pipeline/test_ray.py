@@ -1,0 +1,142 @@
+"""The same build on two Ray nodes, and when one of them is killed in the middle: the same bytes as on one machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sheepop[cluster]'"
+)
+
+NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
+WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
+SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four parts of little text: each is filled up by white space. Some documents are equal or nearly so."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(7)
+    first = ""
+    for number in range(4):
+        place = folder / str(number)
+        place.mkdir()
+        sentences = [" ".join(draw.choices(WORDS, k=12)).capitalize() + "." for _ in range(400)]
+        content = "\n".join(sentences) + f"\nWrite to shepherd{number}@sheep-farm.org about it.\n"
+        first = first or content
+        (place / "a.txt").write_text(content)
+        (place / "b.txt").write_text(first.replace("Sheep", "Goat", 1) if number % 2 else first)
+        for line, sentence in enumerate(sentences[:20]):
+            (place / f"c{line}.txt").write_text(sentence)
+        (place / "d.txt").write_text(" " * (2**21 - 2**16 - sum(file.stat().st_size for file in place.iterdir())))
+    (folder / "broken.txt").write_bytes(b"\0 and no text")
+    return folder
+
+
+def command(text: Path, output: Path, *more: str) -> list[str]:
+    program = [sys.executable, "-m", "sheepop", "data", "build", str(text), "--output", str(output), "--quiet"]
+    stages = "data.clean.stages=[formatting, pii, exact_duplicates, near_duplicates]"
+    return [*program, "tokenizer.vocab_size=300", stages, *more]
+
+
+def content(corpus: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(corpus.rglob("*")) if path.is_file())
+    return {str(p.relative_to(corpus)): p.read_bytes() for p in files if p.name not in NOT_COMPARED}
+
+
+def run_to_end(arguments: list[str], **environment: str) -> None:
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=SECONDS, check=False, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def on_one_machine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What a build without any other process gives."""
+    output = tmp_path_factory.mktemp("local") / "corpus"
+    run_to_end(command(text, output, "--workers", "0"))
+    return content(output)
+
+
+def below(place: Path) -> list[psutil.Process]:
+    """The processes that were started on behalf of a cluster whose files are in `place`, by what they were told."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), process.environ().get("RAY_SHEEPOP_TEST", "")]
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and any(str(place) in word for word in told):
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster of two nodes of one core each; at the end none of its processes is left."""
+    from ray.cluster_utils import Cluster
+
+    # Its sockets lie in this folder, and the path of a socket may have few characters.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        # By this their own children are known too.
+        monkeypatch.setenv("RAY_SHEEPOP_TEST", place)
+        settings = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args={**settings, "temp_dir": place})
+        try:
+            cluster.add_node(**settings)
+            cluster.wait_for_nodes(timeout=60)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            for process in below(Path(place)):
+                process.kill()
+            _, alive = psutil.wait_procs(below(Path(place)), timeout=20)
+            assert not alive
+
+
+def parts(output: Path) -> list[Path]:
+    return sorted((output.with_name(f".{output.name}.building") / "pass-0").glob("0*"))
+
+
+def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
+    two_nodes: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path
+) -> None:
+    t = time.monotonic()
+    run_to_end(command(text, tmp_path / "corpus", "--engine", "ray"), RAY_ADDRESS=two_nodes.address)
+    assert content(tmp_path / "corpus") == on_one_machine
+    print("first", time.monotonic() - t)
+
+    output = tmp_path / "killed"
+    arguments = command(text, output, "--engine", "ray")
+    build = subprocess.Popen(arguments, stderr=subprocess.PIPE, env={**os.environ, "RAY_ADDRESS": two_nodes.address})
+    try:
+        while not parts(output) and build.poll() is None:
+            time.sleep(0.02)
+        assert len(parts(output)) < 4 and build.poll() is None, "it was over too soon"
+        print("kill", time.monotonic() - t)
+        two_nodes.remove_node(two_nodes.worker_nodes.copy().pop(), allow_graceful=False)
+        print("killed", time.monotonic() - t)
+        build.wait(timeout=SECONDS)
+        print("done", build.returncode, time.monotonic() - t)
+        print(build.stderr.read().decode())
+    finally:
+        build.kill()
+        build.wait()
+    if not output.exists():
+        run_to_end(arguments, RAY_ADDRESS=two_nodes.address)
+    assert content(output) == on_one_machine
+    print(time.monotonic() - t)
