@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import sheepop
 from sheepop.core.config import read_config_file
+from sheepop.core.errors import DataError
+from sheepop.core.files import read_json
+from sheepop.data import build_corpus
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import train
 from sheepop.model import Transformer
@@ -24,6 +30,7 @@ TOY = (
     "tokenizer.vocab_size=300",
     "training.max_steps=3",
     "training.max_minutes=null",
+    "training.max_epochs=null",
     "training.global_batch_size=4",
     "training.micro_batch_size=2",
     "training.warmup_steps=1",
@@ -36,13 +43,30 @@ TOY = (
 every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 
 
+WORDS = """
+    the and with that this have from their there which when about after before again little morning evening garden river
+    mountain sheep shepherd village window letter summer winter bread water house field stone light answer question
+    remember carry follow listen wander gather believe notice return promise gently slowly often always together
+""".split()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Modules, pages and books that are no duplicates of each other and that the rules for web pages keep."""
     place = tmp_path_factory.mktemp("source")
-    for number in range(24):
-        body = "".join(f"    total += step * {line}\n" for line in range(8))
-        (place / f"module{number:02d}.py").write_text(f"def count_{number}(step, total):\n{body}    return total\n")
+    (place / "books").mkdir()
+    draw = random.Random(3)
+    for number in range(12):
+        lines = [f"    {draw.choice(WORDS)}_{k} = {draw.choice(WORDS)!r} * {draw.randrange(99)}\n" for k in range(24)]
+        (place / f"module{number:02d}.py").write_text(f"def count_{number}(step):\n{''.join(lines)}    return step\n")
+        (place / f"page{number:02d}.txt").write_text(prose(draw))
+        (place / "books" / f"chapter{number:02d}.txt").write_text(prose(draw))
     return place
+
+
+def prose(draw: random.Random) -> str:
+    sentences = [" ".join(["The", *draw.choices(WORDS, k=11)]) + "." for _ in range(30)]
+    return "\n\n".join(" ".join(sentences[start : start + 5]) for start in range(0, 30, 5)) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +88,7 @@ def test_the_network_has_the_size_its_name_says(name: str, vocab_size: int | Non
 
 
 def test_no_recipe_is_left_out():
-    names = ["code-bpe", "gpt2-124m", "quick-characters", "shakespeare-characters"]
+    names = ["code-bpe", "gpt2-124m", "quick-characters", "shakespeare-characters", "web-corpus"]
     assert [recipe.stem for recipe in RECIPES] == names
 
 
@@ -83,5 +107,31 @@ def test_a_recipe_trains_a_model_that_writes(recipe: Path, folder: Path, tmp_pat
     for section, settings in asked.items():
         for key, value in settings.items():
             if f"{section}.{key}" not in overridden:
-                assert made[section][key] == value
+                assert_holds(made[section][key], value)
     assert len(sheepop.load(run, device="cpu").generate("def ", max_new_tokens=3, seed=0).token_ids) <= 3
+
+
+def assert_holds(made: Any, asked: Any) -> None:
+    """What was asked for is in what was made, which also holds what follows from it."""
+    if isinstance(asked, Mapping):
+        for key, value in asked.items():
+            assert_holds(made[key], value)
+    elif isinstance(asked, list) and asked and isinstance(asked[0], Mapping):
+        for one, other in zip(made, asked, strict=True):
+            assert_holds(one, other)
+    else:
+        assert made == asked
+
+
+def test_the_web_recipe_builds_a_corpus_with_the_shares_it_asks_for(folder: Path, tmp_path: Path):
+    recipe = next(recipe for recipe in RECIPES if recipe.stem == "web-corpus")
+    config = load_config(recipe, TOY, options={"data": {"paths": [str(folder)]}})
+    corpus = build_corpus(config.data, config.tokenizer, tmp_path / "corpus", seed=config.seed)
+    report = read_json(corpus.directory / "report.json", DataError)
+    assert sum(report["documents"]["removed"].values()) == 0
+    books, others = (source["bytes_after"] for source in report["mix"])
+    assert books / (books + others) == pytest.approx(1 / 4, abs=0.06)
+    # The corpus is taken by the same recipe, which must ask for nothing that it was built without.
+    run = tmp_path / "run"
+    config = load_config(recipe, TOY, options={"data": {"paths": [str(corpus.directory)]}, "output_dir": str(run)})
+    assert train(config).steps == 3

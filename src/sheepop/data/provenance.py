@@ -87,7 +87,7 @@ def _origin(
 def _pages(document: Document, start: int, stop: int) -> tuple[str, ...]:
     """The marks in force between two offsets in characters."""
     offsets = [offset for offset, _ in document.marks]
-    ends = [*offsets[1:], len(document.text)]
+    ends = [*offsets[1:], len(document.text)] if offsets else []
     return tuple(
         name
         for (offset, name), end in zip(document.marks, ends, strict=True)

@@ -91,7 +91,9 @@ def show_tokens(directory: Path, tokens: str, split: Literal["train", "validatio
         first = int(start)
         last = int(stop) if separator else first + 1
     except ValueError:
-        raise UsageError(f"--tokens takes A:B, two positions in the split, for example 0:100; got {tokens!r}.") from None
+        raise UsageError(
+            f"--tokens takes A:B, two positions in the split, for example 0:100; got {tokens!r}."
+        ) from None
     return trace_tokens(_open(directory), split, first, last)
 
 

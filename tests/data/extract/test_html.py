@@ -26,7 +26,7 @@ AROUND = """<html lang="en"><head><title>Ferries</title></head><body>
 <div class="page">{}</div>
 <div class="sidebar"><h3>Most read</h3><ul><li><a href="/1">Ten things that nobody ever told you about ferries</a></li>
 <li><a href="/2">The captain says that he has seen enough</a></li></ul></div>
-<div id="footer"><p>Copyright 2021 The Paper. <a href="/t">Terms of use apply to all of this</a></p></div></body></html>"""
+<div id="footer"><p>Copyright 2021 The Paper. <a href="/t">Terms of use apply</a></p></div></body></html>"""
 
 
 def rendered(page: str) -> str:

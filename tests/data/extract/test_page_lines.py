@@ -47,6 +47,17 @@ def test_what_runs_across_the_columns_parts_them() -> None:
     assert texts([*lower, middle, *upper, head]) == [item.text for item in (head, *upper, middle, *lower)]
 
 
+def test_labels_in_the_margin_of_a_column_belong_to_it() -> None:
+    left = column("a", 50, 12)
+    right = column("b", 330, 12)
+    labels = [line("[Abc12]", 290, item.bottom) for item in right[::2]]
+
+    read = texts([*left, *right, *labels])
+
+    assert read[:12] == [item.text for item in left]
+    assert read[12] == f"[Abc12] {right[0].text}"
+
+
 def test_cells_of_a_table_are_read_row_by_row_and_set_apart() -> None:
     rows = [["Merino", "75", "fine"], ["Texel", "95", "coarse"], ["Soay", "30", "brown"], ["Jacob", "60", "black"]]
     cells = [line(text, 50 + 100 * x, 100 + 15 * y) for y, row in enumerate(rows) for x, text in enumerate(row)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -15,10 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pg8000.dbapi
 import pytest
+import zstandard
 
+from sheepop.data import Corpus
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.query import read_query
@@ -256,6 +260,62 @@ def test_a_server_that_does_not_answer_is_given_up_after_the_time_allowed(server
     finally:
         server.process.send_signal(signal.SIGCONT)
     assert found(server, "SELECT 'it is back' AS text") == [("row 1", "it is back")]
+
+
+def build(server: Server, query: str, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "sheepop", "data", "build", server.url, "--query", query, "--output", str(output)]
+    settings = ["tokenizer.algorithm=char", "data.validation_fraction=0", *more]
+    return subprocess.run([*program, *settings], capture_output=True, text=True, timeout=300, check=False)
+
+
+def assert_no_password(place: Path, *texts: str) -> None:
+    """Neither plain nor as it stands in the address, in no file below `place` and in none of the texts."""
+    files = [path for path in place.rglob("*") if path.is_file()]
+    contents = {str(path): path.read_bytes() for path in files}
+    contents |= {
+        f"{path} unpacked": zstandard.ZstdDecompressor()
+        .stream_reader(contents[str(path)], read_across_frames=True)
+        .read()
+        for path in files
+        if path.suffix == ".zst"
+    }
+    contents |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
+    assert contents
+    for secret in (PASSWORD, QUOTED, json.dumps(PASSWORD)[1:-1], quote(PASSWORD), quote_plus(PASSWORD), "s3cr"):
+        assert [name for name, data in contents.items() if secret.encode() in data] == []
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_corpus_is_built_from_a_query_and_the_password_is_written_nowhere(
+    server: Server, tmp_path: Path, workers: str
+) -> None:
+    output = tmp_path / "corpus"
+    query = "SELECT title, body AS text FROM books ORDER BY id"
+    done = build(server, query, output, "--workers", workers)
+    assert done.returncode == 0, done.stderr
+    corpus = Corpus.open(output)
+    source = f"postgresql://127.0.0.1:{server.port}/postgres: {query}"
+    assert sorted((d.source, d.place, d.text) for d in corpus.documents("train")) == [
+        (source, "row 1", "l'été à la forêt"),
+        (source, "row 2", "zweite Zeile\n中文 🐑"),
+    ]
+    (line,) = (output / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    assert (json.loads(line)["place"], json.loads(line)["reason"]) == ("row 3", "empty")
+    assert (corpus.manifest["query"], corpus.manifest["inputs"]) == (query, [])
+    assert_no_password(tmp_path, done.stdout, done.stderr)
+
+
+def test_a_query_that_fails_in_the_middle_is_one_clear_error_and_leaves_no_password_behind(
+    server: Server, tmp_path: Path
+) -> None:
+    query = "SELECT text || repeat('', 1 / (id - 5000)) AS text FROM large ORDER BY id"
+    output = tmp_path / "corpus"
+    done = build(server, query, output, "--workers", "2")
+    assert done.returncode not in (0, -signal.SIGKILL)
+    assert "The query could not be read to its end: behind row" in done.stderr
+    assert "division by zero" in done.stderr and "Traceback" not in done.stderr
+    assert not output.exists() and (tmp_path / ".corpus.building" / "pass-0").is_dir()
+    assert_no_password(tmp_path, done.stdout, done.stderr)
 
 
 MEASURE = """

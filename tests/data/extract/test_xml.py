@@ -24,7 +24,8 @@ also sleep.</p><p><bold>Sheep</bold> <italic>and</italic> wool: <list><list-item
     this
 </preformat><p>In JATS <code>x = 1
   y = 2</code> is a block.</p>
-<p>Given <alternatives><tex-math>a^2</tex-math><math><mi>a</mi><mn>2</mn></math></alternatives>.</p></sec></body></article>"""
+<p>Given <alternatives><tex-math>a^2</tex-math><math><mi>a</mi><mn>2</mn></math></alternatives>.</p></sec></body>
+</article>"""
 
 
 def text_of(items: list[Extracted | Refused]) -> str:

@@ -11,7 +11,7 @@ from sheepop.core.errors import TokenizerError
 
 @dataclass(frozen=True)
 class Noted:
-    """Writes a square, notes in `control` that it was asked to, and does what a file there named after the part says."""
+    """Writes a square, notes in `control` that it ran, and does what a file there of its name says."""
 
     control: Path
 

@@ -202,7 +202,9 @@ class TestAnErrorOnAnotherMachine:
             squares.run(Remote())
 
     def test_a_lost_machine_is_named_as_the_likely_cause(self, squares: Squares) -> None:
-        with pytest.raises(SheepOpError, match="2 of the build's tasks did not finish, most likely because the machines"):
+        with pytest.raises(
+            SheepOpError, match="2 of the build's tasks did not finish, most likely because the machines"
+        ):
             squares.run(Remote(lost=(1, 5)))
         assert squares.called() == [0, 2, 3, 4]
         squares.run(Remote())

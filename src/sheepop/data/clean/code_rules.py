@@ -22,7 +22,7 @@ def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
     if not found.visible:
         return Removal("no letters", "it holds nothing but white space")
     lines = text.removesuffix("\n").split("\n")
-    return _lengths_of_lines(lines, found, config) or _content(lines, found, config)
+    return _lengths_of_lines(lines, found, config) or _content(text, found, config)
 
 
 def _lengths_of_lines(lines: list[str], found: Composition, config: CodeConfig) -> Removal | None:
@@ -42,7 +42,7 @@ def _lengths_of_lines(lines: list[str], found: Composition, config: CodeConfig) 
     return None
 
 
-def _content(lines: list[str], found: Composition, config: CodeConfig) -> Removal | None:
+def _content(text: str, found: Composition, config: CodeConfig) -> Removal | None:
     alphanumeric = (found.letters + found.digits) / found.characters
     if alphanumeric < config.min_alphanumeric:
         detail = f"{alphanumeric:.1%} letters and digits, less than {config.min_alphanumeric:.0%}"
@@ -50,7 +50,7 @@ def _content(lines: list[str], found: Composition, config: CodeConfig) -> Remova
     digits = found.digits / found.visible
     if digits > config.max_digits:
         return Removal("data", f"{digits:.1%} of the characters are digits, more than {config.max_digits:.0%}")
-    encoded = encoded_characters(lines) / found.visible
+    encoded = encoded_characters(text) / found.visible
     if encoded > config.max_encoded:
         return Removal("data", f"{encoded:.1%} is base64 or hexadecimal data, more than {config.max_encoded:.0%}")
     return None

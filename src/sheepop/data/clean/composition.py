@@ -17,12 +17,12 @@ _LETTERS, _DIGITS = string.ascii_letters.encode(), string.digits.encode()
 _CONTROLS = bytes(code for code in range(128) if not chr(code).isprintable() and not chr(code).isspace())
 _SHORTEST_ENCODED = 60
 _FEWEST_SIGNS = 12
-_ENCODED = re.compile(r"(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]+={0,2}")
+_ENCODED = re.compile(rb"(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]+={0,2}")
 _ENCODED_SIGNS = _LETTERS + _DIGITS + b"+/"
 _ENCODED_MARKED = bytes(0x61 if code in _ENCODED_SIGNS else 0x20 for code in range(256))
 # Without the one or two signs that may fill up the end.
 _ENCODED_RUN = b"a" * (_SHORTEST_ENCODED - 2)
-_EDGES = " \t'\"`,;:()[]{}\\<>"
+_EDGES = b"'\"`,;:()[]{}\\<>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,17 @@ def _of_unicode(text: str) -> Composition:
     return Composition(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
 
-def encoded_characters(lines: Sequence[str]) -> int:
-    """Characters in base64 or hexadecimal data: in lines or words of `_SHORTEST_ENCODED` characters and more."""
+def encoded_characters(text: str) -> int:
+    """Characters in words of base64 or hexadecimal data, of `_SHORTEST_ENCODED` characters and more."""
+    data = text.encode("utf-8", "surrogatepass")
+    blanks = np.flatnonzero(np.frombuffer(b" " + data + b" ", np.uint8) <= ord(" "))
+    lengths = np.diff(blanks) - 1
     total = 0
-    long = [line for line in lines if len(line) >= _SHORTEST_ENCODED]
-    # Nearly every text has no run of such characters at all, and one look tells.
-    if _ENCODED_RUN not in "\n".join(long).encode("utf-8", "surrogatepass").translate(_ENCODED_MARKED):
-        return 0
-    for line in long:
-        for word in line.split():
-            bare = word.strip(_EDGES)
-            if len(bare) >= _SHORTEST_ENCODED and _ENCODED.fullmatch(bare) and len(set(bare)) >= _FEWEST_SIGNS:
-                total += len(bare)
+    for place in np.flatnonzero(lengths >= _SHORTEST_ENCODED).tolist():
+        begin = int(blanks[place])
+        word = data[begin : begin + int(lengths[place])].strip(_EDGES)
+        if len(word) >= _SHORTEST_ENCODED and _ENCODED.fullmatch(word) and len(set(word)) >= _FEWEST_SIGNS:
+            total += len(word)
     return total
 
 

@@ -55,7 +55,7 @@ def _encoded(text: str, found: Composition, config: GarbageConfig) -> Removal | 
     # Text has white space every few characters; encoded data only between its lines.
     if found.characters - found.visible > found.characters / 20:
         return None
-    share = encoded_characters(text.split("\n")) / found.visible
+    share = encoded_characters(text) / found.visible
     if share > config.max_encoded:
         return _over("encoded data", share, "of the text is base64 or hexadecimal data", config.max_encoded)
     return None

@@ -107,7 +107,7 @@ class CodeConfig(Config):
     max_line_length: int = Field(default=1_000_000, ge=1)
     max_mean_line_length: float = Field(default=300.0, gt=0)
     max_in_long_lines: float = Field(default=0.5, ge=0, le=1)
-    min_alphanumeric: float = Field(default=0.1, ge=0, le=1)
+    min_alphanumeric: float = Field(default=0.05, ge=0, le=1)
     max_digits: float = Field(default=0.8, ge=0, le=1)
     max_encoded: float = Field(default=0.5, ge=0, le=1)
 

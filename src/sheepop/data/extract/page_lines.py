@@ -15,6 +15,7 @@ _MOST_LINES_IN_COLUMNS = 1500
 _DEEPEST_COLUMNS = 6
 _GUTTER_STEPS = 400
 _MOST_PEAKS = 4
+_LEAST_AGREEMENT = 0.6
 _MOST_PIECES = 20
 _CELL_GAP = 1.8
 _LEAST_COLUMN_ROWS = 3
@@ -114,7 +115,10 @@ def _gutter(lines: list[Line]) -> float | None:
 
 
 def _peaks(votes: list[int]) -> list[float]:
-    """The middles of the few widest agreements, the strongest first; `votes` are the changes from place to place."""
+    """The places of most agreement, those nearest to the middle first; `votes` are the changes from place to place.
+
+    Labels in the margin of one column agree almost as well with its text as the columns do with each other.
+    """
     runs = [(count, len(list(group))) for count, group in groupby(accumulate(votes))]
     found, place = [], 0
     for index, (count, length) in enumerate(runs):
@@ -122,7 +126,9 @@ def _peaks(votes: list[int]) -> list[float]:
         if count >= _LEAST_COLUMN_ROWS and before < count > after:
             found.append((-count, place + length / 2))
         place += length
-    return [middle for _, middle in sorted(found)[:_MOST_PEAKS]]
+    strongest = sorted(found)[:_MOST_PEAKS]
+    middles = [middle for count, middle in strongest if count <= _LEAST_AGREEMENT * strongest[0][0]]
+    return sorted(middles, key=lambda middle: (abs(middle - _GUTTER_STEPS / 2), middle))
 
 
 def _neighbours(lines: list[Line]) -> list[tuple[Line, Line]]:

@@ -137,6 +137,9 @@ def _is_apart(before: Line, after: Line, pitch: float | None) -> bool:
     step = after.bottom - before.bottom
     if large > _OTHER_SIZE * small:
         return True
+    # Paragraphs of one line each look like lines that are set wide apart.
+    if step > _BLANK_LINE * large and _SENTENCE_END.search(before.text) and not after.text[0].islower():
+        return True
     return step > (_BLANK_LINE * large if pitch is None else _WIDER_PITCH * max(pitch, _LEAST_PITCH * large))
 
 

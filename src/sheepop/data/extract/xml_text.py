@@ -7,6 +7,7 @@ hardly a sentence in it, is handed on as it stands, as code in the language ``xm
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.entities import html5
@@ -89,14 +90,21 @@ class _Open:
 def xml_paragraphs(content: Content) -> Iterator[Paragraph]:
     """The paragraphs of the file as they are read; raises `ExtractionError` as `extract_xml` does."""
     flow = _Flow()
-    for event, element in _events(content):
+    open_elements: list[_Element] = []
+    events = _events(content)
+    for event, element in events:
         if event == "start":
+            if open_elements and element.getparent() is not open_elements[-1]:
+                # An error in what follows explains it better.
+                deque(events, maxlen=0)
+                raise ExtractionError("unsupported", "it defines entities with elements far from its beginning")
+            open_elements.append(element)
             flow.text(_before(element))
             flow.start(element)
         else:
             flow.text(_last(element))
             flow.end()
-            _forget(element)
+            _forget(open_elements.pop())
         yield from flow.finished()
     yield from flow.finished(at_end=True)
 
@@ -109,24 +117,29 @@ def root_name(content: Content) -> str:
 
 
 def _events(content: Content) -> Iterator[tuple[str, _Element]]:
+    """The beginnings and ends of the elements of a file in their order."""
     from lxml import etree
 
     head = content.head(_SNIFFED_BYTES).replace(b"\0", b"")
     # Entities of the file's own are expanded by the parser, within its limits. Where some are defined outside, it would
     # have to stop at their names; then none is expanded, and those that HTML knows too are put in here.
-    entities: Any = False if _OUTER_SUBSET.search(head) else "internal"
+    settings: Any = {
+        "resolve_entities": False if _OUTER_SUBSET.search(head) else "internal",
+        "load_dtd": False,
+        "no_network": True,
+        "huge_tree": False,
+        "remove_comments": True,
+        "remove_pis": True,
+    }
+    events = ("start", "end")
     with content.open() as file:
         try:
-            yield from etree.iterparse(
-                file,
-                events=("start", "end"),
-                resolve_entities=entities,
-                load_dtd=False,
-                no_network=True,
-                huge_tree=False,
-                remove_comments=True,
-                remove_pis=True,
-            )
+            if b"<!ENTITY" in head:
+                # Elements in entities find their place only when all is read.
+                walk = etree.iterwalk(etree.parse(file, etree.XMLParser(**settings)), events=events)
+                yield from ((event, node) for event, node in walk if isinstance(node.tag, str))
+            else:
+                yield from etree.iterparse(file, events=events, **settings)
         except etree.XMLSyntaxError as error:
             raise _problem(error, etree.ErrorTypes) from None
 
@@ -189,7 +202,9 @@ class _Flow:
             del self._line[level.begin :]
             self._flush()
             self._line = code
+            self._gap = True
             self._flush_code()
+            self._gap = True
         elif level.name in _BLOCKS or around is None:
             if level.name in _ESCAPED_HTML and not level.has_children:
                 self._render()
