@@ -4,7 +4,7 @@
     python bench/quality_speed.py --text /data/wikitext-2 /data/shakespeare.txt --megabytes 0.3
 
 Documents are docstrings of the standard library, the documentation of installed packages and of the system, web pages
-without their tags, and what is below --text; and variants of them that rules for web pages like better (lines joined)
+without their tags, and what is below --text; and variants of them that rules for web pages like better (whole sentences)
 or worse (lines broken, repeated, without punctuation), so that both verdicts are frequent. Times are processor time
 on one core, medians of the rounds, in which the competitors alternate. Run it with OMP_NUM_THREADS=1.
 """
@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import ast
 import html
+import itertools
 import json
 import random
 import re
 import statistics
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,11 @@ FILTERS = ("GopherQualityFilter", "GopherRepetitionFilter", "C4QualityFilter", "
 DEFAULT_STAGES = ("formatting", "language", "quality")
 SYSTEM_DOCUMENTATION = Path("/usr/share/doc")
 LENGTHS = (500, 1500, 4000, 10_000, 30_000)
+BATCH_CHARACTERS = 2**18
+HEADINGS = (
+    *("corpus", "filter", "documents", "MB", "ours MB/s", "datatrove MB/s", "ratio", "kept by ours / datatrove"),
+    "same verdict",
+)
 SEED = 1
 Work = Callable[[], object]
 
@@ -59,8 +66,9 @@ def corpora(texts: Sequence[Path], megabytes: float) -> dict[str, list[str]]:
     for path in texts:
         found[path.stem] = (piece for text in _files(path, {".txt"}) for piece in pieces(text))
     chosen = {name: _sample(documents, megabytes) for name, documents in found.items()}
-    chosen["lines joined"] = [_joined(text) for texts_of in list(chosen.values()) for text in texts_of[::3]]
-    chosen["degraded"] = [_degraded(text, n) for n, text in enumerate(chosen["lines joined"])]
+    chosen["paragraphs joined"] = [_joined(text) for some in list(chosen.values()) for text in some[::3]]
+    chosen["articles"] = [_article(text) for text in dict.fromkeys(map(_joined, itertools.chain(*chosen.values())))]
+    chosen["degraded articles"] = [_degraded(text, n) for n, text in enumerate(chosen["articles"])]
     return {name: _sample(documents, megabytes) for name, documents in chosen.items() if documents}
 
 
@@ -119,6 +127,11 @@ def _joined(text: str) -> str:
     return _WRAPPED.sub(" ", re.sub(r" ([,.;:!?'])", r"\1", text))
 
 
+def _article(text: str) -> str:
+    """The paragraphs that are sentences, which makes of most documentation what a web page would show."""
+    return "\n".join(line for line in text.split("\n") if line.endswith((".", "!", "?")) and len(line.split()) >= 12)
+
+
 def _degraded(text: str, number: int) -> str:
     """The text spoiled in one of several ways."""
     choose = random.Random(f"{SEED} {number}")
@@ -148,7 +161,11 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
     def repetition() -> list[Removal | None]:
         lines = [gopher.repeated_lines(text, config.repetition) for text in texts]
         left = [text for text, removal in zip(texts, lines, strict=True) if removal is None]
-        runs = iter(gopher.repeated_runs(left, tokens_of_all(left), config.repetition))
+        runs = (
+            removal
+            for batch in _batches(left)
+            for removal in gopher.repeated_runs(batch, tokens_of_all(batch), config.repetition)
+        )
         return [removal or next(runs) for removal in lines]
 
     def sentences() -> list[Removal | None]:
@@ -165,6 +182,16 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
         "FineWebQualityFilter": lambda: [fineweb.quality(text, config.fineweb) for text in texts],
         "all four": lambda: run_stages(("quality",), texts, "web"),
     }
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if sum(map(len, batch)) >= BATCH_CHARACTERS:
+            yield batch
+            batch = []
+    yield batch
 
 
 def their_filters(texts: Sequence[str]) -> dict[str, Work]:
@@ -209,28 +236,53 @@ def _kept(results: Sequence[Any], count: int) -> list[bool]:
     return [result is None if not isinstance(result, bool) else result for result in results]
 
 
-def compare(texts: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """For every filter and the chain: MB/s of both, their ratio, and the share of documents with the same verdict."""
+def compare(texts: Sequence[str], rounds: int) -> dict[str, Counter[str]]:
+    """For every filter and the chain: seconds that ours and theirs take, documents that each keeps and that both judge
+    alike; counts that can be added over corpora.
+    """
     ours, theirs = our_filters(texts), their_filters(texts)
-    size = sum(len(text.encode()) for text in texts) / 1e6
-    rows = []
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    counts = {}
     for name in ours:
-        mine, other = _kept(ours[name](), len(texts)), _kept(theirs[name](), len(texts))
-        speeds = medians({"ours": ours[name], "theirs": theirs[name]}, size, rounds)
-        rows.append(
-            {
-                "filter": name,
-                "documents": len(texts),
-                "megabytes": round(size, 2),
-                "ours_mb_per_s": round(speeds["ours"], 2),
-                "datatrove_mb_per_s": round(speeds["theirs"], 3),
-                "ratio": round(speeds["ours"] / speeds["theirs"], 1),
-                "kept_by_ours": sum(mine),
-                "kept_by_datatrove": sum(other),
-                "same_verdict": round(sum(a == b for a, b in zip(mine, other, strict=True)) / len(texts), 4),
-            }
+        seconds, results = medians({"ours": ours[name], "theirs": theirs[name]}, rounds)
+        mine, other = (_kept(results[side], len(texts)) for side in ("ours", "theirs"))
+        counts[name] = Counter(
+            documents=len(texts),
+            megabytes=megabytes,
+            ours=seconds["ours"],
+            theirs=seconds["theirs"],
+            kept_by_ours=sum(mine),
+            kept_by_theirs=sum(other),
+            agreed=sum(a == b for a, b in zip(mine, other, strict=True)),
         )
-    return rows
+    return counts
+
+
+def row(corpus: str, name: str, counts: Mapping[str, float]) -> dict[str, Any]:
+    """One line of the table: MB/s of both, their ratio, and the share of documents with the same verdict."""
+    return {
+        "corpus": corpus,
+        "filter": name,
+        "documents": int(counts["documents"]),
+        "megabytes": round(counts["megabytes"], 2),
+        "ours_mb_per_s": round(counts["megabytes"] / counts["ours"], 2),
+        "datatrove_mb_per_s": round(counts["megabytes"] / counts["theirs"], 3),
+        "ratio": round(counts["theirs"] / counts["ours"], 1),
+        "kept_by_ours": int(counts["kept_by_ours"]),
+        "kept_by_datatrove": int(counts["kept_by_theirs"]),
+        "same_verdict": round(counts["agreed"] / counts["documents"], 4),
+    }
+
+
+def compare_corpora(texts: Mapping[str, Sequence[str]], rounds: int) -> list[dict[str, Any]]:
+    """The chain on every corpus, then every filter and the chain on all of them together."""
+    rows, total = [], {name: Counter[str]() for name in (*FILTERS, "all four")}
+    for corpus, some in texts.items():
+        for name, counts in compare(some, rounds).items():
+            total[name].update(counts)
+            if name == "all four":
+                rows.append(row(corpus, name, counts))
+    return rows + [row("all", name, counts) for name, counts in total.items()]
 
 
 def compare_defaults(texts: Mapping[str, Sequence[str]], rounds: int) -> list[dict[str, Any]]:
@@ -245,20 +297,21 @@ def compare_defaults(texts: Mapping[str, Sequence[str]], rounds: int) -> list[di
         for task in tasks.values():
             task()
         size = sum(len(text.encode()) for text in some) / 1e6
-        speeds = {stage: round(speed, 1) for stage, speed in medians(tasks, size, rounds).items()}
+        speeds = {stage: round(size / seconds, 1) for stage, seconds in medians(tasks, rounds)[0].items()}
         rows.append({"texts": name, "documents": len(some), "megabytes": round(size, 2), **speeds})
     return rows
 
 
-def medians(tasks: Mapping[str, Work], size: float, rounds: int) -> dict[str, float]:
-    """MB/s of processor time for tasks over the same `size` MB; the tasks alternate."""
-    speeds: dict[str, list[float]] = {name: [] for name in tasks}
+def medians(tasks: Mapping[str, Work], rounds: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Seconds of processor time for each task, and what it returned; the tasks alternate."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    results = {}
     for _ in range(rounds):
         for name, work in tasks.items():
             started = time.process_time()
-            work()
-            speeds[name].append(size / (time.process_time() - started))
-    return {name: statistics.median(values) for name, values in speeds.items()}
+            results[name] = work()
+            seconds[name].append(time.process_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}, results
 
 
 def code() -> list[str]:
@@ -277,24 +330,22 @@ def main() -> None:
     options = parser.parse_args()
     texts = corpora(options.text, options.megabytes)
     everything = [text for some in texts.values() for text in some]
-    rows = [{"corpus": name, **row} for name, some in texts.items() for row in compare(some, 1)[-1:]]
-    rows += [{"corpus": "all", **row} for row in compare(everything, options.rounds)]
-    print(
-        "| corpus | filter | documents | MB | ours MB/s | datatrove MB/s | ratio | kept, ours / theirs | same verdict |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
+    for warm_up in (our_filters(["Not much."]), their_filters(["Not much."])):
+        for work in warm_up.values():
+            work()
+    rows = compare_corpora(texts, options.rounds)
+    print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
+    for line in rows:
         print(
-            f"| {row['corpus']} | {row['filter']} | {row['documents']:,} | {row['megabytes']:.1f} "
-            f"| {row['ours_mb_per_s']:.1f} | {row['datatrove_mb_per_s']:.2f} | {row['ratio']:.0f} "
-            f"| {row['kept_by_ours']:,} / {row['kept_by_datatrove']:,} | {row['same_verdict']:.2%} |",
-            flush=True,
+            f"| {line['corpus']} | {line['filter']} | {line['documents']:,} | {line['megabytes']:.1f} "
+            f"| {line['ours_mb_per_s']:.1f} | {line['datatrove_mb_per_s']:.2f} | {line['ratio']:.0f} "
+            f"| {line['kept_by_ours']:,} / {line['kept_by_datatrove']:,} | {line['same_verdict']:.2%} |"
         )
     defaults = compare_defaults({"code": code(), **texts, "all prose": everything}, options.rounds)
     columns = [key for key in defaults[0] if key not in ("documents", "megabytes")]
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for row in defaults:
-        print(f"| {' | '.join(str(row[column]) for column in columns)} |")
+    for line in defaults:
+        print(f"| {' | '.join(str(line[column]) for column in columns)} |")
     if options.json is not None:
         record = {"machine": describe_machine().to_dict(), "filters": rows, "default_stages": defaults}
         options.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -69,6 +69,7 @@ def make_bad_files(root: Path) -> None:
     lines = [json.dumps({"text": f"Record {number} of a file with one broken line in it."}) for number in range(1, 8)]
     lines[3] = lines[3][:-9]
     (root / "broken.jsonl").write_text("\n".join(lines) + "\n")
+    (root / "half.json").write_text('{"\\ud83d": {"text": "The key is half a sheep."}, "b": {"text": "The key is b."}}')
     (root / "noise.bin").write_bytes(bytes(range(256)) * 40)
     (root / "nothing.txt").write_bytes(b"")
     (root / "blank.txt").write_text(" \n\t\n")
@@ -259,6 +260,7 @@ def _texts(root: Path) -> None:
     (root / "story.txt").write_text(story + varied + "\n")
     (root / "story copy.txt").write_text(story + varied + "\n")
     (root / "two\nlines.txt").write_text("The name of this file has two lines.\n")
+    (root / "carriage\rreturn.txt").write_text("The name of this file returns to its beginning.\n")
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.txt")).write_text("The name of this file is not UTF-8.\n")
 
 
@@ -270,6 +272,7 @@ TEXTS = {
     ("good/barns.parquet", "row 1"): "A parquet row about the barn in the north.",
     ("good/barns.parquet", "row 2"): "A parquet row about the barn in the south.",
     ("good/caf\\xe9.txt", ""): "The name of this file is not UTF-8.\n",
+    ("good/carriage\rreturn.txt", ""): "The name of this file returns to its beginning.\n",
     ("good/counting.ipynb", ""): (
         "# Counting\n\nThe number of sheep in the flock over the years, from the yearbook.\n\n"
         "```python\nflock = [41, 43]\nprint(sum(flock))\n```"
@@ -318,6 +321,8 @@ TEXTS = {
         ("bad/broken.jsonl", f"line {number}"): f"Record {number} of a file with one broken line in it."
         for number in (1, 2, 3, 5, 6, 7)
     },
+    ("bad/half.json", "item \\ud83d"): "The key is half a sheep.",
+    ("bad/half.json", "item b"): "The key is b.",
     ("bad/climbing.zip", "member inside.txt"): "The member beside the climbing one is read all the same.",
     ("repo/LICENSE", ""): "MIT License\n\nPermission is hereby granted, free of charge, to any person.\n",
     ("repo/flock.py", ""): "def count(sheep):\n\treturn sum(1 for _ in sheep)  # new\n",

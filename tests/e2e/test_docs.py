@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -152,6 +154,39 @@ def test_the_table_of_the_original_system_is_what_is_translated():
         for part in _code(here).split("."):
             value = value[part]
         assert value in (8, [8])
+
+
+def test_the_slurm_script_starts_ray_on_every_node_and_builds(tmp_path: Path):
+    """The script runs with programs of Slurm and Ray that only note how they are called."""
+    (script,) = [block for block in _fences(ROOT / "docs" / "cluster.md", "bash") if block.startswith("#!")]
+    programs = {
+        "scontrol": 'printf "node1\\nnode2\\nnode3\\n"',
+        "srun": 'until [ "${1#--}" = "$1" ]; do shift; done; "$@"',
+        "ray": 'test "$1" != status || grep -q "^ray start --head" calls',
+        "sheepop": "sleep 0.5",
+    }
+    for name, body in programs.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/bash\ntest "$1" = status || echo "{name} $*" >> calls\n{body}\n')
+        program.chmod(0o755)
+    (tmp_path / "build.sbatch").write_text(re.sub("^source .*$", "", script, flags=re.MULTILINE))
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_CPUS_PER_TASK": "32",
+    }
+    subprocess.run(["bash", "build.sbatch"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    of_slurm = [line for line in calls if line.startswith("srun")]
+    assert [re.findall("--(?:nodes|nodelist|exclude)=(\\S+)", line) for line in of_slurm] == [
+        ["1", "node1"],
+        ["2", "node1"],
+    ]
+    assert "ray start --head --port=6379 --num-cpus=32 --block" in calls
+    assert "ray start --address=node1:6379 --num-cpus=32 --block" in calls
+    assert "sheepop data build /shared/texts --output /shared/corpora/texts --engine ray" in calls
 
 
 def _parse(words: list[str]) -> None:

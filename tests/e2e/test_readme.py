@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sheepop.core.errors import DataError
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -22,6 +24,7 @@ SMALL = {
     "train": ["--device", "cpu", "training.max_steps=3"],
     "generate": ["--device", "cpu"],
 }
+DOWNLOAD = ["data", "download"]
 PAGES = ("argparse", "collections", "csv", "json", "logging", "pathlib", "re", "unittest")
 
 
@@ -42,16 +45,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return place
 
 
-def run(place: Path, arguments: list[str]) -> str:
-    done = subprocess.run(
+def start(place: Path, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "sheepop", *arguments],
         cwd=place,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
+
+
+def run(place: Path, arguments: list[str]) -> str:
+    done = start(place, arguments)
     assert done.returncode == 0, f"sheepop {shlex.join(arguments)}\n{done.stderr}"
     return done.stdout
 
@@ -61,8 +68,17 @@ def test_every_sheepop_command_runs(place: Path) -> None:
     assert len(lines) >= 5
     for line in lines:
         arguments = shlex.split(line)[1:]
-        output = run(place, arguments + SMALL.get(arguments[0], []))
-        assert output.strip(), line
+        if arguments[:2] != DOWNLOAD:
+            output = run(place, arguments + SMALL.get(arguments[0], []))
+            assert output.strip(), line
+
+
+@pytest.mark.parametrize("line", [line for line in commands("sheepop") if shlex.split(line)[1:3] == DOWNLOAD])
+def test_a_download_is_understood_and_asks_the_hub(place: Path, line: str) -> None:
+    """Where the hub must not be asked, that is the one thing that stops it."""
+    done = start(place, shlex.split(line)[1:], HF_HUB_OFFLINE="1")
+    assert done.returncode == DataError.exit_code
+    assert "HF_HUB_OFFLINE is set" in " ".join(done.stderr.split())
 
 
 def test_the_python_example_runs(place: Path) -> None:

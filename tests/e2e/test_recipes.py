@@ -43,11 +43,13 @@ TOY = (
 every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 
 
-WORDS = """
-    the and with that this have from their there which when about after before again little morning evening garden river
-    mountain sheep shepherd village window letter summer winter bread water house field stone light answer question
-    remember carry follow listen wander gather believe notice return promise gently slowly often always together
-""".split()
+VOCABULARY = (
+    "the and with that this have from their there which when about after before "
+    "again little morning evening garden river mountain sheep shepherd village window letter summer winter "
+    "bread water house field stone light answer question remember carry follow listen wander gather "
+    "believe notice return promise gently slowly often always together "
+)
+WORDS = VOCABULARY.split()
 
 
 @pytest.fixture(scope="module")

@@ -177,9 +177,10 @@ def _print_stats(report: dict[str, Any]) -> None:
 def _print_origin(record: dict[str, Any]) -> None:
     row = f"row {record['row']}, " if "row" in record else ""
     place = "".join(f", {part}" for part in (record["place"], ", ".join(record["pages"])) if part)
+    language = f", {record['language']}" if record["language"] else ""
     typer.echo(
-        f"{row}tokens {record['start']:,}:{record['stop']:,}  document {record['document']:,}  {record['file']}{place}  "
-        f"({record['kind']}{', ' + record['language'] if record['language'] else ''})"
+        f"{row}tokens {record['start']:,}:{record['stop']:,}  document {record['document']:,}  "
+        f"{record['file']}{place}  ({record['kind']}{language})"
     )
     first, *_ = record["text"].strip().splitlines() or [""]
     typer.echo(f"    {first[:100]}{'…' if len(record['text'].strip()) > len(first[:100]) else ''}")

@@ -36,7 +36,7 @@ from sheepop.data.pipeline.passes import Cleaned, clean_documents
 from sheepop.data.pipeline.record import BUILD, BuildRecord, built_fingerprint, plan_settings
 from sheepop.data.pipeline.removals import kept_masks
 from sheepop.data.pipeline.shuffle import Gather, Scatter
-from sheepop.data.pipeline.source import Query, SourceSettings
+from sheepop.data.pipeline.source import Query, SourceSettings, close_extraction
 from sheepop.data.pipeline.tokens import Encode, documents_in, place_documents, place_tokens
 from sheepop.data.pipeline.workplace import DISCOVERED, Found, clear, locked_workplace, take_inventory
 from sheepop.data.pipeline.writer import PartWork
@@ -78,7 +78,10 @@ def build_corpus(
                 )
             console.info(f"{output} is up to date: nothing in its input or settings has changed.")
         else:
-            build.run(plan)
+            try:
+                build.run(plan)
+            finally:
+                close_extraction()
             publish_directory(build.corpus, output)
             clear(workplace)
     return Corpus.open(output, verify=False)

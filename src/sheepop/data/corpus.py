@@ -80,7 +80,7 @@ class Corpus:
         return read_documents(self.directory / DOCUMENTS, FILE_PREFIX[split])
 
     def documents_files(self, split: SplitName) -> list[tuple[str, int]] | None:
-        """The files of a split's documents with how many each holds; None for a corpus of format 1, which does not say."""
+        """The files of a split's documents and how many each holds; None for a corpus of format 1, without them."""
         files = self._summary(split).get("files")
         return None if files is None else [(str(file["file"]), int(file["documents"])) for file in files]
 

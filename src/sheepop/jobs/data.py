@@ -13,6 +13,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
 from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, SampleOrder, build_corpus, is_corpus
+from sheepop.data.extract.statement import is_ordered
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
@@ -46,6 +47,8 @@ def build(
     if workers is not None:
         options.setdefault("data", {})["num_workers"] = workers
     config = load_config(config_file, overrides, options=options)
+    if asked is not None and not is_ordered(asked.text):
+        console.warn("The query has no ORDER BY, so the database may give its rows in another order next time.")
     if not config.data.paths and asked is None:
         raise UsageError("There is no input. Name at least one file or folder.")
     with interrupts_advise("What is finished is kept: run the same command again and it goes on from there."):
@@ -101,7 +104,7 @@ def show_step(directory: Path, step: int) -> Iterator[tuple[int, Origin]]:
     """Each sequence of a training step, by its row in the batch, with the origins of its tokens."""
     run = RunDirectory.open(directory)
     config = validate(SheepOpConfig, read_config_file(run.config_file))
-    if not 1 <= step:
+    if step < 1:
         raise UsageError(f"--step counts from 1, got {step}.")
     corpus = _corpus_of_run(run, config)
     batches = build_batches(config, corpus.train, corpus.tokenizer())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import Config
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches, TokenSplit, build_corpus, is_corpus
@@ -37,13 +40,22 @@ def refuse_ignored_settings(config: SheepOpConfig, corpus: Corpus) -> None:
     """Raises `ConfigError` for a setting given by the user that a finished corpus was built without."""
     built = corpus.manifest["config"]
     for section, given in (("data", config.data), ("tokenizer", config.tokenizer)):
-        values = given.model_dump(mode="json")
-        for key in sorted(given.model_fields_set & built[section].keys()):
-            if values[key] != built[section][key]:
-                raise ConfigError(
-                    f"{section}.{key} = {values[key]!r} has no effect on the finished corpus {corpus.directory}, which "
-                    f"was built with {built[section][key]!r}. Leave it out, or build another corpus."
-                )
+        for name, asked, made in _differences(given, built[section], section):
+            raise ConfigError(
+                f"{name} = {asked!r} has no effect on the finished corpus {corpus.directory}, which was built with "
+                f"{made!r}. Leave it out, or build another corpus."
+            )
+
+
+def _differences(given: Config, built: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that were given and that are others in `built`; what is not recorded there is not compared."""
+    values = given.model_dump(mode="json")
+    for key in sorted(given.model_fields_set & built.keys()):
+        value = getattr(given, key)
+        if isinstance(value, Config):
+            yield from _differences(value, built[key], f"{section}.{key}")
+        elif values[key] != built[key]:
+            yield f"{section}.{key}", values[key], built[key]
 
 
 def build_batches(

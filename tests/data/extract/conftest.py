@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import random
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,5 +46,31 @@ def damaged() -> Callable[..., Iterator[bytes]]:
             for _ in range(chosen.randrange(1, 20)):
                 copy[chosen.randrange(len(copy))] ^= 1 << chosen.randrange(8)
             yield bytes(copy)
+
+    return run
+
+
+@pytest.fixture
+def damaged_parts() -> Callable[..., Iterator[bytes]]:
+    """Yields copies of a zip package in which one part is damaged, and the package itself is not."""
+
+    def run(data: bytes, count: int = 50) -> Iterator[bytes]:
+        chosen = random.Random(len(data))
+        with zipfile.ZipFile(io.BytesIO(data)) as old:
+            parts = {
+                name: old.read(name) for name in old.namelist() if name.endswith((".xml", ".rels", ".xhtml", ".opf"))
+            }
+            for number in range(count):
+                name = chosen.choice(sorted(parts))
+                part = bytearray(parts[name])
+                if number % 3 == 0:
+                    del part[chosen.randrange(len(part)) :]
+                for _ in range(chosen.randrange(1, 6) if part else 0):
+                    part[chosen.randrange(len(part))] = chosen.choice(b"<>&0a \x00\xff")
+                buffer = io.BytesIO()
+                with zipfile.ZipFile(buffer, "w") as new:
+                    for member in old.namelist():
+                        new.writestr(member, bytes(part) if member == name else old.read(member))
+                yield buffer.getvalue()
 
     return run

@@ -308,7 +308,7 @@ def test_a_corpus_is_built_from_a_query_and_the_password_is_written_nowhere(
 def test_a_query_that_fails_in_the_middle_is_one_clear_error_and_leaves_no_password_behind(
     server: Server, tmp_path: Path
 ) -> None:
-    query = "SELECT text || repeat('', 1 / (id - 5000)) AS text FROM large ORDER BY id"
+    query = "SELECT repeat(text, 1 + 0 / (id - 5000)) AS text FROM (SELECT * FROM large ORDER BY id OFFSET 0) AS l"
     output = tmp_path / "corpus"
     done = build(server, query, output, "--workers", "2")
     assert done.returncode not in (0, -signal.SIGKILL)

@@ -130,8 +130,8 @@ def test_the_order_is_that_of_the_presentation_not_of_the_names(read_as: ReadAs)
 def test_numbers_dates_and_feet_of_slides_are_left_out(read_as: ReadAs) -> None:
     def with_footer(xml: str) -> str:
         shapes = "".join(
-            f'<p:sp><p:nvSpPr><p:cNvPr id="9{at}" name="x"/><p:cNvSpPr/><p:nvPr><p:ph type="{kind}"/></p:nvPr></p:nvSpPr>'
-            f"<p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>{kind}</a:t></a:r></a:p></p:txBody></p:sp>"
+            f'<p:sp><p:nvSpPr><p:cNvPr id="9{at}" name="x"/><p:cNvSpPr/><p:nvPr><p:ph type="{kind}"/></p:nvPr>'
+            f"</p:nvSpPr><p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>{kind}</a:t></a:r></a:p></p:txBody></p:sp>"
             for at, kind in enumerate(("sldNum", "ftr", "dt"))
         )
         return xml.replace("</p:spTree>", f"{shapes}</p:spTree>")
@@ -168,9 +168,10 @@ def test_a_diagram_is_a_list_of_its_points(read_as: ReadAs) -> None:
     diagram = "http://schemas.openxmlformats.org/drawingml/2006/diagram"
     drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
     relations = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-    frame = f'<p:graphicFrame><p:nvGraphicFramePr><p:cNvPr id="93" name="d"/><p:cNvGraphicFramePr/><p:nvPr/>'
+    frame = '<p:graphicFrame><p:nvGraphicFramePr><p:cNvPr id="93" name="d"/><p:cNvGraphicFramePr/><p:nvPr/>'
     frame += "</p:nvGraphicFramePr><p:xfrm/><a:graphic><a:graphicData>"
-    frame += f'<dgm:relIds xmlns:dgm="{diagram}" xmlns:r="{relations}" r:dm="rD"/></a:graphicData></a:graphic></p:graphicFrame>'
+    frame += f'<dgm:relIds xmlns:dgm="{diagram}" xmlns:r="{relations}" r:dm="rD"/></a:graphicData></a:graphic>'
+    frame += "</p:graphicFrame>"
     points = "".join(f"<dgm:pt><dgm:t><a:p><a:r><a:t>{t}</a:t></a:r></a:p></dgm:t></dgm:pt>" for t in ("eat", "sleep"))
     data = with_part(
         saved(sample()), "ppt/slides/slide1.xml", lambda xml: xml.replace("</p:spTree>", f"{frame}</p:spTree>")
@@ -214,3 +215,8 @@ def test_damaged_presentations_are_read_or_refused(read_as: ReadAs, damaged: Cal
         items = read_as("pptx", copy)
         assert items
         assert all(isinstance(item, Refused) or item.text.strip() for item in items)
+
+
+def test_damaged_parts_are_read_or_refused(read_as: ReadAs, damaged_parts: Callable[..., Iterator[bytes]]) -> None:
+    for copy in damaged_parts(saved(sample())):
+        assert read_as("pptx", copy)

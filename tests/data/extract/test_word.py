@@ -312,6 +312,11 @@ def test_damaged_documents_are_read_or_refused(read_as: ReadAs, damaged: Callabl
             assert isinstance(item, Refused) or item.text.strip()
 
 
+def test_damaged_parts_are_read_or_refused(read_as: ReadAs, damaged_parts: Callable[..., Iterator[bytes]]) -> None:
+    for copy in damaged_parts(saved(sample())):
+        assert read_as("docx", copy)
+
+
 def test_parts_that_are_no_xml_or_miss_what_they_need_are_damaged(read_as: ReadAs) -> None:
     whole = by_hand(paragraph("text"), {"styles": f"<w:styles {NAMESPACES}/>"})
     for part in ("word/document.xml", "word/styles.xml", "_rels/.rels"):

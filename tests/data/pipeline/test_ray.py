@@ -23,13 +23,13 @@ pytestmark = pytest.mark.skipif(
 NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
 WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
 SECONDS = 200
-PARTS = 4
+PARTS = 3
 NODE = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four parts of little text: each is filled up by white space. Some documents are equal or nearly so."""
+    """Three parts of little text: each is filled up by white space. Some documents are equal or nearly so."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(7)
     first = ""
@@ -103,8 +103,6 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             yield cluster
         finally:
             cluster.shutdown()
-            time.sleep(4)
-            print("LEFT", [p.cmdline()[:4] for p in below(Path(place))])
             for process in below(Path(place)):
                 process.kill()
             _, alive = psutil.wait_procs(below(Path(place)), timeout=20)

@@ -31,9 +31,9 @@ def extract_notebook(content: Content, context: Context) -> Iterator[Extracted |
     for number, cell in enumerate(notebook.get("cells", []), 1):
         source = cell.get("source", "")
         is_code = cell.get("cell_type") == "code"
-        pieces = [fenced(source, language) if is_code else source] if source.strip() else []
+        pieces = [fenced(source.removesuffix("\n"), language) if is_code else source] if source.strip() else []
         if is_code and context.config.notebook_outputs:
-            pieces += [fenced(output, "output") for output in _outputs(cell) if output.strip()]
+            pieces += [fenced(output.removesuffix("\n"), "output") for output in _outputs(cell) if output.strip()]
         if pieces:
             code_chars += len(source) if is_code else 0
             text += "\n\n" if text else ""

@@ -18,12 +18,13 @@ _KEEPS_HYPHEN = frozenset({"self", "well"})
 _AFTER_SUSPENDED = frozenset({"and", "or", "nor", "to", "und", "oder", "bis", "et", "ou", "y", "o", "e", "en"})
 _LIST_ITEM = re.compile(
     "(?:[\u2022\u2023\u2043\u25aa\u25ab\u25cf\u25cb\u25e6\u25a0\u25a1\u27a2\u2713*\u2013\u2014-]"
-    r"|\[\d{1,4}\]|\(?(?:\d{1,3}|[a-zA-Z]|[ivx]{1,5})[.)])\s"
+    r"|\[[^\]\s]{1,12}\]|\(?(?:\d{1,3}|[a-zA-Z]|[ivx]{1,5})[.)])\s"
 )
 _LONGEST_WORD = 100
 _WITHOUT_SPACES = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef]")
-# A row with cells, or an entry of a table of contents.
+# A row with cells, or an entry of a table of contents; but a label may stand before a line of text.
 _TABULAR = re.compile(r"\S {3}\S|(?:\. ?){4,}\s*\w{0,6}$|\.{4,}")
+_LABEL = re.compile(r"\S{1,12} {3}(?=\S)")
 # Of the lines of running text so many are as long as they can be, not counting those that end a sentence.
 _RUNNING_SHARE = 2 / 3
 _SENTENCE_END = re.compile("[.!?\u2026\u3002][\"\u201d\u2019')\\]]?$")
@@ -173,9 +174,14 @@ def _reads_on(before: Line, after: Line) -> bool:
 
 def _is_full(before: Line, after: Line, right: float) -> bool:
     """Whether the line before ends because the first word of the next would not have fitted."""
-    if _TABULAR.search(before.text) or _TABULAR.search(after.text):
+    if _is_tabular(before.text) or _is_tabular(after.text):
         return False
     return before.right + 0.25 * before.size + after.first_width > right - _MARGIN * before.size
+
+
+def _is_tabular(text: str) -> bool:
+    label = _LABEL.match(text)
+    return _TABULAR.search(text, label.end() if label else 0) is not None
 
 
 def _is_indented(run: list[Line], index: int, is_full: bool) -> bool:
@@ -184,4 +190,5 @@ def _is_indented(run: list[Line], index: int, is_full: bool) -> bool:
     indent = (line.left - min(before.left, run[index + 1].left if index + 1 < len(run) else before.left)) / line.size
     if not _LEAST_INDENT <= indent <= _WIDEST_INDENT or line.left <= before.left + _MARGIN * line.size:
         return False
-    return not is_full or before.text.endswith(_ENDS)
+    # The lines of a list or of references hang below their label.
+    return not is_full or (_SENTENCE_END.search(before.text) is not None and not _LIST_ITEM.match(before.text))

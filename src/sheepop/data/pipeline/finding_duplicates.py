@@ -23,7 +23,7 @@ def decide_duplicates(
     directory: Path,
     console: Console,
 ) -> Iterator[PartRemoval]:
-    """Which documents of `parts` go by the stages `decided`; the documents of ``config.against`` only make others go."""
+    """Which documents of `parts` go by the stages `decided`; those of ``config.against`` only make others go."""
     near = config if "near_duplicates" in decided else None
     earlier = earlier_files(config.against)
     signed = [_signed(file, number, near, directory) for number, file in enumerate(earlier)]

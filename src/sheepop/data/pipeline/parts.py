@@ -48,7 +48,8 @@ class FinishedPart:
 
     def names(self) -> list[str]:
         """What each document is called in words: its file, and its number there when it is not the first."""
-        return (self.path / "names.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        # Not as text: names may hold other characters that would end a line there.
+        return (self.path / "names.txt").read_bytes().decode("utf-8").split("\n")[:-1]
 
     def mixed(self) -> NDArray[np.int16]:
         """The number of the mixed source that each document belongs to, ``(N,)``; -1 for none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from datatrove.data import Document
@@ -99,11 +98,12 @@ class PartSource(PipelineStep):
         self._note(entry, item)
 
     def _note(self, entry: Entry, item: Refused) -> None:
-        name = f"{entry.source}: {item.place}" if item.place else entry.source
+        place, detail = _valid(item.place), _valid(item.detail)
+        name = f"{entry.source}: {place}" if place else entry.source
         if item.reason in LIMITS:
-            self.ledger.source.limits.append(f"{name}: {item.detail}")
-        record = {"file": entry.source, "stage": "extract", "reason": item.reason, "detail": item.detail}
-        self.ledger.quarantine({**record, "place": item.place} if item.place else record)
+            self.ledger.source.limits.append(f"{name}: {detail}")
+        record = {"file": entry.source, "stage": "extract", "reason": item.reason, "detail": detail}
+        self.ledger.quarantine({**record, "place": place} if place else record)
 
     def _extracted(self, entry: Entry) -> Iterator[Extracted | Refused]:
         if entry.type == "query":
@@ -121,7 +121,7 @@ class PartSource(PipelineStep):
         try:
             yield from read_query(self.settings.query.url, self.settings.query.text, self.settings.extract)
         except ExtractionError as error:
-            raise DataError(f"The query could not be read to its end: {error.detail}.") from None
+            raise DataError(f"The query could not be read to its end: {error.detail.rstrip('.')}.") from None
 
     def _cut(self, item: Extracted) -> list[str]:
         """Running text is cut as `data.documents` says; records, pages and tables are documents of their own."""
@@ -129,15 +129,22 @@ class PartSource(PipelineStep):
         return [item.text] if whole else split_text(item.text, self.settings.mode)
 
 
-@lru_cache(maxsize=1)
+# One for each process: starting a child for every part would cost more than many parts do.
+_extractions: dict[tuple[ExtractConfig, Path], Extraction] = {}
+
+
 def _extraction(config: ExtractConfig, scratch: Path) -> Extraction:
-    scratch.mkdir(exist_ok=True)
-    return Extraction(config, scratch)
+    if (config, scratch) not in _extractions:
+        close_extraction()
+        scratch.mkdir(exist_ok=True)
+        _extractions[config, scratch] = Extraction(config, scratch)
+    return _extractions[config, scratch]
 
 
 def close_extraction() -> None:
-    """Ends this process's child, if there is one; worker processes end theirs by ending."""
-    _extraction.cache_clear()
+    """Ends the child process that this process reads files with, if there is one."""
+    while _extractions:
+        _extractions.popitem()[1].close()
 
 
 def _document(text: str, part: int, item: Extracted, entry: Entry) -> Document:
@@ -148,8 +155,13 @@ def _document(text: str, part: int, item: Extracted, entry: Entry) -> Document:
         "part": part,
         "kind": item.kind,
         "language": item.language,
-        "place": item.place,
-        "marks": list(item.marks),
-        "facts": facts,
+        "place": _valid(item.place),
+        "marks": [(offset, _valid(name)) for offset, name in item.marks],
+        "facts": {_valid(name): _valid(value) for name, value in facts.items()},
     }
     return Document(text=text, id=f"{entry.source}#{part}", metadata=metadata)
+
+
+def _valid(text: str) -> str:
+    """Names inside files may hold half of a surrogate pair, which no file can; it becomes ``\\udNNN``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

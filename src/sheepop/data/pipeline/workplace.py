@@ -40,7 +40,7 @@ def workplace_of(output: Path) -> Path:
 def locked_workplace(output: Path) -> Iterator[Path]:
     """The workplace of `output`, held by this process alone; raises `DataError` when another build holds it.
 
-    It stays when something in it is worth going on with.
+    It stays when there are finished parts in it, with which the next build goes on.
     """
     path = workplace_of(output)
     with storage_errors(output):
@@ -56,7 +56,7 @@ def locked_workplace(output: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if [entry.name for entry in path.iterdir()] == [_LOCK]:
+        if not any(path.glob("pass-*/[0-9]*")):
             remove_tree(path)
         os.close(descriptor)
 

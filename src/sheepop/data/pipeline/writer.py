@@ -28,7 +28,8 @@ logger.disable("datatrove")
 class PartWriter(PipelineStep):
     """Writes the documents it is given as part `rank` below `directory`, with what later passes need.
 
-    With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are. Documents are handed on, so that a step may follow.
+    With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are found by.
+    Documents are handed on, so that a step may follow.
     """
 
     type = "write"
