@@ -45,6 +45,8 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Arrow's own pool reserves a gigabyte at once, which would count against the limit.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
     "PYTHONHASHSEED": "0",
     "PYTHONUTF8": "1",
     "TZ": "UTC",

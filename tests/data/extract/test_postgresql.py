@@ -310,11 +310,13 @@ def test_a_query_that_fails_in_the_middle_is_one_clear_error_and_leaves_no_passw
 ) -> None:
     query = "SELECT repeat(text, 1 + 0 / (id - 5000)) AS text FROM (SELECT * FROM large ORDER BY id OFFSET 0) AS l"
     output = tmp_path / "corpus"
-    done = build(server, query, output, "--workers", "2")
+    # A part that is finished keeps the workplace.
+    (tmp_path / "note.txt").write_text("A text of which nothing can go wrong.")
+    done = build(server, query, output, str(tmp_path / "note.txt"), "--workers", "2")
     assert done.returncode not in (0, -signal.SIGKILL)
     assert "The query could not be read to its end: behind row" in done.stderr
     assert "division by zero" in done.stderr and "Traceback" not in done.stderr
-    assert not output.exists() and (tmp_path / ".corpus.building" / "pass-0").is_dir()
+    assert not output.exists() and (tmp_path / ".corpus.building" / "pass-0" / "00000").is_dir()
     assert_no_password(tmp_path, done.stdout, done.stderr)
 
 

@@ -81,15 +81,14 @@ def test_responses_resources_and_conversions_are_read_by_their_types(read_as: Re
     archive.record("http://a.example/r.txt", "resource", b"A resource.", content_type="text/plain")
     archive.record("http://a.example/", "conversion", b"The plain text.", content_type="text/plain")
     archive.record("http://a.example/", "metadata", b"fetchTimeMs: 3", content_type="application/warc-fields")
-    archive.response("http://a.example/api", b'{"text": "From JSON."}', "application/json; charset=utf-8")
+    archive.response("http://a.example/feed", b"<rss><title>News</title></rss>", "application/rss+xml; charset=utf-8")
     found = documents(read_as("warc", archive.data))
     assert [(item.text, item.place) for item in found] == [
         (TEXT, "record 2 http://a.example/"),
         ("A resource.", "record 4 http://a.example/r.txt"),
         ("The plain text.", "record 5 http://a.example/"),
-        ("From JSON.", found[3].place),
+        ("News", "record 7 http://a.example/feed"),
     ]
-    assert found[3].place.startswith("record 7 http://a.example/api")
     facts = {"title": "T", "encoding": "utf_8", "url": "http://a.example/", "date": DATE}
     assert dict(found[0].metadata) == facts
 
@@ -212,14 +211,10 @@ def test_a_record_that_is_too_large_is_refused_by_itself(read_as: ReadAs) -> Non
 
 
 def test_an_archive_that_unpacks_to_too_much_is_a_bomb(read_as: ReadAs) -> None:
-    archive = Archive().response("http://a.example/1").response("http://a.example/2", bytes(80 * 2**20))
+    archive = Archive().response("http://a.example/1").response("http://a.example/2", bytes(65 * 2**20))
     items = read_as("warc", archive.data)
     assert isinstance(items[0], Extracted)
     assert refused(items)[-1] == ("", "bomb")
-    archive = Archive().response(
-        "http://a.example/1", gzip.compress(bytes(80 * 2**20)), headers=(("Content-Encoding", "gzip"),)
-    )
-    assert refused(read_as("warc", archive.data))[-1][1] in ("bomb", "binary")
 
 
 def test_more_documents_than_allowed_are_a_bomb(read_as: ReadAs) -> None:

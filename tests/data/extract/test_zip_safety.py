@@ -35,7 +35,7 @@ def refusal(items: list[Extracted | Refused]) -> Refused:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_package_that_unpacks_to_too_much_is_a_bomb(read_as: ReadAs, kind: str) -> None:
-    bomb = package({"main.xml": bytes(80 * 2**20)})
+    bomb = package({"main.xml": bytes(65 * 2**20)})
     assert refusal(read_as(kind, bomb)).reason == "bomb"
 
 

@@ -63,7 +63,7 @@ def run_to_end(arguments: list[str], **environment: str) -> None:
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=SECONDS, check=False, env={**os.environ, **environment}
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,6 @@ _CONTROLS = bytes(code for code in range(128) if not chr(code).isprintable() and
 _SHORTEST_ENCODED = 60
 _FEWEST_SIGNS = 12
 _ENCODED = re.compile(rb"(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]+={0,2}")
-_ENCODED_SIGNS = _LETTERS + _DIGITS + b"+/"
-_ENCODED_MARKED = bytes(0x61 if code in _ENCODED_SIGNS else 0x20 for code in range(256))
-# Without the one or two signs that may fill up the end.
-_ENCODED_RUN = b"a" * (_SHORTEST_ENCODED - 2)
 _EDGES = b"'\"`,;:()[]{}\\<>"
 
 

@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-from sheepop.data.clean.suspects import MAY_BE_WRONG, UNWANTED, UNWANTED_CHARACTERS, UNWANTED_IN_ASCII, WRONG, suspects
+from sheepop.data.clean.suspects import UNWANTED, UNWANTED_CHARACTERS, WRONG, suspect_lines, suspects
 
 _UNWANTED = re.compile(f"[{UNWANTED_CHARACTERS}]")
-_UNWANTED_IN_ASCII = re.compile(f"[{UNWANTED_IN_ASCII}]")
 
 # Beyond this a line is repaired in pieces, so that no line takes long.
 _LONGEST = 100_000
@@ -24,27 +23,21 @@ def repaired(text: str) -> tuple[str, dict[str, int]]:
     counts: dict[str, int] = {}
     if not suspects(text) & (WRONG | UNWANTED):
         return text, counts
-    lines = text.split("\n")
-    for number, line in enumerate(lines):
-        # What stands at the end of a line is judged by the line break after it.
-        end = "\n" if number + 1 < len(lines) else ""
-        reason = _reason(line, end)
-        if reason:
-            fixed = _ftfy()(line + end).removesuffix(end)
-            if fixed != line:
-                lines[number] = fixed
-                counts[reason] = counts.get(reason, 0) + 1
-    return "\n".join(lines), counts
-
-
-def _reason(line: str, end: str) -> str:
-    if line.isascii():
-        return "control characters" if _UNWANTED_IN_ASCII.search(line) else ""
     from ftfy.badness import is_bad
 
-    if MAY_BE_WRONG.search(line + end) and is_bad(line + end):
-        return "wrong decoding"
-    return "control characters and ligatures" if _UNWANTED.search(line) else ""
+    lines = text.split("\n")
+    for number in suspect_lines(text):
+        # What stands at the end of a line is judged by the line break after it.
+        line, end = lines[number], "\n" if number + 1 < len(lines) else ""
+        is_unwanted = _UNWANTED.search(line) is not None
+        if not is_unwanted and not is_bad(line + end):
+            continue
+        fixed = _ftfy()(line + end).removesuffix(end)
+        if fixed != line:
+            lines[number] = fixed
+            reason = "unwanted characters" if is_unwanted else "wrong decoding"
+            counts[reason] = counts.get(reason, 0) + 1
+    return "\n".join(lines), counts
 
 
 @cache

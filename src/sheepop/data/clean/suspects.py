@@ -1,4 +1,4 @@
-"""What in a text might need repair, found in one pass over its characters, so that most texts are left alone at once."""
+"""What in a text might need repair, found in one pass over its characters, so that most texts are left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 # What a text may hold: signs of wrong decoding, characters that do not belong in text, marks without width, and
 # no-break spaces.
 WRONG, UNWANTED, NO_WIDTH, NO_BREAK = (1 << bit for bit in range(4))
-_WRONG_BEFORE_SPACE = 1 << 4
+_WRONG_BEFORE_SPACE, _ODD = 1 << 4, 1 << 5
 
 # As classes of a regular expression. Unwanted are controls and line ends but for \t, \n and \f, Latin ligatures,
 # surrogates, and formats out of use: all that ftfy changes whatever stands around it.
@@ -21,7 +21,7 @@ UNWANTED_CHARACTERS = (
     "\u0132\u0133\u0149\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufb06"
 )
 # Text that was decoded wrongly shows it by C1 controls, by the ligature oe, by a capital A with tilde or circumflex
-# before a space, or by two characters beyond ASCII in a row.
+# before a space, or by two characters beyond ASCII in a row of which one is odd.
 _SIGNS = {
     WRONG: "\x80-\x9f\u0152\u0153",
     _WRONG_BEFORE_SPACE: "\u00c2\u00c3",
@@ -29,7 +29,9 @@ _SIGNS = {
     NO_WIDTH: "\u00ad\u200b\u2060\ufeff",
     NO_BREAK: "\xa0",
 }
-MAY_BE_WRONG = re.compile(f"[{_SIGNS[WRONG]}]|[^\x00-\x7f]{{2}}|[{_SIGNS[_WRONG_BEFORE_SPACE]}] ")
+# Of ftfy's characters of wrong decoding these are ordinary letters, of Greek and Cyrillic but for one.
+_ORDINARY = ("lower_common", "upper_common")
+_ODD_LETTER = "\u0402"
 _CONTROLS = re.sub(f"[^{UNWANTED_IN_ASCII}]", "", "".join(map(chr, range(128)))).encode()
 
 
@@ -38,19 +40,41 @@ def suspects(text: str) -> int:
     if text.isascii():
         data = text.encode("ascii")
         return UNWANTED if len(data.translate(None, _CONTROLS)) < len(data) else 0
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    signs = _table().take(np.minimum(codes, 0xFFFF))
+    codes, signs = _signs(text)
     found = int(np.bitwise_or.reduce(signs))
-    beyond = codes > 0x7F
-    if found & _WRONG_BEFORE_SPACE or bool((beyond[1:] & beyond[:-1]).any()):
+    if found & (_ODD | _WRONG_BEFORE_SPACE) and not found & WRONG and _may_be_wrong(codes, signs).any():
         found |= WRONG
-    return found & ~_WRONG_BEFORE_SPACE
+    return found & (WRONG | UNWANTED | NO_WIDTH | NO_BREAK)
+
+
+def suspect_lines(text: str) -> list[int]:
+    """The numbers of the lines, from 0, with signs of wrong decoding or unwanted characters."""
+    codes, signs = _signs(text)
+    marked = np.flatnonzero(_may_be_wrong(codes, signs) | ((signs & UNWANTED) != 0))
+    return np.unique(np.searchsorted(np.flatnonzero(codes == ord("\n")), marked)).tolist()
+
+
+def _signs(text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return codes, _table().take(np.minimum(codes, 0xFFFF))
+
+
+def _may_be_wrong(codes: npt.NDArray[np.uint32], signs: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """At which characters, or pairs that begin with them, there are signs of wrong decoding."""
+    wrong = (signs & WRONG) != 0
+    beyond, odd = codes > 0x7F, (signs & _ODD) != 0
+    wrong[:-1] |= (beyond[1:] & odd[:-1]) | (odd[1:] & beyond[:-1])
+    wrong[:-1] |= ((signs[:-1] & _WRONG_BEFORE_SPACE) != 0) & (codes[1:] == ord(" "))
+    return wrong
 
 
 @cache
 def _table() -> npt.NDArray[np.uint8]:
+    from ftfy.badness import MOJIBAKE_CATEGORIES
+
+    odd = "".join(characters for name, characters in MOJIBAKE_CATEGORIES.items() if name not in _ORDINARY)
     table = np.zeros(0x10000, np.uint8)
-    for sign, characters in _SIGNS.items():
+    for sign, characters in {**_SIGNS, _ODD: odd + _ODD_LETTER}.items():
         for first, last in re.findall(r"(.)(?:-(.))?", characters, re.DOTALL):
             table[ord(first) : ord(last or first) + 1] |= sign
     return table

@@ -134,7 +134,7 @@ def _hashes(codes: Codes, begins: Ints, ends: Ints) -> Hashes:
     mixed *= powers[: len(codes)]
     sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum(mixed, out=sums[1:])
-    return (sums.take(ends - first) - sums.take(begins - first)) * powers.take(len(codes) - (begins - first))
+    return (sums.take(ends - first) - sums.take(begins - first)) * powers.take(len(powers) - 1 - (begins - first))
 
 
 @cache

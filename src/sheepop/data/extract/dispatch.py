@@ -115,8 +115,12 @@ class Dispatcher:
         return Refused(place, "unreadable", self._clean(error.strerror or str(error)).lower())
 
     def _clean(self, detail: str) -> str:
-        """The first line of a message, without what differs from run to run: temporary names and addresses."""
-        line = next((line for line in detail.splitlines() if line.strip()), detail).strip()
+        """The line of a message that says most, without what differs from run to run: temporary names and addresses.
+
+        It is the first, but the last of one that holds a traceback.
+        """
+        lines = [line for line in detail.splitlines() if line.strip()] or [detail]
+        line = lines[-1 if "Traceback (most recent call last)" in detail else 0].strip()
         line = re.sub(re.escape(str(self.scratch)) + r"[^\s'\"]*", "a temporary file", line)
         line = _ADDRESS.sub("0x…", line)[:_DETAIL_CHARACTERS]
         return line.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import SECONDS_PER_PAGE, recognise
+from sheepop.data.extract.ocr import SECONDS_PER_PAGE, fitting, recognise
 from sheepop.data.extract.paged_text import Gathering, Page
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
         if image.format == _PAGED and frames > 1:
             yield from _pages(image, frames, config)
         else:
-            yield from _picture(_upright(image, config), {"frames": str(frames)} if frames > 1 else {}, config)
+            upright = _upright(image, config)
+            image.close()  # recognition needs the memory
+            yield from _picture(upright, {"frames": str(frames)} if frames > 1 else {}, config)
 
 
 def _picture(image: Image, facts: Mapping[str, str], config: ExtractConfig) -> Iterator[Extracted | Refused]:
@@ -80,7 +82,7 @@ def _recognised(image: Image, number: int, config: ExtractConfig) -> Page:
 
 
 def _upright(image: Image, config: ExtractConfig) -> Image:
-    """The picture, decoded, the right way up and grey; its size is looked at before it is decoded."""
+    """The picture, decoded, the right way up, grey and shrunk; its size is looked at before it is decoded."""
     from PIL import ImageOps
 
     if image.width * image.height > config.max_image_pixels:
@@ -89,7 +91,7 @@ def _upright(image: Image, config: ExtractConfig) -> Image:
         raise ExtractionError("bomb", f"its {size} pixels are more than {limit}")
     with _refusals():
         image.draft(None, (_DECODED_SIDE, _DECODED_SIDE))
-        return _grey(ImageOps.exif_transpose(image))
+        return fitting(_grey(ImageOps.exif_transpose(image)))
 
 
 def _grey(image: Image) -> Image:

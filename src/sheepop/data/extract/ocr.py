@@ -63,7 +63,7 @@ def recognise(image: Image, config: ExtractConfig) -> Recognised:
     import numpy
 
     engine = _engine(config.ocr_threads)
-    image = _fitting(image)
+    image = fitting(image)
     pixels = numpy.asarray(image.convert("L"))
     found: list[tuple[Line, float]] = []
     for x, y, tile in _tiles(pixels):
@@ -72,6 +72,28 @@ def recognise(image: Image, config: ExtractConfig) -> Recognised:
     confidence = sum(score for _, score in sure) / len(sure) if sure else 0.0
     lines = _same_sizes([line for line, _ in sure])
     return Recognised(lines, image.width, image.height, confidence, len(found) - len(sure))
+
+
+def fitting(image: Image) -> Image:
+    """The picture, shrunk where it is larger than what is read at once, or broader than a strip of tiles may be.
+
+    Raises `ExtractionError` for a strip of too many tiles.
+    """
+    from PIL import Image as PillowImage
+
+    short, long = sorted(image.size)
+    if long <= _LONGEST_ASPECT * short:
+        scale = min(1.0, _LONG_SIDE / long, math.sqrt(_LONG_SIDE * _SHORT_SIDE / (short * long)))
+    else:
+        scale = min(1.0, _SHORT_SIDE / short)
+    tiles = math.ceil(long * scale / (_LONG_SIDE * (1 - _CUT_SHARE)))
+    if tiles > _MOST_TILES:
+        shape = f"{image.width:,} x {image.height:,}"
+        raise ExtractionError("oversized", f"a picture of {shape} pixels is too long to read")
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, PillowImage.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 @lru_cache(maxsize=1)
@@ -95,25 +117,6 @@ def _engine(threads: int) -> Any:
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
         }
     )
-
-
-def _fitting(image: Image) -> Image:
-    """The picture, shrunk where it is larger than what is read at once, or broader than a strip of tiles may be."""
-    from PIL import Image as PillowImage
-
-    short, long = sorted(image.size)
-    if long <= _LONGEST_ASPECT * short:
-        scale = min(1.0, _LONG_SIDE / long, math.sqrt(_LONG_SIDE * _SHORT_SIDE / (short * long)))
-    else:
-        scale = min(1.0, _SHORT_SIDE / short)
-    tiles = math.ceil(long * scale / (_LONG_SIDE * (1 - _CUT_SHARE)))
-    if tiles > _MOST_TILES:
-        shape = f"{image.width:,} x {image.height:,}"
-        raise ExtractionError("oversized", f"a picture of {shape} pixels is too long to read")
-    if scale == 1.0:
-        return image
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, PillowImage.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _tiles(pixels: NDArray[numpy.uint8]) -> Iterator[tuple[int, int, NDArray[numpy.uint8]]]:
@@ -140,7 +143,7 @@ def _read(engine: Any, tile: NDArray[numpy.uint8]) -> Iterator[tuple[Line, float
     try:
         result = engine(numpy.stack([tile] * 3, axis=-1), return_word_box=True)
     except Exception as error:
-        if "allocat" in str(error):
+        if "alloc" in str(error):  # "bad_alloc" and "failed to allocate" of onnxruntime
             raise MemoryError("recognition of text ran out of memory") from None
         raise
     if result.txts is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -92,14 +93,16 @@ class _Grid:
         self._count = len(cells)
         self.words: list[Word] = []
         placed: list[list[Word]] = [[] for _ in boxes]
+        beside = _cells_by_row(boxes, rows)
         for word in page.words:
             box = word.box.turned(turns, page.width, page.height)
-            index = _holder(boxes, self.box, (box.left + box.right) / 2, (box.top + box.bottom) / 2)
+            x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+            index = next((i for i in beside[_place(rows, y)] if _holds(boxes[i], x, y)), None)
             if index is not None:
                 placed[index].append(word)
                 self.words.append(word)
         for box, words in zip(boxes, placed, strict=True):
-            row, column = _nearest(rows, box.top), _nearest(columns, box.left)
+            row, column = _place(rows, box.top), _place(columns, box.left)
             self._texts[row][column] = f"{self._texts[row][column]} {_text(words)}".strip()
 
     def is_table(self) -> bool:
@@ -129,11 +132,17 @@ def _text(words: list[Word]) -> str:
     return text
 
 
-def _holder(boxes: list[Box], hull: Box, x: float, y: float) -> int | None:
-    if not (hull.left <= x <= hull.right and hull.top <= y <= hull.bottom):
-        return None
-    inside = (i for i, box in enumerate(boxes) if box.left <= x <= box.right and box.top <= y <= box.bottom)
-    return next(inside, None)
+def _cells_by_row(boxes: list[Box], rows: list[float]) -> list[list[int]]:
+    """For each row the numbers of the cells that reach into it, those that begin in rows above too."""
+    found: list[list[int]] = [[] for _ in rows]
+    for index, box in enumerate(boxes):
+        for row in range(_place(rows, box.top), _place(rows, box.bottom) + 1):
+            found[row].append(index)
+    return found
+
+
+def _holds(box: Box, x: float, y: float) -> bool:
+    return box.left <= x <= box.right and box.top <= y <= box.bottom
 
 
 def _edges(positions: list[float]) -> list[float]:
@@ -142,8 +151,9 @@ def _edges(positions: list[float]) -> list[float]:
     return ordered[:1] + [after for before, after in pairwise(ordered) if after - before > _SAME_EDGE]
 
 
-def _nearest(edges: list[float], position: float) -> int:
-    return min(range(len(edges)), key=lambda index: abs(edges[index] - position))
+def _place(edges: list[float], position: float) -> int:
+    """The number of the last edge that is not behind the position, at least 0."""
+    return max(bisect_right(edges, position + _SAME_EDGE) - 1, 0)
 
 
 def _hull(boxes: list[Box]) -> Box:

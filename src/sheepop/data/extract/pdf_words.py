@@ -194,6 +194,7 @@ class _Reader:
         self._pdfium, self._raw = pdfium, text_page
         self._frame = PageFrame.of(page)
         self._rectangle, self._matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
+        self._get_box, self._into_rectangle = pdfium.FPDFText_GetLooseCharBox, ctypes.byref(self._rectangle)
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
         self._meaningless = 0
 
@@ -227,7 +228,10 @@ class _Reader:
                 box = self._box(match.start())
                 style = self._style(match.start(), box, style)
                 if len(match.group()) > 1:
-                    box = _around(box, self._box(match.end() - 1))
+                    last = self._box(match.end() - 1)
+                    # Most text runs from left to right, its boxes all of one height.
+                    is_plain = last.top == box.top and last.bottom == box.bottom and last.left >= box.left
+                    box = Box(box.left, box.top, last.right, box.bottom) if is_plain else _around(box, last)
                 yield Word(word, self._frame.shown(*box), style.size, line, style.turns, style.descent)
 
     def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
@@ -257,7 +261,7 @@ class _Reader:
 
     def _box(self, index: int) -> Box:
         """The box of a character in the coordinates of the file, where y grows upwards."""
-        self._pdfium.FPDFText_GetLooseCharBox(self._raw, index, self._rectangle)
+        self._get_box(self._raw, index, self._into_rectangle)
         found = self._rectangle
         return Box(found.left, found.top, found.right, found.bottom)
 

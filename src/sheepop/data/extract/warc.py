@@ -55,20 +55,27 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     allowance, number, documents = Allowance(limit), 0, 0
     with content.open() as file, _plain(file) as plain:
         records = ArchiveIterator(Counted(plain, allowance), arc2warc=True)
-        while True:
-            try:
-                record = _next(records)
-            except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
-                raise ExtractionError("damaged", f"what follows record {number:,} is none: {error}") from None
-            if record is None:
-                break
-            number += 1
-            if record.rec_type in _DOCUMENTS:
-                documents += 1
-                if documents > context.config.max_members:
-                    raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,}")
-                yield from _record(record, number, context)
-            _read_out(record, number)
+        try:
+            while (record := _next(records)) is not None:
+                number += 1
+                if record.rec_type in _DOCUMENTS:
+                    documents += 1
+                    if documents > context.config.max_members:
+                        raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,}")
+                    yield from _record(record, number, context)
+                _finish(records, record)
+        except _DamageError as error:
+            raise ExtractionError("damaged", f"record {number + error.offset:,} {error}") from None
+        except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
+            raise ExtractionError("damaged", f"what follows record {number:,} is none: {error}") from None
+
+
+class _DamageError(Exception):
+    """What is wrong with the present record, or with the next when `offset` is 1."""
+
+    def __init__(self, message: str, offset: int = 0) -> None:
+        super().__init__(message)
+        self.offset = offset
 
 
 @contextmanager
@@ -78,28 +85,43 @@ def _plain(file: BinaryIO) -> Iterator[Readable]:
     file.seek(0)
     if head.startswith((_GZIP, _ZSTD)):
         with decompressed(file) as plain:
-            yield plain
+            yield _Available(plain)
     else:
         yield file
 
 
+class _Available:
+    """Hands on what has been unpacked before it goes on, so that what stands before damage is not lost with it."""
+
+    def __init__(self, plain: io.BufferedReader) -> None:
+        self._plain = plain
+
+    def read(self, count: int = -1, /) -> bytes:
+        """At most `count` bytes, none at the end."""
+        return self._plain.read1(count)
+
+
 def _next(records: Any) -> Any | None:
-    """The next record, None after the last; raises ValueError where the one before was longer or shorter than said."""
-    # It writes there of records that do not end where they should, and counts them.
+    """The next record, None after the last."""
+    begins = records.next_line is not None
     with redirect_stderr(io.StringIO()):
         record = next(records, None)
-    if records.err_count:
-        raise ValueError("the record before it does not end where it says")
+    if record is None and begins:
+        raise _DamageError("breaks off", 1)
+    if record is not None and record.length is None:
+        raise _DamageError("does not say how long it is", 1)
     return record
 
 
-def _read_out(record: Any, number: int) -> None:
-    """Reads what is left of a record; raises `ExtractionError` when the archive ends first."""
-    stream = record.raw_stream
-    while stream.read(2**16):
-        pass
-    if getattr(stream, "limit", 0) > 0:
-        raise ExtractionError("damaged", f"it ends within record {number:,}")
+def _finish(records: Any, record: Any) -> None:
+    """Reads what is left of a record, and checks that it ends where it says."""
+    # Of records that do not, warcio writes a line there, and counts them.
+    with redirect_stderr(io.StringIO()):
+        records.read_to_end()
+    if getattr(record.raw_stream, "limit", 0) > 0:
+        raise _DamageError("breaks off")
+    if records.err_count:
+        raise _DamageError("does not end where it says")
 
 
 def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
@@ -88,11 +89,11 @@ class _LocalExecutor(LocalPipelineExecutor):
 
     def __init__(self, steps: list[PipelineStep], tasks: int, log: Path, num_workers: int, on_done: OnDone) -> None:
         super().__init__(steps, tasks=tasks, workers=max(1, num_workers), logging_dir=str(log))
-        self._num_workers, self._on_done = num_workers, on_done
+        self._log, self._num_workers, self._on_done = log, num_workers, on_done
 
     def run(self) -> None:
         """Runs the tasks that have no completion mark, in their order."""
-        task = _Task(self.pipeline, self.tasks, str(self.logging_dir.path))
+        task = _Task(self.pipeline, self.tasks, self._log)
         ranks = self.get_incomplete_ranks(range(self.tasks))
         workers = self._num_workers if self._num_workers > 1 else 0
         with closing(ordered_map(task, ranks, num_workers=workers)) as done:
@@ -103,12 +104,16 @@ class _LocalExecutor(LocalPipelineExecutor):
 class _Task:
     """One task of a local pass, as a function that a worker process can run."""
 
-    def __init__(self, steps: list[PipelineStep], tasks: int, log: str) -> None:
+    def __init__(self, steps: list[PipelineStep], tasks: int, log: Path) -> None:
         self._steps, self._tasks, self._log = steps, tasks, log
 
     def __call__(self, rank: int) -> int:
-        executor = LocalPipelineExecutor(deepcopy(self._steps), tasks=self._tasks, workers=1, logging_dir=self._log)
-        executor._run_for_rank(rank)
+        # As the executor does, without the four log sinks that it opens for every task, 10 ms each.
+        data = None
+        for step in deepcopy(self._steps):
+            data = step(data, rank, self._tasks)
+        deque(data or (), maxlen=0)
+        (self._log / "completions" / f"{rank:05d}").touch()
         return rank
 
 
