@@ -27,12 +27,22 @@ def document() -> Callable[..., Document]:
 def prose() -> list[str]:
     """Documentation of the standard library: docstrings, whole paragraphs of many together, and both spoiled."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    names = ("argparse", "asyncio/base_events", "bdb", "calendar", "codecs", "datetime", "decimal", "difflib", "doctest")
+    names = (
+        "argparse",
+        "asyncio/base_events",
+        "bdb",
+        "calendar",
+        "codecs",
+        "datetime",
+        "decimal",
+        "difflib",
+        "doctest",
+    )
     names += ("email/message", "fractions", "heapq", "imaplib", "inspect", "logging/__init__", "optparse", "pathlib")
     names += ("pickle", "random", "smtplib", "statistics", "subprocess", "tarfile", "turtle", "typing", "unittest/mock")
     groups = [_docstrings(library / f"{name}.py") for name in names]
     articles = [_paragraphs(group) for group in groups]
-    texts = [text for group in groups for text in group[:40:4]] + [text for text in articles if text]
+    texts = [text for group in groups for text in group[:40:5]] + [text for text in articles if text]
     chosen = random.Random(4)
     return [*texts, *(_spoiled(text, chosen) for text in texts[::2] + articles)]
 
@@ -46,7 +56,7 @@ def _docstrings(path: Path) -> list[str]:
 def _paragraphs(texts: list[str]) -> str:
     """Paragraphs on one line each, of which rules for web pages think more than of short lines."""
     joined = (" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text))
-    return "\n".join(dict.fromkeys(part for part in joined if part.endswith(".") and len(part) > 80))[:6000]
+    return "\n".join(dict.fromkeys(part for part in joined if part.endswith(".") and len(part) > 80))[:2500]
 
 
 def _spoiled(text: str, chosen: random.Random) -> str:

@@ -104,7 +104,10 @@ def test_marks_move_to_the_first_kept_line_that_ends_after_them():
 
 
 def test_words_may_be_bounded_tighter_than_a_line():
-    kept = kept_lines("These are short words here.\nThese incomprehensible words are not.", C4Config(max_word_length=8, min_sentences=1))
+    kept = kept_lines(
+        "These are short words here.\nThese incomprehensible words are not.",
+        C4Config(max_word_length=8, min_sentences=1),
+    )
     assert isinstance(kept, KeptLines)
     assert kept.lines == ["These are short words here."]
 

@@ -16,7 +16,11 @@ GOOD = "".join(LONG.format(number) for number in range(20))
     [
         (" \n\n", "empty", "fineweb: no text"),
         (GOOD.replace(".", ","), "line_punct_ratio", "0.0% of the lines end in a punctuation mark, less than 12%"),
-        ("A short one.\n" + "".join(f"Short {n}.\n" for n in range(9)), "short_line_ratio", "100.0% of the lines have 30"),
+        (
+            "A short one.\n" + "".join(f"Short {n}.\n" for n in range(9)),
+            "short_line_ratio",
+            "100.0% of the lines have 30",
+        ),
         (GOOD + LONG.format(3), "char_dup_ratio", "repeated lines make up 4.7% of the text, more than 1%"),
         (GOOD + "\n" * 200, "list_ratio", "line breaks per word, more than 0.3"),
     ],

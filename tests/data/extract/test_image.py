@@ -281,10 +281,18 @@ def test_a_picture_is_refused_where_recognition_is_off_or_not_installed(
     assert refused == Refused("", "missing", "rapidocr is not installed: install sheepop[ocr]")
 
 
-def test_recognition_that_runs_out_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("onnxruntime: Failed to allocate memory for requested buffer", MemoryError),
+        ("Non-zero status code returned while running Concat node. Status Message: std::bad_alloc", MemoryError),
+        ("Invalid rank for input", ExtractionError),
+    ],
+)
+def test_recognition_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, message: str, kind: type[Exception]) -> None:
     def engine(*_: object, **__: object) -> None:
-        raise RuntimeError("onnxruntime: Failed to allocate memory for requested buffer")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(ocr, "_engine", lambda threads: engine)
-    with pytest.raises(MemoryError):
+    with pytest.raises(kind):
         recognise(drawn(), ExtractConfig())

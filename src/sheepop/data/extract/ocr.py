@@ -57,8 +57,8 @@ class Recognised:
 def recognise(image: Image, config: ExtractConfig) -> Recognised:
     """The text in an upright picture of mode ``L`` or ``RGB``.
 
-    Raises ImportError without rapidocr, and `ExtractionError` for a picture of which strips would have to be read
-    for too long.
+    Raises ImportError without rapidocr, MemoryError, and `ExtractionError`: ``oversized`` for a strip that would have
+    to be read for too long, ``damaged`` when recognition fails.
     """
     import numpy
 
@@ -143,9 +143,10 @@ def _read(engine: Any, tile: NDArray[numpy.uint8]) -> Iterator[tuple[Line, float
     try:
         result = engine(numpy.stack([tile] * 3, axis=-1), return_word_box=True)
     except Exception as error:
-        if "alloc" in str(error):  # "bad_alloc" and "failed to allocate" of onnxruntime
+        # "bad_alloc" and "failed to allocate" of onnxruntime and OpenCV.
+        if "alloc" in str(error) or isinstance(error, MemoryError):
             raise MemoryError("recognition of text ran out of memory") from None
-        raise
+        raise ExtractionError("damaged", f"recognition of its text failed: {type(error).__name__}") from None
     if result.txts is None:
         return
     for box, text, score, words in zip(result.boxes, result.txts, result.scores, _words(result), strict=True):

@@ -38,6 +38,7 @@ _BLOCKS = words(
     " summary table tbody td tfoot th thead tr ul"
 )
 _HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
+_LISTS = frozenset({"ol", "ul", "menu", "dir"})
 _CODE_SPANS = frozenset({"code", "kbd", "samp"})
 _VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
 # What makes a table a means of layout, or too rich for rows of single lines.
@@ -96,6 +97,8 @@ class _Page:
         self.blocks: list[Block] = []
         self._pieces: list[str] = []
         self._indent, self._marker, self._heading = "", "", ""
+        # The next number of every list around, None where items have dashes.
+        self._numbers: list[int | None] = []
         self._in_link = self._in_main = self._beside = self._article = self._articles = 0
         self._link_chars = 0
 
@@ -177,12 +180,16 @@ class _Page:
         if tag in _HEADINGS:
             self._heading = _HEADINGS[tag]
         elif tag == "li":
-            self._indent, self._marker = indent + " " * len(marker), f"{_number(node)} "
+            self._indent, self._marker = indent + " " * len(marker), f"{self._item_mark(node)} "
+        elif tag in _LISTS:
+            self._numbers.append(_integer(node.get("start"), 1) if tag == "ol" else None)
         elif tag == "blockquote":
             self._indent, self._marker = (indent, f"{marker}> ") if marker else (f"{indent}> ", "")
         self._inside(node)
         self.flush()
         self._heading = heading
+        if tag in _LISTS:
+            self._numbers.pop()
         if tag in ("li", "blockquote"):
             # The mark of the item around it was written with the first block inside, or is still due.
             is_due = len(self.blocks) == count
@@ -190,6 +197,15 @@ class _Page:
         self._article = article
         self._in_main -= is_main
         self._beside -= is_beside
+
+    def _item_mark(self, item: HtmlElement) -> str:
+        """The mark of a list item: its number in an ordered list, else a dash."""
+        number = self._numbers[-1] if self._numbers else None
+        if number is None:
+            return "-"
+        number = _integer(item.get("value"), number)
+        self._numbers[-1] = number + 1
+        return f"{number}."
 
     def _link(self, node: HtmlElement) -> None:
         if node.text_content().strip() in _PERMALINKS:
@@ -275,18 +291,8 @@ def _is_left_out(node: HtmlElement, tag: str) -> bool:
     )
 
 
-def _number(item: HtmlElement) -> str:
-    """The mark of a list item: its number in an ordered list, else a dash."""
-    parent = item.getparent()
-    if parent is None or parent.tag != "ol":
-        return "-"
-    number = 1
-    for attribute in (item.get("value"), parent.get("start")):
-        if attribute is not None and re.fullmatch(r"-?\d{1,9}", attribute.strip()):
-            number = int(attribute)
-            break
-    before = 0 if item.get("value") else sum(1 for _ in item.itersiblings("li", preceding=True))
-    return f"{number + before}."
+def _integer(text: str | None, default: int) -> int:
+    return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
 
 
 def _verbatim(node: HtmlElement) -> str:
