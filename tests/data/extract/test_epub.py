@@ -155,6 +155,17 @@ def test_a_book_without_its_list_of_contents_is_damaged(read_as: ReadAs, missing
     assert refused.reason == "damaged"
 
 
+def test_what_is_no_page_in_the_order_of_the_book_is_refused_by_itself(read_as: ReadAs) -> None:
+    extra = '<item id="picture" href="text/p.svg" media-type="image/svg+xml"/>'
+    files = {"OEBPS/text/p.svg": "<svg/>"}
+    picture, unknown, kept = read_as("epub", by_hand(spine="picture nowhere one one", extra=extra, files=files))
+    assert isinstance(picture, Refused)
+    assert (picture.place, picture.reason) == ("chapter 1", "unsupported")
+    assert unknown == Refused("chapter 2", "missing", "called nowhere: the book has no such file")
+    assert isinstance(kept, Extracted)
+    assert kept.marks == ((0, "chapter 3: The island"),)
+
+
 def test_a_book_without_text_is_empty(read_as: ReadAs) -> None:
     (refused,) = read_as("epub", by_hand(spine=""))
     assert isinstance(refused, Refused)

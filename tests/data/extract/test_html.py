@@ -274,6 +274,13 @@ def test_spans_of_millions_of_columns_do_not_fill_memory() -> None:
     assert rendered(f"<body>{table}</body>").count("\n") == 2
 
 
+def test_a_page_of_very_many_parts_is_read_whole(read_as: ReadAs) -> None:
+    page = "".join(f"<li>Name <a href='{number}'>of number</a> {number}" for number in range(25_000))
+    text = text_of(read_as("html", f"<ol>{page}</ol>".encode()))
+    assert text.splitlines()[-1] == "25000. Name of number 24999"
+    assert text.count("\n") == 24_999
+
+
 def test_damaged_pages_are_read_or_refused(read_as: ReadAs, damaged: Callable[..., Iterator[bytes]]) -> None:
     page = pydoc.HTMLDoc().page("shlex", pydoc.HTMLDoc().document(pydoc.locate("shlex"))).encode()
     for copy in damaged(page):

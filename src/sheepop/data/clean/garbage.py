@@ -17,6 +17,8 @@ _FEWEST_REPETITIONS = 1000
 # Repetition is looked for where one of two samples of so many characters has few different words or characters in them.
 _SAMPLE = 500
 _FEW_WORDS = 0.35
+# What repeats endlessly repeats in every part of it, and parts of this size take little memory.
+_PART = 2**19
 _FEW_CHARACTERS = 12
 _LONGEST_PLACEHOLDER = 300
 _PLACEHOLDER = re.compile(
@@ -64,7 +66,7 @@ def _encoded(text: str, found: Composition, config: GarbageConfig) -> Removal | 
 def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | None:
     if len(text) < _FEWEST_REPETITIONS:
         return None
-    lines = duplicates(text.split("\n"))[1] / found.visible
+    lines = duplicates(text.split("\n"))[1] / (len(text) - text.count("\n"))
     if lines > config.max_repeated_lines:
         return _over("repetition", lines, "of the text are lines that came before", config.max_repeated_lines)
     if not _looks_repetitive(text):
@@ -73,7 +75,8 @@ def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | 
     if count / found.visible > config.max_one_character:
         most = config.max_one_character
         return _over("repetition", count / found.visible, f"of the text is the character {character!r}", most)
-    runs = RepeatedRuns(tokens_of(text)).repeated(_RUN) / found.visible
+    parts = (text[begin : begin + _PART] for begin in range(0, len(text), _PART))
+    runs = sum(RepeatedRuns(tokens_of(part)).repeated(_RUN) for part in parts) / found.visible
     if runs > config.max_repeated_runs:
         what = f"of the text are runs of {_RUN} words that came before"
         return _over("repetition", runs, what, config.max_repeated_runs)

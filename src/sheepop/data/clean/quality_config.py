@@ -78,10 +78,10 @@ class GarbageConfig(Config):
     """What anybody would call garbage, in prose and chat.
 
     Shares are of the characters of a text, white space left out: `max_unprintable` of control, replacement and private
-    characters; `min_letters` of letters, asked of texts of `min_judged` characters and more; `max_repeated_lines` of
-    lines that came before; `max_repeated_runs` of ten words in a row that came before; `max_one_character` of the most
-    frequent character; `max_encoded` of base64 or hexadecimal data. With `placeholders`, a page that says no more than
-    that there is nothing on it goes too.
+    characters; `min_letters` of letters; `max_repeated_lines` of lines that came before, white space included;
+    `max_repeated_runs` of ten words in a row that came before; `max_one_character` of the most frequent character;
+    `max_encoded` of base64 or hexadecimal data. A text of fewer than `min_judged` characters only has to have a letter
+    or digit and to be printable. With `placeholders`, a page that says no more than that there is nothing on it goes.
     """
 
     min_judged: int = Field(default=200, ge=1)

@@ -20,7 +20,7 @@ def table_quality(text: str, config: TableConfig) -> Removal | None:
         detail = f"{unprintable:.1%} of the characters cannot be printed, more than {config.max_unprintable:.0%}"
         return Removal("unprintable", detail)
     rows = text.split("\n")
-    repeated = duplicates(rows)[1] / found.visible
+    repeated = duplicates(rows)[1] / (len(text) - text.count("\n"))
     if len(rows) >= _FEWEST_ROWS and repeated > config.max_repeated_rows:
         detail = f"{repeated:.1%} of the table are rows that came before, more than {config.max_repeated_rows:.0%}"
         return Removal("repetition", detail)

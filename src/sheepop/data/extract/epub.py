@@ -41,12 +41,10 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
         book = _book(archive)
         text, marks = "", []
         titles = _titles(archive, book)
-        for number, name in enumerate(book.chapters, 1):
+        for number, (name, media_type) in enumerate(book.chapters.items(), 1):
             place = f"chapter {number}"
             try:
-                blocks = _chapter(archive, name)
-            except KeyError:
-                yield Refused(place, "missing", f"the book has no file {name}")
+                blocks = _chapter(archive, name, media_type)
             except ExtractionError as error:
                 yield Refused(place, error.reason, f"{name}: {error.detail}")
             else:
@@ -63,9 +61,9 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
 
 @dataclass(frozen=True, slots=True)
 class _Book:
-    """The files of the chapters in reading order, what the book says of itself, and its tables of contents."""
+    """The chapters in reading order, file and type, what the book says of itself, and its tables of contents."""
 
-    chapters: list[str]
+    chapters: dict[str, str]
     facts: dict[str, str]
     tables: list[str]
 
@@ -90,11 +88,15 @@ def _book(archive: zipfile.ZipFile) -> _Book:
     items = {item.get("id"): item for item in contents.iter("{*}item")}
     folder = posixpath.dirname(package)
     tables = [_path(folder, item) for item in items.values() if _is_navigation(item) or item.get("media-type") == _NCX]
-    chapters = []
+    # A file may stand in the order only once.
+    chapters: dict[str, str] = {}
     for reference in contents.iter("{*}itemref"):
-        item = items.get(reference.get("idref"))
-        if item is not None and item.get("media-type") in _PAGES and not _is_navigation(item):
-            chapters.append(_path(folder, item))
+        identifier = reference.get("idref") or ""
+        item = items.get(identifier)
+        if item is None:
+            chapters.setdefault(f"called {identifier}", "")
+        elif not _is_navigation(item):
+            chapters.setdefault(_path(folder, item), item.get("media-type") or "")
     return _Book(chapters, _facts(contents), tables)
 
 
@@ -120,20 +122,22 @@ def _facts(contents: Element) -> dict[str, str]:
     return {name: value for name, value in found.items() if len(value) <= _LONGEST_FACT}
 
 
-def _chapter(archive: zipfile.ZipFile, name: str) -> list[Block]:
+def _chapter(archive: zipfile.ZipFile, name: str, media_type: str) -> list[Block]:
     try:
         data = archive.read(name)
+    except KeyError:
+        raise ExtractionError("missing", "the book has no such file") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ExtractionError("damaged", f"it cannot be unpacked: {error}") from None
+    if media_type not in _PAGES:
+        raise ExtractionError("unsupported", f"a chapter of type {media_type or 'unknown'} is not read")
     return page_blocks(parse_page(decode_page(data).text)) if data.strip() else []
 
 
 def _titles(archive: zipfile.ZipFile, book: _Book) -> dict[str, str]:
     """The titles of the chapters by file, from the tables of contents of EPUB 3 (links) and EPUB 2 (points)."""
     titles: dict[str, str] = {}
-    for name in book.tables:
-        if name not in archive.namelist():
-            continue
+    for name in sorted(set(book.tables) & set(archive.namelist())):
         try:
             root = _xml(archive, name)
         except ExtractionError:

@@ -29,6 +29,8 @@ _SHARE_LINKS = {"item": 0.6, "text": 0.9}
 _LEAST_OF_MAIN = 0.5
 _LEAST_OF_PAGE = 0.25
 _LEAST_DECLARED_CHARS = 100
+# Pages of more blocks are books or listings, for which the search would take minutes and gigabytes.
+_MOST_BLOCKS = 20_000
 
 
 def main_blocks(blocks: Sequence[Block], page: HtmlElement) -> list[Block]:
@@ -39,7 +41,7 @@ def main_blocks(blocks: Sequence[Block], page: HtmlElement) -> list[Block]:
     if declared and _chars(declared) >= _LEAST_OF_MAIN * _chars(blocks) and not any(map(_is_doubtful, declared)):
         # Whatever the search found, it would be no better.
         return _with_title(blocks, declared)
-    text = _MainText(_trafilatura_lines(page))
+    text = _MainText(_trafilatura_lines(page) if len(blocks) <= _MOST_BLOCKS else ())
     found = _between_borders(blocks, text)
     if declared and _chars(declared) >= _LEAST_OF_MAIN * _chars(found):
         return _with_title(blocks, _without_links(declared, text))

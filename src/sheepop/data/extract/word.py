@@ -5,7 +5,8 @@ Left out are headers and footers, comments and what was deleted with changes bei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import fenced, join, table
@@ -23,6 +24,8 @@ _LEFT_OUT = frozenset(
 )
 _BREAKS_OF_PAGES = frozenset({"page", "column"})
 _MARKS = {"tab": "\t", "ptab": "\t", "cr": "\n", "noBreakHyphen": "-", "softHyphen": ""}
+# What Word allows in a table.
+_MOST_COLUMNS = 63
 _SEPARATORS = frozenset({"separator", "continuationSeparator", "continuationNotice"})
 
 
@@ -57,6 +60,7 @@ class _Document:
         self._code: list[str] = []
         self._boxes: list[Element] = []
         self._notes: list[tuple[str, str]] = []
+        self._note_numbers: dict[tuple[str, str], int] = {}
         self.embedded: list[str] = []
 
     def read(self) -> None:
@@ -189,9 +193,10 @@ class _Document:
         return self._inline(element)
 
     def _note(self, kind: str, identifier: str) -> str:
-        if (kind, identifier) not in self._notes:
+        number = self._note_numbers.setdefault((kind, identifier), len(self._notes) + 1)
+        if number > len(self._notes):
             self._notes.append((kind, identifier))
-        return f"[^{self._notes.index((kind, identifier)) + 1}]"
+        return f"[^{number}]"
 
 
 def _chosen(alternatives: Element) -> Element:
@@ -216,11 +221,11 @@ def _is_deleted_row(row: Element) -> bool:
 
 
 def _columns_before(row: Element) -> int:
-    return _bounded(lambda: row.grid_before)
+    return _columns(row.find(f"{W}trPr/{W}gridBefore"), 0)
 
 
 def _span(cell: Element) -> int:
-    return _bounded(lambda: cell.grid_span)
+    return _columns(cell.find(f"{W}tcPr/{W}gridSpan"), 1)
 
 
 def _continues(cell: Element) -> bool:
@@ -228,12 +233,9 @@ def _continues(cell: Element) -> bool:
     return merge is not None and merge.get(f"{W}val") != "restart"
 
 
-def _bounded(read: Callable[[], int]) -> int:
-    """A number of columns; a table of Word has 63 at most."""
-    try:
-        return max(0, min(read(), 63))
-    except ValueError:
-        return 1
+def _columns(element: Element | None, default: int) -> int:
+    text = "" if element is None else element.get(f"{W}val") or ""
+    return min(int(text), _MOST_COLUMNS) if re.fullmatch(r"\d{1,9}", text) else default
 
 
 def _item(level: int, label: str, text: str) -> str:

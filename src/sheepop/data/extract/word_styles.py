@@ -10,9 +10,7 @@ from sheepop.data.extract.word_numbering import W
 
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 # Names that Word, pandoc and LibreOffice give to the style of code.
-_CODE = frozenset(
-    {"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"}
-)
+_CODE = frozenset({"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"})
 _BODY_TEXT_LEVEL = 9
 _DEEPEST_HEADING = 6
 _LONGEST_CHAIN = 20
