@@ -212,10 +212,8 @@ def their_filters(texts: Sequence[str]) -> dict[str, Work]:
             stream = step.run(stream)
         return list(stream)
 
-    return {
-        **{name: lambda step=step: alone(step) for name, step in zip(FILTERS, steps, strict=True)},
-        "all four": chain,
-    }
+    each = zip(FILTERS, steps, strict=True)
+    return {**{name: partial(alone, step) for name, step in each}, "all four": chain}
 
 
 def run_stages(names: Sequence[str], texts: Sequence[str], preset: str, kind: str = "prose") -> list[Any]:
