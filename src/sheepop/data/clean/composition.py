@@ -55,9 +55,12 @@ def _of_short(data: bytes) -> Composition:
 def _of_any(text: str) -> Composition:
     codes, kinds = codes_and_kinds(text)
     spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
-    unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | ((codes >= 0x7F) & (codes < 0xA0) & (codes != 0x85))
-    # The replacement character, what is left to private agreement, and what Unicode says is no character.
-    unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
+    unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
+    # The codes of ASCII text are bytes, which cannot be compared with what is larger.
+    if not text.isascii():
+        unprintable |= (codes >= 0x80) & (codes < 0xA0) & (codes != 0x85)
+        # The replacement character, what is left to private agreement, and what Unicode says is no character.
+        unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
     letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
     return Composition(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
