@@ -21,16 +21,17 @@ import resource
 import shutil
 import statistics
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import datatrove.data as datatrove
 
 from duplicates_speed import measure_signatures
+from quality_speed import compare_corpora
 from sheepop.core.console import Console
 from sheepop.core.machine import describe_machine
 from sheepop.data.build import build_corpus
@@ -56,50 +57,13 @@ from sheepop.data.pipeline.source import SourceSettings
 from sheepop.data.pipeline.workplace import Found, take_inventory
 from sheepop.data.pipeline.writer import PartWork, PartWriter, to_pipeline
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from texts import code_files, corpora, prose
+from timing import Work, processor_seconds
 
 CLEAN_STAGES = ("formatting", "language", "quality", "pii", "exact_duplicates")
-PIECE_CHARACTERS = (300, 1000, 3000, 10_000, 30_000)
 NOT_FOR_CODE = frozenset({"formatting", "language", "toxicity"})
 WORKERS = 2
 SEED = 1
-Work = Callable[[], object]
-
-
-def code_files() -> Iterator[tuple[str, bytes]]:
-    """The sources of the standard library, by their names in it."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(library.rglob("*.py")):
-        if "site-packages" not in path.parts:
-            yield str(path.relative_to(library)), path.read_bytes()
-
-
-def prose_texts(paths: Sequence[Path]) -> Iterator[str]:
-    """Prose in pieces of whole lines and of many lengths; what is below `paths`, or the packages' documentation."""
-    if paths:
-        files = [f for path in paths for f in ([path] if path.is_file() else sorted(path.rglob("*.txt")))]
-    else:
-        packages = Path(sysconfig.get_paths()["purelib"])
-        files = [f for f in sorted(packages.rglob("*")) if f.suffix in {".md", ".rst"} or f.name == "METADATA"]
-    for file in files:
-        try:
-            text = decode(file.read_bytes(), file.name).text
-        except UndecodableError:
-            continue
-        yield from pieces(text)
-
-
-def pieces(text: str) -> Iterator[str]:
-    """The text cut after lines, into pieces whose lengths go round `PIECE_CHARACTERS`."""
-    lengths = itertools.cycle(PIECE_CHARACTERS)
-    piece, size, wanted = [], 0, next(lengths)
-    for line in text.splitlines(keepends=True):
-        piece.append(line)
-        size += len(line)
-        if size >= wanted:
-            yield "".join(piece)
-            piece, size, wanted = [], 0, next(lengths)
-    if piece:
-        yield "".join(piece)
 
 
 def write_input(directory: Path, code: Mapping[str, bytes], prose: Sequence[str], copies: int) -> float:
@@ -117,17 +81,6 @@ def write_input(directory: Path, code: Mapping[str, bytes], prose: Sequence[str]
 def _write(path: Path, data: bytes) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.write_bytes(data)
-
-
-def medians(tasks: Mapping[str, tuple[float, Work]], rounds: int) -> dict[str, float]:
-    """MB/s of processor time for each task, given its size in MB; the tasks alternate."""
-    speeds: dict[str, list[float]] = {name: [] for name in tasks}
-    for _ in range(rounds):
-        for name, (size, work) in tasks.items():
-            started = time.process_time()
-            work()
-            speeds[name].append(size / (time.process_time() - started))
-    return {name: round(statistics.median(values), 2) for name, values in speeds.items()}
 
 
 def measure_stages(
@@ -148,9 +101,9 @@ def measure_stages(
     tasks["shuffle (scatter and gather)"] = lambda: shuffle(work)
     numbers = itertools.count()
     tasks["tokenize"] = lambda: encode(documents, tokenizer, work / f"tokenizer-{next(numbers)}")
-    warm_up = {name: (size, task) for name, task in tasks.items()}
-    medians(warm_up, 1)
-    return medians(warm_up, rounds)
+    processor_seconds(tasks, 1)
+    seconds, _ = processor_seconds(tasks, rounds)
+    return {name: round(size / spent, 2) for name, spent in seconds.items()}
 
 
 def _extract(files: Sequence[Path]) -> None:
@@ -194,50 +147,31 @@ def encode(documents: Iterable[Document], tokenizer: Tokenizer, directory: Path)
         encoder(batch)
 
 
-def compare(documents: Sequence[Document], work: Path, rounds: int) -> dict[str, Any]:
-    """Ours and datatrove's blocks in turn on the same prose, and on how many documents the verdicts agree."""
-    ours = {document.metadata["source"] for document in run_stage("quality, web", documents)}
-    chain = web_chain()
-    theirs = {document.source for document in documents if kept_by(chain, document)}
-    agreed = sum((document.source in ours) == (document.source in theirs) for document in documents)
-    size = sum(document.num_bytes for document in documents) / 1e6
-    tasks: dict[str, Work] = {
-        "quality": lambda: run_stage("quality, web", documents),
-        "quality, datatrove": lambda: [kept_by(chain, document) for document in documents],
-        "writer": lambda: write_part(documents, work),
-        "writer, datatrove": lambda: write_jsonl(documents, work / "theirs"),
+def compare(corpora: Mapping[str, Sequence[str]], given: Sequence[Document], work: Path, rounds: int) -> dict[str, Any]:
+    """Ours and datatrove's blocks in turn on the same prose, and on how many documents the verdicts agree.
+
+    The rules of quality judge `corpora`, in which good and bad are frequent; the other blocks get `given`.
+    """
+    quality = compare_corpora(corpora, rounds)[-1]
+    size = sum(document.num_bytes for document in given) / 1e6
+    writers: dict[str, Work] = {
+        "ours": lambda: write_part(given, work),
+        "datatrove": lambda: write_jsonl(given, work / "theirs"),
     }
-    speeds = medians({name: (size, task) for name, task in tasks.items()}, rounds)
-    long = [document.text for document in documents if len(document.text) >= 500]
+    seconds, _ = processor_seconds(writers, rounds)
+    long = [document.text for document in given if len(document.text) >= 500]
     signatures = measure_signatures(long)
     rows = [
-        ("Gopher + repetition + C4 + FineWeb", speeds["quality"], speeds["quality, datatrove"]),
+        ("Gopher + repetition + C4 + FineWeb", quality["ours_mb_per_s"], quality["datatrove_mb_per_s"]),
         ("near-duplicate signatures", signatures["prose, the same documents as datatrove"], signatures["datatrove"]),
-        ("writer (jsonl, zstd)", speeds["writer"], speeds["writer, datatrove"]),
+        ("writer (jsonl, zstd)", size / seconds["ours"], size / seconds["datatrove"]),
     ]
-    names = ("block", "ours", "datatrove", "ratio")
+    names = ("block, MB/s", "ours", "datatrove", "ratio")
+    verdicts = ("documents", "kept_by_ours", "kept_by_datatrove", "same_verdict")
     return {
         "rows": [dict(zip(names, (*row, row[1] / row[2]), strict=True)) for row in rows],
-        "documents": len(documents),
-        "kept_by_ours": len(ours),
-        "kept_by_datatrove": len(theirs),
-        "same_verdict": agreed / len(documents),
+        **{name: quality[name] for name in verdicts},
     }
-
-
-def web_chain() -> list[Any]:
-    """The filters that datatrove has for the rules of the preset ``web``, in the order in which ours are applied."""
-    from datatrove.pipeline import filters
-
-    names = ("GopherQualityFilter", "GopherRepetitionFilter", "C4QualityFilter", "FineWebQualityFilter")
-    return [getattr(filters, name)() for name in names]
-
-
-def kept_by(chain: Sequence[Any], document: Document) -> bool:
-    """Whether every filter keeps the document; a filter may shorten it for those that follow."""
-    item = to_pipeline(document)
-    verdicts = (step.filter(item) for step in chain)
-    return all(verdict[0] if isinstance(verdict, tuple) else verdict for verdict in verdicts)
 
 
 def write_jsonl(documents: Iterable[Document], directory: Path) -> None:
@@ -272,15 +206,13 @@ def measure_apart(work: Path, rounds: int, task: Callable[..., float], *argument
     results = []
     for _ in range(rounds):
         place = Path(tempfile.mkdtemp(dir=work))
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            results.append(pool.apply(_with_memory, (task, arguments[0], place, *arguments[1:])))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+            results.append(apart.submit(_with_memory, task, arguments[0], place, *arguments[1:]).result())
         shutil.rmtree(place)
     return statistics.median(seconds for seconds, _ in results), max(memory for _, memory in results)
 
 
 def _with_memory(task: Callable[..., float], *arguments: Any) -> tuple[float, float]:
-    # A process of a pool may not have children of its own unless it says so.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     seconds = task(*arguments)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return seconds, peak * (1 if sys.platform == "darwin" else 1024) / 1e6
@@ -323,17 +255,17 @@ def _shown(value: Any) -> str:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, as the record that is written."""
     rounds, megabytes = options.rounds, 1.0 if options.quick else options.megabytes
-    code, prose = dict(code_files()), list(prose_texts(options.text))
+    code, texts = dict(code_files()), list(prose(options.text))
     if options.quick:
-        code, prose = dict(list(code.items())[::8]), prose[::4]
+        code, texts = dict(list(code.items())[::8]), texts[::4]
     record: dict[str, Any] = {"load before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
-        write_input(work / "files", code, prose, 1)
+        write_input(work / "files", code, texts, 1)
         files = {kind: sorted(f for f in (work / f"files/{kind}-0").rglob("*") if f.is_file()) for kind in KINDS}
         given = {kind: list(documents_of(files[kind], kind, megabytes)) for kind in KINDS}
-        texts = [document.text for kind in KINDS for document in given[kind]]
-        tokenizer = train_tokenizer(TokenizerConfig(vocab_size=8192), texts[::3], console=Console.silent())
+        sample = [document.text for kind in KINDS for document in given[kind]][::3]
+        tokenizer = train_tokenizer(TokenizerConfig(vocab_size=8192), sample, console=Console.silent())
         speeds: dict[str, dict[str, float]] = {}
         for kind in KINDS:
             chosen = [Path(document.source) for document in given[kind]]
@@ -343,12 +275,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         names = dict.fromkeys(name for kind in KINDS for name in speeds[kind])
         record["stages"] = [{"stage, MB/s": n, **{k: speeds[k].get(n) for k in KINDS}} for n in names]
         print(table(record["stages"]), end="\n\n", flush=True)
-        record["beside datatrove"] = beside = compare(given["prose"], work, rounds)
+        record["beside datatrove"] = beside = compare(
+            corpora(options.text, megabytes / 16), given["prose"], work, rounds
+        )
         print(table(beside["rows"]), end="\n\n")
         print(f"Same verdict on {beside['same_verdict']:.2%} of {beside['documents']:,} documents of prose;", end=" ")
         print(f"ours keeps {beside['kept_by_ours']:,}, datatrove {beside['kept_by_datatrove']:,}.\n", flush=True)
         copies = 1 if options.quick else options.copies
-        record["builds"] = measure_builds(code, prose, work, tokenizer, copies, rounds)
+        record["builds"] = measure_builds(code, texts, work, tokenizer, copies, rounds)
         print(table(record["builds"]), end="\n\n")
     return {**record, "load after": os.getloadavg()}
 

@@ -12,16 +12,8 @@ processor time on one core, medians of the rounds, in which the competitors alte
 from __future__ import annotations
 
 import argparse
-import ast
-import html
-import itertools
 import json
-import random
-import re
-import statistics
-import sysconfig
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,116 +28,18 @@ from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.clean.words import tokens_of_all
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import decode
+from texts import code_files, corpora
+from timing import Work, processor_seconds
 
 FILTERS = ("GopherQualityFilter", "GopherRepetitionFilter", "C4QualityFilter", "FineWebQualityFilter")
 DEFAULT_STAGES = ("formatting", "language", "quality")
-SYSTEM_DOCUMENTATION = Path("/usr/share/doc")
-LENGTHS = (500, 1500, 4000, 10_000, 30_000)
 BATCH_CHARACTERS = 2**18
 HEADINGS = (
     *("corpus", "filter", "documents", "MB", "ours MB/s", "datatrove MB/s", "ratio", "kept by ours / datatrove"),
     "same verdict",
 )
 SEED = 1
-Work = Callable[[], object]
-
-_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]+>", re.DOTALL | re.IGNORECASE)
-_WRAPPED = re.compile(r"(?<=[^\n:])\n(?=[^\W\d_])")
-
-
-def corpora(texts: Sequence[Path], megabytes: float) -> dict[str, list[str]]:
-    """Prose by where it comes from, at most so many MB of each, chosen at random and the same in every run."""
-    library, packages = Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"])
-    found: dict[str, Iterable[str]] = {
-        "docstrings": _docstrings(library),
-        "package documentation": _files(packages, {".md", ".rst", ".txt"}),
-        "system documentation": _files(SYSTEM_DOCUMENTATION, {"", ".txt", ".md", ".rst"}),
-        "web pages without tags": map(_without_tags, _files(SYSTEM_DOCUMENTATION, {".html"})),
-    }
-    for path in texts:
-        found[path.stem] = (piece for text in _files(path, {".txt"}) for piece in pieces(text))
-    chosen = {name: _sample(documents, megabytes) for name, documents in found.items()}
-    chosen["paragraphs joined"] = [_joined(text) for some in list(chosen.values()) for text in some[::3]]
-    chosen["articles"] = [_article(text) for text in dict.fromkeys(map(_joined, itertools.chain(*chosen.values())))]
-    chosen["degraded articles"] = [_degraded(text, n) for n, text in enumerate(chosen["articles"])]
-    return {name: _sample(documents, megabytes) for name, documents in chosen.items() if documents}
-
-
-def _files(path: Path, suffixes: set[str]) -> Iterator[str]:
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        if file.is_file() and file.suffix in suffixes and file.stat().st_size < 2_000_000:
-            try:
-                yield decode(file.read_bytes(), file.name).text
-            except (UndecodableError, OSError):
-                continue
-
-
-def _docstrings(library: Path) -> Iterator[str]:
-    for path in sorted(library.rglob("*.py")):
-        if {"site-packages", "test", "tests"}.isdisjoint(path.parts):
-            try:
-                nodes = ast.walk(ast.parse(path.read_bytes()))
-            except SyntaxError:
-                continue
-            kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-            yield from (text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node)))
-
-
-def pieces(text: str) -> Iterator[str]:
-    """The text cut after lines into pieces of many lengths."""
-    piece: list[str] = []
-    number = size = 0
-    for line in text.splitlines(keepends=True):
-        piece.append(line)
-        size += len(line)
-        if size >= LENGTHS[number % len(LENGTHS)]:
-            yield "".join(piece)
-            piece, number, size = [], number + 1, 0
-    yield "".join(piece)
-
-
-def _sample(documents: Iterable[str], megabytes: float) -> list[str]:
-    distinct = list(dict.fromkeys(text for text in documents if 100 <= len(text) <= 200_000))
-    random.Random(SEED).shuffle(distinct)
-    chosen, size = [], 0
-    for text in distinct:
-        if size >= megabytes * 1e6:
-            break
-        chosen.append(text)
-        size += len(text)
-    return chosen
-
-
-def _without_tags(page: str) -> str:
-    return re.sub(r"\n\s*\n\s*", "\n\n", html.unescape(_TAG.sub("", page))).strip()
-
-
-def _joined(text: str) -> str:
-    """Paragraphs as lines, punctuation where it belongs: closer to the prose for which the rules were made."""
-    text = re.sub(r" @(.)@ ", r"\1", text).replace(" n't", "n't")
-    return _WRAPPED.sub(" ", re.sub(r" ([,.;:!?'])", r"\1", text))
-
-
-def _article(text: str) -> str:
-    """The paragraphs that are sentences, which makes of most documentation what a web page would show."""
-    return "\n".join(line for line in text.split("\n") if line.endswith((".", "!", "?")) and len(line.split()) >= 12)
-
-
-def _degraded(text: str, number: int) -> str:
-    """The text spoiled in one of several ways."""
-    choose = random.Random(f"{SEED} {number}")
-    lines = text.split("\n")
-    ways: tuple[Callable[[], str], ...] = (
-        lambda: text + "\n" + "\n".join(lines[: 1 + len(lines) // choose.randint(1, 6)]),
-        lambda: re.sub(r"[.!?]", "", text),
-        lambda: re.sub(r"(\S+\s+\S+\s+\S+)\s+", r"\1\n", text),
-        lambda: "\n".join(line + choose.choice(("", "", "...", " #", " { }", " 12 34 56 |")) for line in lines),
-        lambda: text.replace(" the ", f" {choose.choice(('the the', 'x1', '...'))} "),
-        lambda: "\n".join(f"- {line}" for line in lines),
-        lambda: text[: choose.randint(150, 600)],
-    )
-    return ways[number % len(ways)]()
 
 
 def documents_of(texts: Iterable[str], kind: str = "prose") -> list[datatrove.Document]:
@@ -242,7 +136,7 @@ def compare(texts: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     counts = {}
     for name in ours:
-        seconds, results = medians({"ours": ours[name], "theirs": theirs[name]}, rounds)
+        seconds, results = processor_seconds({"ours": ours[name], "theirs": theirs[name]}, rounds)
         mine, other = (_kept(results[side], len(texts)) for side in ("ours", "theirs"))
         counts[name] = {
             "documents": len(texts),
@@ -294,27 +188,14 @@ def compare_defaults(texts: Mapping[str, Sequence[str]], rounds: int) -> list[di
         for task in tasks.values():
             task()
         size = sum(len(text.encode()) for text in some) / 1e6
-        speeds = {stage: round(size / seconds, 1) for stage, seconds in medians(tasks, rounds)[0].items()}
+        speeds = {stage: round(size / seconds, 1) for stage, seconds in processor_seconds(tasks, rounds)[0].items()}
         rows.append({"texts": name, "documents": len(some), "megabytes": round(size, 2), **speeds})
     return rows
 
 
-def medians(tasks: Mapping[str, Work], rounds: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Seconds of processor time for each task, and what it returned; the tasks alternate."""
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    results = {}
-    for _ in range(rounds):
-        for name, work in tasks.items():
-            started = time.process_time()
-            results[name] = work()
-            seconds[name].append(time.process_time() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}, results
-
-
 def code() -> list[str]:
-    """The sources of the standard library."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    return [decode(path.read_bytes(), path.name).text for path in sorted(library.glob("*.py"))]
+    """The modules at the top of the standard library."""
+    return [decode(data, name).text for name, data in code_files() if "/" not in name]
 
 
 def main() -> None:

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.bounded_child import serve
 
 
-def answer(request: dict[str, Any]) -> Iterator[Any]:
+def answer(request: dict[str, Any], alive: Callable[[], None]) -> Iterator[Any]:
     match request:
         case {"echo": value}:
             yield value
@@ -29,6 +29,11 @@ def answer(request: dict[str, Any]) -> Iterator[Any]:
             for number in range(times):
                 time.sleep(seconds)
                 yield number
+        case {"alive": seconds, "times": times}:
+            for _ in range(times):
+                time.sleep(seconds)
+                alive()
+            yield "done"
         case {"then sleep": value}:
             yield value
             time.sleep(600)

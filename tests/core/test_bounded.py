@@ -97,6 +97,11 @@ def test_the_time_limit_counts_between_messages(bounded):
     assert list(process.request({"slowly": 0.4, "times": 4})) == [0, 1, 2, 3]
 
 
+def test_a_sign_of_life_gives_the_whole_time_again(bounded):
+    process = bounded(seconds=1.0)
+    assert list(process.request({"alive": 0.4, "times": 4})) == ["done"]
+
+
 @pytest.mark.parametrize("request_", [{"then sleep": "before"}, {"hold the lock": 1}])
 def test_a_child_that_says_nothing_is_killed_and_replaced(bounded, request_: dict[str, object]):
     process = bounded(seconds=0.5)

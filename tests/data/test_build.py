@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -287,6 +288,31 @@ class TestOutputInTheWay:
         with pytest.raises(DataError, match="Replace it with --overwrite"):
             build(root, seed=2)
         assert sorted(path.name for path in root.parent.iterdir()) == ["corpus", "input"]
+
+    def test_an_evaluation_set_is_recorded_and_known_by_its_content(
+        self, build: Build, tree: Tree, tmp_path: Path
+    ) -> None:
+        question = "How many sheep graze on the meadow behind the mill when the last wagon comes home"
+        evaluation = tmp_path / "questions.jsonl"
+        lines = [json.dumps({"question": text}) for text in (question, "Too short to be looked for.")]
+        evaluation.write_text("\n".join(lines))
+        root = tree({"a.txt": "Nothing of it.\n", "b.txt": "Something else.\n", "c.txt": f"Asked: {question}?\n"})
+        clean = {"stages": ["decontamination"], "decontamination": {"paths": [str(evaluation)]}}
+        first = build(root, clean=clean)
+        assert first.manifest["documents"]["removed"] == {"decontamination": 1}
+        assert first.manifest["evaluation_sets"] == [
+            {
+                "path": str(evaluation),
+                "sha256": hashlib.sha256(evaluation.read_bytes()).hexdigest(),
+                "texts": 1,
+                "too_short": 1,
+            }
+        ]
+        os.utime(evaluation, (1, 1))
+        assert build(root, clean=clean).fingerprint == first.fingerprint
+        evaluation.write_text(lines[1])
+        with pytest.raises(DataError, match="Replace it with --overwrite"):
+            build(root, clean=clean)
 
     def test_a_corpus_is_not_text(self, build: Build, tree: Tree) -> None:
         root = tree({"a.txt": "1\n2\n", "b.txt": "3\n"})

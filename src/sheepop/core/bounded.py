@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from sheepop.core.bounded_child import (
+    ALIVE,
     END,
     FAILED,
     FRAME,
@@ -58,7 +59,7 @@ class BoundedProcessError(SheepOpError):
 
 
 class TimeLimitError(BoundedProcessError):
-    """The next message did not come within the time limit; the process was killed."""
+    """No sign of life came within the time limit; the process was killed."""
 
 
 class MemoryLimitError(BoundedProcessError):
@@ -124,7 +125,8 @@ class BoundedProcess:
                 if kind == FAILED:
                     answered = True
                     raise HandlerError(*decode_message(payload))
-                yield decode_message(payload)
+                if kind != ALIVE:
+                    yield decode_message(payload)
         finally:
             self._busy = False
             child.requests += 1
@@ -204,7 +206,7 @@ class _Child:
         """Kind and content of the next message; raises when a limit is exceeded or the child is gone."""
         deadline = time.monotonic() + seconds
         kind, length = FRAME.unpack(self._read(FRAME.size, deadline, seconds))
-        if kind not in (READY, ITEM, END, FAILED) or length > LONGEST_MESSAGE:
+        if kind not in (READY, ITEM, ALIVE, END, FAILED) or length > LONGEST_MESSAGE:
             raise ProcessDiedError("the process sent what is no message")
         return kind, self._read(length, deadline, seconds)
 

@@ -18,19 +18,21 @@ from typing import Any
 # Every message: its kind, the length of what follows, and JSON.
 FRAME = struct.Struct(">cI")
 LONGEST_MESSAGE = 2**28
-READY, REQUEST, ITEM, END, FAILED = b"R", b"Q", b"I", b"E", b"F"
+READY, REQUEST, ITEM, ALIVE, END, FAILED = b"R", b"Q", b"I", b"A", b"E", b"F"
 MEMORY_STATUS = 97
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _DETAIL_CHARACTERS = 1000
 
-Handler = Callable[[Any], Iterable[Any]]
+Alive = Callable[[], None]
+Handler = Callable[[Any, Alive], Iterable[Any]]
 
 
 def serve(handler: Handler) -> None:
-    """Answers requests until the parent goes away: ``handler(request)`` gives the answers, both as JSON.
+    """Answers requests until the parent goes away: ``handler(request, alive)`` gives the answers, both as JSON.
 
-    Call it in a module that a `BoundedProcess` runs. What the handler raises goes to the parent as a
-    `HandlerError`, MemoryError as a `MemoryLimitError`.
+    Call it in a module that a `BoundedProcess` runs. A handler that calls ``alive()`` while it works on a long answer
+    has the whole time limit again. What it raises goes to the parent as a `HandlerError`, MemoryError as a
+    `MemoryLimitError`.
     """
     descriptor, memory_bytes, parent = map(int, sys.argv[1:4])
     connection = socket.socket(fileno=descriptor)
@@ -66,7 +68,7 @@ def decode_message(data: bytes) -> Any:
 
 def _answer(connection: socket.socket, handler: Handler, request: Any) -> None:
     try:
-        for item in handler(request):
+        for item in handler(request, lambda: _reply(connection, ALIVE, None)):
             _reply(connection, ITEM, item)
     except MemoryError:
         raise

@@ -17,6 +17,7 @@ import numpy as np
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
+from sheepop.data.clean.evaluation_sets import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
 from sheepop.data.discovery import printable
@@ -264,6 +265,7 @@ class _Build:
             tokenizer,
             tokens,
             self._query,
+            self._evaluation_files(),
         )
         manifest = record.write_manifest(self.corpus)
         timing = {"seconds": {name: round(value, 3) for name, value in self._seconds.items()}}
@@ -272,6 +274,20 @@ class _Build:
         self._console.info(record.in_words())
         for limit in self._account.source.limits:
             self._console.warn(f"A limit struck, so another build may differ: {limit}")
+
+    def _evaluation_files(self) -> list[EvaluationFile]:
+        """What was read of the evaluation sets; texts too short to be looked for are spoken of."""
+        clean = self._config.clean
+        if "decontamination" not in clean.stages or not clean.decontamination.paths:
+            return []
+        files = load_evaluation_sets(clean.decontamination).files
+        for file in files:
+            if file.too_short:
+                self._console.warn(
+                    f"{file.too_short:,} texts of the evaluation set {file.path} have fewer than "
+                    f"{clean.decontamination.min_words} words, and were not looked for."
+                )
+        return files
 
     def _write_lists(self, cleaned: Cleaned, num_parts: int) -> None:
         """The inputs that could not be used and the documents that were removed, in the order of the input."""

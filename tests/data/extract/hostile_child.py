@@ -21,6 +21,11 @@ def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refu
     match content.name:
         case "sleep.zip":
             time.sleep(600)
+        case "slow pages.zip":
+            for _ in range(4):
+                time.sleep(0.4)
+                context.alive()
+            yield Extracted("after")
         case "hoard.zip":
             while True:
                 _kept.append(b"x" * 2**20)

@@ -101,6 +101,10 @@ def test_what_strikes_the_child_refuses_the_file_and_not_the_next(hostile, name:
     assert hostile("fine", **settings) == [Extracted("before")]
 
 
+def test_a_document_may_take_long_that_shows_signs_of_life(hostile):
+    assert hostile("slow pages", max_seconds=1.0) == [Extracted("before"), Extracted("after")]
+
+
 def test_one_child_reads_many_files_and_printing_does_no_harm(hostile):
     pids = {hostile("pid")[1].text for _ in range(5)}
     assert len(pids) == 1

@@ -176,13 +176,14 @@ def test_only_the_first_frame_of_an_animation_is_read(extract: Extract, unread: 
     assert np.array_equal(np.asarray(unread[0]), np.asarray(frames[0]))
 
 
-def test_a_long_tiff_becomes_documents_that_are_done_in_time(extract: Extract, unread: list[Image.Image]) -> None:
+def test_a_long_tiff_is_one_document_with_a_mark_for_every_page(extract: Extract, unread: list[Image.Image]) -> None:
     data = saved(drawn(), "TIFF", save_all=True, append_images=[drawn()] * 4)
 
-    documents = [item for item in extract(data, max_seconds=60) if isinstance(item, Extracted)]
+    (document,) = extract(data)
 
-    assert [document.place for document in documents] == ["pages 1 to 2", "pages 3 to 4", "page 5"]
-    assert [name for document in documents for _, name in document.marks] == [f"page {n}" for n in range(1, 6)]
+    assert isinstance(document, Extracted)
+    assert (document.place, document.metadata["pages"]) == ("", "5")
+    assert [name for _, name in document.marks] == [f"page {n}" for n in range(1, 6)]
 
 
 def test_a_strip_is_read_in_tiles_that_are_cut_between_lines(monkeypatch: pytest.MonkeyPatch) -> None:

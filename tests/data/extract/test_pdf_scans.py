@@ -25,12 +25,19 @@ Extract = Callable[..., list[Extracted | Refused]]
 
 
 @pytest.fixture
-def extract(tmp_path: Path) -> Extract:
+def alive() -> list[None]:
+    """Grows by one with every sign of life that an extractor gives."""
+    return []
+
+
+@pytest.fixture
+def extract(tmp_path: Path, alive: list[None]) -> Extract:
     """Extracts a PDF in this process, by default without recognition of text in pictures."""
 
     def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
         config = ExtractConfig.model_validate({"ocr": False, **settings})
-        return list(extract_pdf(Content("a.pdf", data=data), Context(config, tmp_path, lambda *_: iter(()))))
+        context = Context(config, tmp_path, lambda *_: iter(()), lambda: alive.append(None))
+        return list(extract_pdf(Content("a.pdf", data=data), context))
 
     return run
 
@@ -97,23 +104,23 @@ def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
     assert "install sheepop[ocr]" in missing[0].detail
 
 
-def test_a_long_scan_becomes_documents_that_are_done_in_time(extract: Extract, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_scan_is_one_document_and_shows_signs_of_life(
+    extract: Extract, alive: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = iter(["A shepherd", "counts sheep", "before the", "rain comes", "once more"])
+
     def recognised(image: Image.Image, config: ExtractConfig) -> Recognised:
-        lines = [Line("Recognised text on a page", 10, 10, 400, 30, 15, 60)]
+        lines = [Line(next(texts), 10, 10, 400, 30, 15, 60)]
         return Recognised(lines, image.width, image.height, 0.95, 0)
 
     monkeypatch.setattr(pdf_module, "recognise", recognised)
     scan = io.BytesIO()
     picture("A").save(scan, "PDF", save_all=True, append_images=[picture("B")] * 4)
 
-    documents = [item for item in extract(scan.getvalue(), ocr=True, max_seconds=60) if isinstance(item, Extracted)]
+    (document,) = extract(scan.getvalue(), ocr=True)
 
-    assert [document.place for document in documents] == ["pages 1 to 2", "pages 3 to 4", "page 5"]
-    assert [document.marks for document in documents] == [
-        ((0, "page 1"), (27, "page 2")),
-        ((0, "page 3"), (27, "page 4")),
-        ((0, "page 5"),),
-    ]
-    (whole,) = extract(scan.getvalue(), ocr=True, max_seconds=600)
-    assert isinstance(whole, Extracted)
-    assert whole.metadata["recognised_pages"] == "5"
+    assert isinstance(document, Extracted)
+    assert document.text == "A shepherd\n\ncounts sheep\n\nbefore the\n\nrain comes\n\nonce more"
+    assert document.marks == ((0, "page 1"), (12, "page 2"), (26, "page 3"), (38, "page 4"), (50, "page 5"))
+    assert document.metadata["recognised_pages"] == "5"
+    assert len(alive) == 5

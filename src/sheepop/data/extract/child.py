@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sheepop.core.bounded_child import serve
+from sheepop.core.bounded_child import Alive, serve
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType
@@ -19,10 +19,10 @@ from sheepop.data.extract.regular_file import RegularFile
 STORAGE = "storage"
 
 
-def read_file(request: dict[str, Any]) -> Iterator[list[Any]]:
+def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
     """The documents of the file that the request names, as `to_message` encodes them."""
     scratch = Path(request["scratch"])
-    dispatcher = Dispatcher(_config(request["config"]), scratch)
+    dispatcher = Dispatcher(_config(request["config"]), scratch, alive)
     content = RegularFile(request["name"], Path(request["path"]))
     try:
         for item in dispatcher.documents(content, FileType(*request["type"])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.detection import FileType, detect
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused, nobody_waits
 from sheepop.data.extract.registry import FORMATS
 from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES, raise_if_full
 
@@ -43,10 +43,13 @@ class _Budget:
 
 
 class Dispatcher:
-    """Finds the extractor for each content and keeps to the limits of `config`; `scratch` is for temporary files."""
+    """Finds the extractor for each content and keeps to the limits of `config`; `scratch` is for temporary files.
 
-    def __init__(self, config: ExtractConfig, scratch: Path) -> None:
-        self.config, self.scratch = config, scratch
+    `alive` is handed to the extractors, see `Context`.
+    """
+
+    def __init__(self, config: ExtractConfig, scratch: Path, alive: Callable[[], None] = nobody_waits) -> None:
+        self.config, self.scratch, self.alive = config, scratch, alive
 
     def documents(self, content: Content, file_type: FileType | None = None) -> Iterator[Extracted | Refused]:
         """The documents in `content`, whose type may be known already, and what in it was refused, with places.
@@ -98,7 +101,7 @@ class Dispatcher:
             budget.spend(unpacked=content.size)
             return self._documents(content, None, place, depth + 1, budget)
 
-        return Context(self.config, self.scratch, inner)
+        return Context(self.config, self.scratch, inner, self.alive)
 
     def _checked(self, item: Extracted | Refused, budget: _Budget) -> Iterator[Extracted | Refused]:
         """The item, cut when it is too long, refused when it is no valid text."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import SECONDS_PER_PAGE, fitting, recognise
+from sheepop.data.extract.ocr import fitting, recognise
 from sheepop.data.extract.paged_text import Gathering, Page
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
             image = PillowImage.open(file, formats=_FORMATS)
             frames = int(getattr(image, "n_frames", 1))
         if image.format == _PAGED and frames > 1:
-            yield from _pages(image, frames, config)
+            yield from _pages(image, frames, context)
         else:
             upright = _upright(image, config)
             image.close()  # recognition needs the memory
@@ -59,9 +59,11 @@ def _picture(image: Image, facts: Mapping[str, str], config: ExtractConfig) -> I
         yield replace(document, marks=())  # there are no pages to tell apart
 
 
-def _pages(image: Image, frames: int, config: ExtractConfig) -> Iterator[Extracted | Refused]:
+def _pages(image: Image, frames: int, context: Context) -> Iterator[Extracted | Refused]:
+    config = context.config
     gathering = Gathering(config, {"pages": str(frames)})
     for number in range(1, frames + 1):
+        context.alive()
         try:
             with _refusals():
                 image.seek(number - 1)
@@ -78,7 +80,7 @@ def _pages(image: Image, frames: int, config: ExtractConfig) -> Iterator[Extract
 
 def _recognised(image: Image, number: int, config: ExtractConfig) -> Page:
     found = recognise(image, config)
-    return Page(number, found.height, found.lines, SECONDS_PER_PAGE, confidence=found.confidence, unsure=found.unsure)
+    return Page(number, found.height, found.lines, confidence=found.confidence, unsure=found.unsure)
 
 
 def _upright(image: Image, config: ExtractConfig) -> Image:

@@ -89,18 +89,24 @@ class Content:
         return self._path
 
 
+def nobody_waits() -> None:
+    """What `Context.alive` does where no time limit runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an extractor may need beside the content.
 
     `scratch` is a directory of its own for temporary files. `inner(content, place)` extracts what stands inside a
     container (an archive's member, a picture in a page) with whatever extractor fits, within the limits of depth
-    and size; its results carry `place` in front of their own.
+    and size; its results carry `place` in front of their own. `alive()` says that work on a long document goes on,
+    which then has the whole of `config.max_seconds` again.
     """
 
     config: ExtractConfig
     scratch: Path
     inner: Callable[[Content, str], Iterator[Extracted | Refused]]
+    alive: Callable[[], None] = nobody_waits
 
 
 Extractor = Callable[[Content, Context], Iterator[Extracted | Refused]]

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from sheepop.data.extract.config import ExtractConfig
 
-# Seconds that a page full of text may take; what limits time goes by it, never by the clock. A core of 2024 that has
-# nothing else to do takes 9.
-SECONDS_PER_PAGE = 15.0
 # Pixels. What is larger is shrunk, what is longer is cut into tiles: memory and time of recognition grow with its
 # input, and a page of A4 at this size (155 dots per inch) is read as well as at any larger one.
 _LONG_SIDE, _SHORT_SIDE = 1800, 1273

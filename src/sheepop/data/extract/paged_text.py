@@ -14,7 +14,7 @@ from sheepop.data.extract.running_lines import EdgePage, running_lines
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that was read: its number from 1, its height, its lines, and how long a slow core takes to read it.
+    """A page that was read: its number from 1, its height and its lines.
 
     `others` are lines that run in another direction than most; they follow the text. `confidence` is that of
     recognition, None for text that the file itself holds. `tables` counts tables, `meaningless` characters that stand
@@ -25,7 +25,6 @@ class Page:
     number: int
     height: float
     lines: Sequence[Line]
-    seconds: float
     others: Sequence[Line] = ()
     confidence: float | None = None
     tables: int = 0
@@ -36,33 +35,25 @@ class Page:
 
 @dataclass(slots=True)
 class Gathering:
-    """Pages of one file that will be one document, or several where one would be too long or take too long to read.
-
-    How long is judged by the pages, so it does not depend on the machine.
-    """
+    """Pages of one file that will be one document, or several where one would be too long."""
 
     config: ExtractConfig
     facts: Mapping[str, str]
     _pages: list[Page] = field(default_factory=list)
     _bytes: int = 0
-    _seconds: float = 0.0
     _documents: int = 0
 
     def add(self, page: Page) -> Iterator[Extracted]:
         """Takes the next page; yields the document of those before it when there is no room for one more."""
         size = sum(len(line.text.encode("utf-8", "replace")) + 1 for line in (*page.lines, *page.others))
-        is_full = self._bytes + size > self.config.max_document_bytes
-        # Half of the time is left for machines that are slower still.
-        is_late = self._seconds + page.seconds > self.config.max_seconds / 2
-        if self._pages and (is_full or is_late):
+        if self._pages and self._bytes + size > self.config.max_document_bytes:
             yield from self.document(is_last=False)
         self._pages.append(page)
         self._bytes += size
-        self._seconds += page.seconds
 
     def document(self, *, is_last: bool = True) -> Iterator[Extracted]:
         """The document of the pages that were taken, if they hold any text."""
-        pages, self._pages, self._bytes, self._seconds = self._pages, [], 0, 0.0
+        pages, self._pages, self._bytes = self._pages, [], 0
         gone = running_lines(_edges(pages)) if self.config.strip_running_lines else set()
         text, marks = _text(pages, gone)
         if text:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.ocr import SECONDS_PER_PAGE, recognise
+from sheepop.data.extract.ocr import recognise
 from sheepop.data.extract.paged_text import Gathering, Page
 from sheepop.data.extract.pdf_page import page_objects, render
 from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
@@ -29,8 +29,6 @@ _PICTURE_SHARE = 0.5
 _MEANINGLESS_SHARE = 0.3
 _MOST_RENDERED_PIXELS = 25_000_000
 _MOST_BAD_PAGES_IN_A_ROW = 20
-# On a slow core, for a page of text and for one whose lines may make tables.
-_SECONDS_FOR_TEXT, _SECONDS_WITH_TABLES = 0.01, 0.1
 _LONGEST_FACT = 1000
 _PASSWORD_ERRORS = (4, 5)  # FPDF_ERR_PASSWORD and FPDF_ERR_SECURITY in fpdfview.h
 
@@ -38,15 +36,15 @@ _PASSWORD_ERRORS = (4, 5)  # FPDF_ERR_PASSWORD and FPDF_ERR_SECURITY in fpdfview
 def extract_pdf(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """One document of prose with a mark for every page that has text.
 
-    A file that is too long for one document, or whose pages take too long to recognise, becomes several, one after
-    the other. Metadata: ``title``, ``author``, ``pages``, and counts of what was recognised, written as tables or
-    left out. Raises `ExtractionError`: ``encrypted`` when it needs a password, ``damaged`` when it cannot be opened,
-    ``empty`` when no page shows anything. A page that cannot be read is refused, and the others go on.
+    A file that is too long for one document becomes several, one after the other. Metadata: ``title``, ``author``,
+    ``pages``, and counts of what was recognised, written as tables or left out. Raises `ExtractionError`:
+    ``encrypted`` when it needs a password, ``damaged`` when it cannot be opened, ``empty`` when no page shows
+    anything. A page that cannot be read is refused, and the others go on.
     """
     with content.open() as file, closing(_opened(file)) as document:
         gathering = Gathering(context.config, {**_facts(document), "pages": str(len(document))})
         is_silent = True
-        for item in _pages(document, context.config):
+        for item in _pages(document, context):
             found = [item] if isinstance(item, Refused) else gathering.add(item)
             for answer in found:
                 is_silent = False
@@ -77,12 +75,13 @@ def _facts(document: PdfDocument) -> Mapping[str, str]:
     return {name: value.strip() for name, value in facts.items() if value.strip() and len(value) <= _LONGEST_FACT}
 
 
-def _pages(document: PdfDocument, config: ExtractConfig) -> Iterator[Page | Refused]:
+def _pages(document: PdfDocument, context: Context) -> Iterator[Page | Refused]:
     import pypdfium2
 
-    reader = _Reader(config)
+    reader = _Reader(context.config)
     bad = 0
     for index in range(len(document)):
+        context.alive()
         try:
             page = document[index]
             try:
@@ -122,9 +121,7 @@ class _Reader:
     def _text(self, words: PageWords, objects: PageObjects, index: int) -> Page:
         tables: list[Line] = []
         rest, is_unsearched = words, objects.has_more
-        seconds = _SECONDS_FOR_TEXT
         if self._config.pdf_tables and objects.may_hold_tables:
-            seconds = _SECONDS_WITH_TABLES
             try:
                 tables, rest = find_tables(words, objects)
             except TooManyLinesError:
@@ -134,7 +131,6 @@ class _Reader:
             index + 1,
             words.width if words.turns % 2 else words.height,
             [*lines, *tables],
-            seconds,
             others,
             tables=len(tables),
             meaningless=words.meaningless,
@@ -160,9 +156,7 @@ class _Reader:
         letters = sum(sum(map(str.isalnum, line.text)) for line in found.lines)
         if letters <= known:
             return None if known else Refused(place, "empty", "no text was recognised in it")
-        return Page(
-            index + 1, found.height, found.lines, SECONDS_PER_PAGE, confidence=found.confidence, unsure=found.unsure
-        )
+        return Page(index + 1, found.height, found.lines, confidence=found.confidence, unsure=found.unsure)
 
 
 def _is_picture(words: PageWords, objects: PageObjects) -> bool:

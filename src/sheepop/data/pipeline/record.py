@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import read_json, write_json
+from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.data.clean.evaluation_sets import EvaluationFile
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
@@ -74,17 +75,16 @@ def built_fingerprint(corpus: Path) -> str | None:
         return None
 
 
-def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Size and age of the files that the cleaning stages read."""
+def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """SHA-256 of the files that the cleaning stages read; of a corpus that of its manifest, which has the others."""
     for path in paths:
         target = Path(path)
         if target.is_dir():
             target /= MANIFEST
         try:
-            status = target.stat()
+            yield path, sha256_file(target)
         except OSError:
             raise DataError(f"{path}, which data.clean names, cannot be read. Check the path.") from None
-        yield path, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class BuildRecord:
     tokenizer: Tokenizer
     tokens: dict[str, Any]
     query: Query | None
+    evaluation_files: Sequence[EvaluationFile]
 
     def write_manifest(self, directory: Path) -> dict[str, Any]:
         """Writes and returns the manifest: neither times nor absolute paths nor the way the work was spread."""
@@ -119,6 +120,7 @@ class BuildRecord:
             "reproducible": not self.account.source.limits,
             "files": self._files(),
             "documents": self._documents(),
+            "evaluation_sets": [asdict(file) for file in self.evaluation_files],
             "split": {
                 "method": self.assignment.splitter.method,
                 "words": self.assignment.splitter.words,

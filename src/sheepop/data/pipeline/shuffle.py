@@ -8,8 +8,10 @@ they are the whole corpus in the order of the keys.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +44,15 @@ class Scatter:
         """Writes ``chunk-N.bin``, each with the documents of every bucket together, and the offsets of the buckets."""
         ledger = Ledger(self.seed)
         ledger.begin(staging)
-        chunks = _Chunks(staging, sum(self.assignment.buckets))
+        with closing(ledger), closing(_Chunks(staging, sum(self.assignment.buckets))) as chunks:
+            record = self._scatter(rank, ledger, chunks)
+        write_json(staging / ACCOUNT, {**ledger.as_record(), **record, "source": None})
+
+    def _scatter(self, rank: int, ledger: Ledger, chunks: _Chunks) -> dict[str, Any]:
+        """Places the documents of part `rank`; the account of what went where."""
         splits = {name: {"documents": 0, "bytes": 0, "occurrences": 0, "occurring_bytes": 0} for name in SPLITS}
         mixed_counts: dict[int, list[int]] = {}
-        documents = self._kept(rank, ledger)
-        cut = 0
-        for mixed, split, document, occurrences in self.assignment.place(rank, documents):
+        for mixed, split, document, occurrences in self.assignment.place(rank, self._kept(rank, ledger)):
             counts = splits[split]
             counts["documents"] += 1
             counts["bytes"] += document.num_bytes
@@ -60,12 +65,8 @@ class Scatter:
                 entry[2] += len(occurrences) * document.num_bytes
             for placed in occurrences:
                 chunks.add(placed)
-        cut = self.assignment.splitter.cut_documents
-        chunks.close()
-        ledger.close()
         mixed_record = {str(number): counts for number, counts in sorted(mixed_counts.items())}
-        record = {"splits": splits, "mixed": mixed_record, "cut_documents": cut}
-        write_json(staging / ACCOUNT, {**ledger.as_record(), **record, "source": None})
+        return {"splits": splits, "mixed": mixed_record, "cut_documents": self.assignment.splitter.cut_documents}
 
     def _kept(self, rank: int, ledger: Ledger) -> Iterator[tuple[StoredDocument, int]]:
         removals = read_removals(self.removals, rank)

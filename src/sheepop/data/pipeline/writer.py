@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,12 @@ class PartWriter(PipelineStep):
         mixture = Mixture(self.mix)
         with whole_part(self.directory, rank) as staging:
             self.ledger.begin(staging)
-            arrays = PartArrays(staging, sign=self.sign, near=self.near)
             documents = num_bytes = 0
-            with DocumentWriter(staging, PREFIX) as writer:
+            with (
+                closing(self.ledger),
+                closing(PartArrays(staging, sign=self.sign, near=self.near)) as arrays,
+                DocumentWriter(staging, PREFIX) as writer,
+            ):
                 for item in data:
                     document = to_stored(item)
                     line = document.stored()
@@ -66,8 +69,6 @@ class PartWriter(PipelineStep):
                     documents += 1
                     num_bytes += document.num_bytes
                     yield item
-            arrays.close()
-            self.ledger.close()
             written = {"documents": documents, "bytes": num_bytes}
             write_json(staging / ACCOUNT, {**self.ledger.as_record(), "written": written})
 
