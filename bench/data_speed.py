@@ -189,7 +189,9 @@ def clean(paths: tuple[str, ...], work: Path, stages: tuple[str, ...]) -> float:
     started = time.perf_counter()
     plan, _ = take_inventory(work, find_inputs(config, None), {}, Found())
     source = SourceSettings(config.extract, config.documents)
-    clean_documents(plan, config, source, SEED, LocalEngine(WORKERS), Account(stages), Console.silent())
+    engine = LocalEngine(WORKERS)
+    clean_documents(plan, config, source, SEED, engine, Account(stages), Console.silent())
+    engine.release()
     return time.perf_counter() - started
 
 

@@ -82,6 +82,7 @@ def build_corpus(
             try:
                 build.run(plan)
             finally:
+                engine.release()
                 close_extraction()
             publish_directory(build.corpus, output)
             clear(workplace)

@@ -19,6 +19,43 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class Workers:
+    """Up to `num_workers` processes, started with the first work and kept for the next until `release`."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def ordered_map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Generator[R, None, None]:
+        """As the function `ordered_map`, with these workers; whatever ends it early ends them too."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_prepare_worker)
+        pending: deque[Future[R]] = deque()
+        try:
+            for task in tasks:
+                pending.append(self._pool.submit(function, task))
+                if len(pending) > 2 * self.num_workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            self.release()
+            raise DataError(
+                "A worker process ended abruptly, most likely because memory ran out. Lower data.num_workers or "
+                "data.max_file_bytes and run the command again."
+            ) from None
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Ends the processes after what they are doing; work that has not begun is dropped."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
 def ordered_map(function: Callable[[T], R], tasks: Iterable[T], *, num_workers: int) -> Generator[R, None, None]:
     """``function(task)`` for every task, in the order of `tasks`; with `num_workers` 0 in this process.
 
@@ -29,23 +66,11 @@ def ordered_map(function: Callable[[T], R], tasks: Iterable[T], *, num_workers: 
     if num_workers == 0:
         yield from map(function, tasks)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_prepare_worker) as pool:
-        pending: deque[Future[R]] = deque()
-        try:
-            for task in tasks:
-                pending.append(pool.submit(function, task))
-                if len(pending) > 2 * num_workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BrokenProcessPool:
-            raise DataError(
-                "A worker process ended abruptly, most likely because memory ran out. Lower data.num_workers or "
-                "data.max_file_bytes and run the command again."
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    workers = Workers(num_workers)
+    try:
+        yield from workers.ordered_map(function, tasks)
+    finally:
+        workers.release()
 
 
 def _prepare_worker() -> None:

@@ -25,7 +25,7 @@ from sheepop.core.errors import DataError, SheepOpError
 from sheepop.core.files import damaged_files, read_json, remove_partial, remove_tree
 from sheepop.data.pipeline.parts import part_path
 from sheepop.data.pipeline.writer import FAILURES
-from sheepop.data.workers import ordered_map
+from sheepop.data.workers import Workers
 
 _POLL_SECONDS = 0.5
 _MEGABYTES_PER_PROCESS = 8
@@ -44,16 +44,25 @@ class Engine(ABC):
         More than `useful` processes would not be faster.
         """
 
+    def release(self) -> None:
+        """Ends processes that are kept for the next pass."""
+
 
 class LocalEngine(Engine):
-    """This machine: in this process with 0 workers, else in that many processes."""
+    """This machine: in this process with 0 workers, else in that many processes, which serve all passes."""
 
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
+        self._workers = Workers(num_workers)
 
     def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone, useful: int) -> None:
         """Runs the tasks side by side; the first error ends them all."""
-        _LocalExecutor(steps, tasks, log, min(self.num_workers, useful), on_done).run()
+        workers = self._workers if min(self.num_workers, useful) > 1 else None
+        _LocalExecutor(steps, tasks, log, workers, on_done).run()
+
+    def release(self) -> None:
+        """Ends the worker processes."""
+        self._workers.release()
 
 
 class RayEngine(Engine):
@@ -72,7 +81,7 @@ class RayEngine(Engine):
         Work for a single process is done here: it would be over before the cluster had started one.
         """
         if useful < 2:
-            _LocalExecutor(steps, tasks, log, 0, on_done).run()
+            _LocalExecutor(steps, tasks, log, None, on_done).run()
             return
         with _ray_cluster():
             from datatrove.executor.ray import RayPipelineExecutor
@@ -85,18 +94,23 @@ class RayEngine(Engine):
 
 
 class _LocalExecutor(LocalPipelineExecutor):
-    """datatrove's local executor on processes that end with their parent, even when it is killed."""
+    """datatrove's local executor on workers that end with their parent, even when it is killed; None is this process."""
 
-    def __init__(self, steps: list[PipelineStep], tasks: int, log: Path, num_workers: int, on_done: OnDone) -> None:
-        super().__init__(steps, tasks=tasks, workers=max(1, num_workers), logging_dir=str(log))
-        self._log, self._num_workers, self._on_done = log, num_workers, on_done
+    def __init__(
+        self, steps: list[PipelineStep], tasks: int, log: Path, workers: Workers | None, on_done: OnDone
+    ) -> None:
+        super().__init__(steps, tasks=tasks, workers=workers.num_workers if workers else 1, logging_dir=str(log))
+        self._log, self._workers, self._on_done = log, workers, on_done
 
     def run(self) -> None:
         """Runs the tasks that have no completion mark, in their order."""
         task = _Task(self.pipeline, self.tasks, self._log)
         ranks = self.get_incomplete_ranks(range(self.tasks))
-        workers = self._num_workers if self._num_workers > 1 else 0
-        with closing(ordered_map(task, ranks, num_workers=workers)) as done:
+        if self._workers is None:
+            for rank in ranks:
+                self._on_done(task(rank))
+            return
+        with closing(self._workers.ordered_map(task, ranks)) as done:
             for rank in done:
                 self._on_done(rank)
 
