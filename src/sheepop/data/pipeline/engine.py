@@ -94,7 +94,7 @@ class RayEngine(Engine):
 
 
 class _LocalExecutor(LocalPipelineExecutor):
-    """datatrove's local executor on workers that end with their parent, even when it is killed; None is this process."""
+    """datatrove's local executor on workers that end with their parent, also when it is killed; None: this process."""
 
     def __init__(
         self, steps: list[PipelineStep], tasks: int, log: Path, workers: Workers | None, on_done: OnDone
