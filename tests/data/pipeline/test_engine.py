@@ -187,6 +187,9 @@ class Remote(Engine):
             except (SheepOpError, LookupError):
                 continue
 
+    def release(self) -> None:
+        pass
+
 
 class TestAnErrorOnAnotherMachine:
     def test_an_error_of_ours_comes_back_as_what_it_was(self, squares: Squares) -> None:

@@ -44,6 +44,7 @@ class Engine(ABC):
         More than `useful` processes would not be faster.
         """
 
+    @abstractmethod
     def release(self) -> None:
         """Ends processes that are kept for the next pass."""
 
@@ -91,6 +92,9 @@ class RayEngine(Engine):
             )
             with _watching(executor, on_done):
                 executor.run()
+
+    def release(self) -> None:
+        """Nothing is kept: the cluster belongs to whoever started it."""
 
 
 class _LocalExecutor(LocalPipelineExecutor):
