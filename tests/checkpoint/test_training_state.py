@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sheepop.checkpoint import read_training_state, write_training_state
+from sheepop.checkpoint import optimizer_state, read_training_state, write_training_state
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
@@ -30,7 +30,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, model: Transformer, optimi
     optimizers = build_optimizers(model, config)
     for number in range(3):
         step(model, optimizers, number)
-    write_training_state(tmp_path, optimizers, names_of(model), {"step": 3})
+    write_training_state(tmp_path, *optimizer_state(optimizers, names_of(model)), {"step": 3})
 
     copy = build_model(model.config, seed=99)
     copy.load_state_dict(model.state_dict())
@@ -47,7 +47,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, model: Transformer, optimi
 def test_a_state_of_another_model_is_refused(tmp_path: Path, model: Transformer) -> None:
     optimizers = build_optimizers(model, TrainingConfig())
     step(model, optimizers, 0)
-    write_training_state(tmp_path, optimizers, names_of(model), {})
+    write_training_state(tmp_path, *optimizer_state(optimizers, names_of(model)), {})
     other = build_model(ModelConfig(**{**model.config.model_dump(), "d_model": 32, "head_dim": 16, "d_ff": None}), 0)
     with pytest.raises(CheckpointError, match="does not belong to this run"):
         read_training_state(tmp_path, build_optimizers(other, TrainingConfig()), names_of(other))
@@ -55,7 +55,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path, model: Transformer)
 
 def test_a_newer_state_is_refused(tmp_path: Path, model: Transformer) -> None:
     optimizers = build_optimizers(model, TrainingConfig())
-    write_training_state(tmp_path, optimizers, names_of(model), {})
+    write_training_state(tmp_path, *optimizer_state(optimizers, names_of(model)), {})
     file = tmp_path / "state" / "state.json"
     file.write_text(file.read_text().replace('"format_version": 1', '"format_version": 2'))
     with pytest.raises(CheckpointError, match="version 2"):

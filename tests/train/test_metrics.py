@@ -23,7 +23,8 @@ def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     log = JsonLines(path)
     log.append({"step": 1})
-    length = log.sync()
+    log.sync()
+    length = log.length
     log.append({"step": 2})
     log.close()
     log = JsonLines(path, length)
@@ -37,7 +38,8 @@ def test_the_length_is_true_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
     log = JsonLines(path, 12)
-    length = log.sync()
+    log.sync()
+    length = log.length
     log.close()
     assert length == path.stat().st_size == 12
 

@@ -35,13 +35,22 @@ class LoadedModel:
     directory: Path
 
 
-def write_model(directory: Path, model: Transformer, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
-    """Writes the files of a model directory into `directory`, which the caller makes durable and checksums."""
+def write_model(
+    directory: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes the files of a model directory into `directory`, which the caller makes durable and checksums.
+
+    `weights` are what `unique_weights` gives, on the CPU.
+    """
     write_json(
         directory / "config.json",
-        {"format": FORMAT, "format_version": FORMAT_VERSION, "model": model.config.model_dump(mode="json")},
+        {"format": FORMAT, "format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")},
     )
-    save_file(unique_weights(model), directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(dict(weights), directory / WEIGHTS, metadata={"format": "pt"})
     tokenizer.save(directory)
     write_json(directory / "provenance.json", dict(provenance))
 
@@ -59,7 +68,8 @@ def save_model(
     if target.exists() and not replace:
         raise CheckpointError(f"{target} exists already. Choose another directory or remove it.")
     with atomic_directory(target, replace=replace) as directory:
-        write_model(directory, model, tokenizer, provenance)
+        weights = {name: tensor.cpu().contiguous() for name, tensor in unique_weights(model).items()}
+        write_model(directory, model.config, weights, tokenizer, provenance)
 
 
 def load_model(path: str | Path, device: str = "cpu") -> LoadedModel:
@@ -104,11 +114,11 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:
-    """The state dict without the second name of tied weights, contiguous, on the CPU."""
+    """The state dict without the second name of tied weights."""
     state = model.state_dict()
     if model.config.tie_weights:
         del state["lm_head.weight"]
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from sheepop.core.files import (
     storage_errors,
     write_atomic,
 )
+from sheepop.core.locks import exclusive_lock
 
 CONFIG = "config.yaml"
 REPLACED = ".replaced"
 MOVING = ".replaced-moving"
+LOCK = ".lock"
 # Everything that a run consists of; what else lies in its directory is somebody's own.
 RUN_ENTRIES = frozenset(
     {
@@ -38,6 +40,7 @@ RUN_ENTRIES = frozenset(
         "checkpoints",
         REPLACED,
         MOVING,
+        LOCK,
     }
 )
 _POINTERS = frozenset({"latest", "best"})
@@ -80,13 +83,40 @@ class RunDirectory:
             raise
         remove_tree(run._replaced)
 
-    def _require_place(self, overwrite: bool) -> None:
-        if not self.path.is_dir() or not any(self.path.iterdir()):
-            return
-        if not self.holds_run():
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Keeps other processes from working on this run; false where the file system cannot.
+
+        Raises `CheckpointError` when one does, and `UsageError` for a directory of something else.
+        """
+        self._require_empty_or_run()
+        with storage_errors(self.path):
+            existed = self.path.is_dir()
+            self.path.mkdir(parents=True, exist_ok=True)
+        refusal = CheckpointError(
+            f"Another process is working on the run in {self.path}. Wait for it, or choose another output directory."
+        )
+        try:
+            with exclusive_lock(self.path / LOCK, refusal) as held:
+                yield held
+        finally:
+            if not existed and not self._entries():
+                remove_tree(self.path)
+
+    def _entries(self) -> list[Path]:
+        """What is in the directory, if it is there, beside the lock."""
+        return [entry for entry in self.path.iterdir() if entry.name != LOCK] if self.path.is_dir() else []
+
+    def _require_empty_or_run(self) -> None:
+        if self._entries() and not self.holds_run():
             raise UsageError(
                 f"The output directory {self.path} is not empty and does not hold a run. Choose another one."
             )
+
+    def _require_place(self, overwrite: bool) -> None:
+        self._require_empty_or_run()
+        if not self._entries():
+            return
         if not overwrite:
             raise UsageError(
                 f"The output directory {self.path} already holds a run. Go on with it (--resume auto), "
@@ -104,7 +134,7 @@ class RunDirectory:
         if self._replaced.is_dir() and not self.config_file.is_file():
             self._put_back()
         remove_tree(self._replaced)
-        entries = list(self.path.iterdir())
+        entries = self._entries()
         if not entries:
             return
         self._moving.mkdir()
@@ -114,7 +144,7 @@ class RunDirectory:
 
     def _put_back(self) -> None:
         """Removes what a failed start left, then brings back the run that it was to replace."""
-        for entry in self.path.iterdir():
+        for entry in self._entries():
             if entry != self._replaced:
                 remove_tree(entry)
         if self._replaced.is_dir():
@@ -213,9 +243,12 @@ class RunDirectory:
         step = int(match[1]) if match else None
         return step if step is not None and self.checkpoint(step).is_dir() else None
 
-    def latest_good(self, warn: Callable[[str], None]) -> int | None:
-        """The newest step whose checkpoint is undamaged; every damaged one passed over is named to `warn`."""
-        for step in reversed(self.steps()):
+    def latest_good(self, warn: Callable[[str], None], *, before: int | None = None) -> int | None:
+        """The newest step, of those below `before` if given, whose checkpoint is undamaged.
+
+        Every damaged one passed over is named to `warn`.
+        """
+        for step in reversed([step for step in self.steps() if before is None or step < before]):
             problems = damaged_files(self.checkpoint(step))
             if not problems:
                 return step
@@ -223,14 +256,19 @@ class RunDirectory:
         return None
 
     def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
-        """Removes checkpoints up to step `newest` except the last `keep_last`, milestones, and the one marked best.
-
-        A checkpoint is renamed before it is removed, so that a kill in between leaves none half deleted.
-        """
+        """Removes checkpoints up to step `newest` except the last `keep_last`, milestones, and the one marked best."""
         steps = [step for step in self.steps() if step <= newest]
         kept = milestones | {self.pointer("best"), self.pointer("latest")} | set(steps[-keep_last:])
+        self._remove(step for step in steps if step not in kept)
+
+    def forget_after(self, step: int) -> None:
+        """Removes the checkpoints of all later steps, which the run no longer leads to."""
+        self._remove(later for later in self.steps() if later > step)
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        """A checkpoint is renamed before it is removed, so that a kill in between leaves none half deleted."""
         for step in steps:
-            if step not in kept:
+            if self.checkpoint(step).is_dir():
                 doomed = self.checkpoint(step).with_name(f".{self.checkpoint(step).name}{TEMPORARY_MARK}pruned")
                 self.checkpoint(step).rename(doomed)
                 remove_tree(doomed)

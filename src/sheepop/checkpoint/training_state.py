@@ -20,12 +20,11 @@ COUNTERS = "state.json"
 
 
 def write_training_state(
-    directory: Path, optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str], counters: dict[str, Any]
+    directory: Path, tensors: dict[str, Tensor], scalars: dict[str, float], counters: dict[str, Any]
 ) -> None:
-    """Writes ``state/`` below `directory`: every optimizer tensor by parameter name, and `counters` as JSON."""
+    """Writes ``state/`` below `directory`: what `optimizer_state` gave, its tensors on the CPU, and `counters`."""
     folder = directory / "state"
     folder.mkdir()
-    tensors, scalars = _flatten(optimizers, names)
     save_file(tensors, folder / OPTIMIZER)
     write_json(
         folder / COUNTERS,
@@ -58,16 +57,17 @@ def read_training_state(
     return counters
 
 
-def _flatten(
+def optimizer_state(
     optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The state of every parameter as tensors and as plain numbers, by the parameter's name and the slot's."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
     for optimizer, parameter in _parameters(optimizers):
         for slot, value in optimizer.state[parameter].items():
             key = f"{names[parameter]}/{slot}"
             if isinstance(value, Tensor):
-                tensors[key] = value.detach().cpu().contiguous()
+                tensors[key] = value.detach()
             else:
                 scalars[key] = value
     return tensors, scalars

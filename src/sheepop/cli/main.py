@@ -17,7 +17,8 @@ from sheepop.cli import bench, data, doctor, generate, quickstart, tokenizer, tr
 from sheepop.core.errors import SheepOpError
 
 _INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
+# Batch systems send SIGUSR1 ahead of the time at which they take a machine away.
+_ENDINGS = {128 + signal.SIGTERM: "Terminated.", 128 + signal.SIGUSR1: "Ended by SIGUSR1."}
 
 app = typer.Typer(
     name="sheepop",
@@ -62,8 +63,8 @@ def main() -> None:
             app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a word.
-        if end.code in (_INTERRUPTED, _TERMINATED):
-            _report("Interrupted." if end.code == _INTERRUPTED else "Terminated.", end.code)
+        if end.code == _INTERRUPTED or end.code in _ENDINGS:
+            _report(_ENDINGS.get(end.code, "Interrupted."), end.code)
         raise
     except SheepOpError as error:
         if debug:
@@ -82,23 +83,24 @@ def main() -> None:
 
 @contextmanager
 def _terminating_cleanly() -> Iterator[None]:
-    """Within the block SIGTERM unwinds as Ctrl-C does, so that half-written directories are removed."""
+    """Within the block SIGTERM and SIGUSR1 unwind as Ctrl-C does, so that half-written directories are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(_TERMINATED)
+        raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, end)
+    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _report(message: str, exit_code: int) -> int:
-    prefix = "" if exit_code in (_INTERRUPTED, _TERMINATED) else "Error: "
+    prefix = "" if exit_code == _INTERRUPTED or exit_code in _ENDINGS else "Error: "
     sys.stdout.flush()
     print(f"{prefix}{message}", file=sys.stderr)
     return exit_code

@@ -26,6 +26,12 @@ def train(
         str | None,
         typer.Option("--resume", metavar="auto|PATH", help="Go on with the run at PATH; auto: at --output, or start."),
     ] = None,
+    fork: Annotated[
+        Path | None,
+        typer.Option(
+            "--fork", metavar="PATH", help="Begin a new run with the weights of this run, checkpoint or model."
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -39,6 +45,8 @@ def train(
       sheepop train --data book.txt --config config.json --device cpu
 
       sheepop train --resume runs/notes
+
+      sheepop train --fork runs/notes --data letters/ --output runs/letters training.learning_rate=1e-4
     """
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable
@@ -46,6 +54,8 @@ def train(
 
     if resume is not None and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+    if resume is not None and fork is not None:
+        raise UsageError("--resume goes on with a run and --fork begins another; give one of them.")
     options: dict[str, object] = {}
     if data:
         options["data"] = {"paths": [str(path) for path in data]}
@@ -66,7 +76,9 @@ def train(
         raise UsageError("--resume auto needs to know the run: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
-    outcome = train_job(settings, resume=resume is not None, overwrite=overwrite, console=make_console(quiet))
+    outcome = train_job(
+        settings, resume=resume is not None, overwrite=overwrite, fork=fork, console=make_console(quiet)
+    )
     result = {
         "run": str(outcome.run),
         "steps": outcome.steps,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.fork import Fork
 
 RECORD = "environment.json"
 
@@ -31,6 +33,13 @@ _MAY_CHANGE = {
     "training.sample_tokens",
     "training.checkpoint_interval",
     "training.keep_checkpoints",
+    "training.micro_batch_size",
+    "training.trouble.non_finite",
+    "training.trouble.spike",
+    "training.trouble.threshold",
+    "training.trouble.max_skips",
+    "training.trouble.max_rewinds",
+    "training.verify_interval",
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }
@@ -47,10 +56,17 @@ class RunRecord:
     step_seconds: float | None
     asked: dict[str, Any]  # the configuration before anything was derived or measured, as of the last start
     machine: dict[str, Any]
+    forked_from: dict[str, Any] | None = None
 
     @classmethod
     def create(
-        cls, corpus: Corpus, *, asked: SheepOpConfig, step_seconds: float | None, matrix_peak_flops: float
+        cls,
+        corpus: Corpus,
+        *,
+        asked: SheepOpConfig,
+        step_seconds: float | None,
+        matrix_peak_flops: float,
+        fork: Fork | None = None,
     ) -> RunRecord:
         """The record of a run that starts on this machine now."""
         return cls(
@@ -61,6 +77,7 @@ class RunRecord:
             step_seconds=step_seconds,
             asked=asked.model_dump(mode="json"),
             machine=describe_machine().to_dict(),
+            forked_from=fork.as_record() if fork is not None else None,
         )
 
     def write(self, run: RunDirectory) -> None:
@@ -71,7 +88,9 @@ class RunRecord:
     def read(cls, path: Path) -> RunRecord:
         """Reads it back; raises `CheckpointError` when it is missing or not a record."""
         found = read_json(path / RECORD)
-        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
+        names = {field.name: field.default is MISSING for field in fields(cls)}
+        needed = {name for name, is_needed in names.items() if is_needed}
+        if not isinstance(found, dict) or not needed <= found.keys() <= names.keys():
             raise CheckpointError(f"{path / RECORD} is not the record of a run.")
         return cls(**found)
 
@@ -116,8 +135,8 @@ def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
     return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
 
 
-def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
-    """The resolved configuration to go on with, `wanted` being what the user asks for now.
+def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, path: Path) -> SheepOpConfig:
+    """The resolved configuration for the run at `path` to go on with, `wanted` being what the user asks for now.
 
     Raises `ConfigError` naming every setting that would make it another run, and `CheckpointError` when the
     corpus is not the one the run was started with.
@@ -125,14 +144,17 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> 
     if corpus.fingerprint != stored.record.corpus_fingerprint:
         raise CheckpointError(
             f"The corpus in {corpus.directory} is not the one this run was started with "
-            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). Start a new run for it."
+            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). " + _how_to_fork(path)
         )
-    before, after = dict(_leaves(stored.record.asked)), dict(_leaves(wanted.model_dump(mode="json")))
+    # A setting that the version which started the run did not know was at its default.
+    usual = SheepOpConfig().model_dump(mode="json")
+    before = {**dict(_leaves(usual)), **dict(_leaves(stored.record.asked))}
+    after = dict(_leaves(wanted.model_dump(mode="json")))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
     if refused:
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
-        raise ConfigError(f"A resumed run keeps its settings, but {what}. Start a new run with another --output.")
+        raise ConfigError(f"A resumed run keeps its settings, but {what}. {_how_to_fork(path)}")
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")
@@ -150,6 +172,13 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> 
     if steps < stored.step:
         raise ConfigError(f"training.max_steps = {steps}, but the run has taken {stored.step} steps already.")
     return config
+
+
+def _how_to_fork(path: Path) -> str:
+    return (
+        "Start a new run with another --output; to begin it with what this one has learned, add "
+        f"--fork {shlex.quote(str(path))}."
+    )
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

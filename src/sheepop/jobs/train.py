@@ -20,10 +20,11 @@ from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Batches, Corpus, SampleOrder
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.fork import Fork
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
+from sheepop.jobs.training_data import build_batches, documents_of_samples, open_corpus, refuse_ignored_settings
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
@@ -47,14 +48,19 @@ class TrainOutcome:
 
 
 def train(
-    config: SheepOpConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+    config: SheepOpConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    fork: Path | None = None,
+    console: Console | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
     path = config.output_dir or str(default_run_path())
     config = config.model_copy(update={"output_dir": path})
     with interrupts_advise(f"Go on with: sheepop train --resume {shlex.quote(path)}"):
-        outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+        outcome = run_training(config, resume=resume, overwrite=overwrite, fork=fork, console=console, times=times)
         record = RunRecord.read(outcome.run)
         write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
     return outcome
@@ -65,39 +71,64 @@ def run_training(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    fork: Path | None = None,
     console: Console | None = None,
     times: StageTimes | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
-    stands; without a run there it starts. Raises `Interrupted` after a signal, with everything saved.
+    stands; without a run there it starts, with the weights of the model that `fork` means if given. Raises
+    `Interrupted` after a signal, with everything saved, and `CheckpointError` while another process works on the run.
     """
     console = console or Console.silent()
-    times = times or StageTimes()
-    device = resolve_device(config.device)
     path = Path(config.output_dir) if config.output_dir else default_run_path()
+    with RunDirectory(path).locked() as is_locked:
+        if not is_locked:
+            console.warn(
+                f"The file system of {path} knows no locks: make sure that no other process works on this run."
+            )
+        return _locked_run(config, path, resume, overwrite, fork, console, times or StageTimes())
+
+
+def _locked_run(
+    config: SheepOpConfig,
+    path: Path,
+    resume: bool,
+    overwrite: bool,
+    fork: Path | None,
+    console: Console,
+    times: StageTimes,
+) -> TrainOutcome:
+    device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
     _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
+    origin = None
     if stored is None:
         with (
             interrupts_advise(f"No step was taken and nothing of it is left in {path}."),
             RunDirectory.starting(path, overwrite=overwrite or resume) as run,
         ):
+            asked = config
+            if fork is not None:
+                origin = Fork.read(fork)
+                config = origin.inherit(config)
             with times("Corpus and vocabulary"):
                 corpus = open_corpus(config, run, console)
-                refuse_ignored_settings(config, corpus)
+                refuse_ignored_settings(asked, corpus)
+                if origin is not None:
+                    origin.require(corpus)
             with times("Measuring"):
-                config, record = _start(config, run, corpus, device, console)
+                config, record = _start(config, asked, run, corpus, device, console, origin)
     else:
         run = RunDirectory.open(path)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = replace(stored.record, asked=config.model_dump(mode="json"))
-        config = refuse_changes(stored, config, corpus)
+        config = refuse_changes(stored, config, corpus, path)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
-        _run(config, run, corpus, record, device, console, resume=stored is not None)
+        _run(config, run, corpus, record, device, console, resume=stored is not None, fork=origin)
     with times("Scoring"):
         return score_run(run, corpus, config, device, console)
 
@@ -129,10 +160,16 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
 
 
 def _start(
-    config: SheepOpConfig, run: RunDirectory, corpus: Corpus, device: str, console: Console
+    config: SheepOpConfig,
+    asked: SheepOpConfig,
+    run: RunDirectory,
+    corpus: Corpus,
+    device: str,
+    console: Console,
+    fork: Fork | None,
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
-    asked, config = config, _fit_model_to_tokenizer(config, corpus)
+    config = _fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     if training.compile and device == "cpu" and not _has_compiler():
@@ -171,6 +208,7 @@ def _start(
         asked=asked,
         step_seconds=timing.seconds if timing else None,
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
+        fork=fork,
     )
     config = config.replace(training=training.model_dump())
     record.write(run)
@@ -187,12 +225,15 @@ def _run(
     console: Console,
     *,
     resume: bool,
+    fork: Fork | None,
 ) -> None:
     tokenizer = corpus.tokenizer()
     model = build_model(config.model, config.seed, device)
+    if fork is not None:
+        model.load_state_dict(fork.loaded.model.state_dict())
     optimizers = build_optimizers(model, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, record.provenance())
-    state = _restore(run, checkpointer, console) if resume else TrainingState()
+    state = _restore(run, checkpointer, record, console) if resume else TrainingState()
     settings = config.training.resolved()
     train_batches = build_batches(config, corpus.train, tokenizer)
     _announce(config, corpus, model, train_batches, state, console)
@@ -229,6 +270,8 @@ def _run(
             state=state,
             sinks=[stack.enter_context(tensorboard(run.path / "tensorboard", state.step + 1))],
             console=console,
+            describe=lambda chosen: documents_of_samples(corpus, train_batches, chosen),
+            saves_the_beginning=fork is not None,
         )
         try:
             trainer.run()
@@ -258,19 +301,19 @@ def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, devic
     )
 
 
-def _restore(run: RunDirectory, checkpointer: Checkpointer, console: Console) -> TrainingState:
+def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console) -> TrainingState:
     step = run.latest_good(console.warn)
     if step is None:
         if run.steps():
             raise CheckpointError(f"No checkpoint in {run.checkpoints} is whole, so the run cannot go on.")
+        if record.forked_from is not None:
+            raise CheckpointError(
+                f"The run in {run.path} was stopped before it had saved the weights it began with. Start it again with "
+                f"--fork {shlex.quote(record.forked_from['path'])} --overwrite."
+            )
         return TrainingState()
     state = checkpointer.load(step)
-    if state.best_step is not None and run.pointer("best") != state.best_step:
-        if state.best_step in run.steps():
-            run.mark_best(state.best_step)
-        else:
-            console.warn(f"The best checkpoint, step {state.best_step}, is gone; the next validation names a new one.")
-            state = state.after(best_loss=None, best_step=None)
+    state = checkpointer.with_best(state, console.warn)
     console.info(f"Going on from step {step:,} of {run.path}.")
     return state
 

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import Config
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError
+from sheepop.core.errors import ConfigError, SheepOpError
 from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches, TokenSplit, build_corpus, is_corpus
+from sheepop.data.provenance import trace_tokens
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -34,6 +38,18 @@ def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> C
     if is_corpus(run.corpus):
         return Corpus.open(run.corpus)
     return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
+
+
+def documents_of_samples(corpus: Corpus, batches: Batches, samples: NDArray[np.int64]) -> list[str]:
+    """The names of the documents that training samples hold, each once; empty when the corpus cannot say."""
+    names: dict[str, None] = {}
+    try:
+        for sample in samples.tolist():
+            for origin in trace_tokens(corpus, "train", *batches.token_range(sample)):
+                names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
+    except (SheepOpError, OSError):
+        return []
+    return list(names)
 
 
 def refuse_ignored_settings(config: SheepOpConfig, corpus: Corpus) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
 from sheepop.train.schedule import ScheduleName
+from sheepop.train.trouble import TroubleConfig
 
 Count = Annotated[int, Field(ge=1)]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -63,6 +64,10 @@ class TrainingConfig(Config):
     sample_tokens: Count = 64
     checkpoint_interval: Count | None = Field(None, description="null is a tenth of the steps")
     keep_checkpoints: Count = Field(3, description="the last K are kept, beside best and the milestones")
+    trouble: TroubleConfig = Field(default_factory=TroubleConfig)
+    verify_interval: Count | None = Field(
+        None, description="steps between two at which a micro-batch is computed twice and compared bit for bit"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:

@@ -1,4 +1,4 @@
-"""Signals that end a run: the first is remembered until the loop reaches a place where it can save."""
+"""Signals that end a run: work that can be done again is left at once, work that cannot is finished first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,45 @@ from types import FrameType
 
 from sheepop.core.errors import Interrupted
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C, the usual wish to end, and the warning that batch systems send before they take a machine away."""
 
-class InterruptFlag:
+
+class StopRequestedError(BaseException):
+    """Leaves the work of an `Interruption.leaving` block. No Exception, so that no library takes it for its own."""
+
+
+class Interruption:
     """Whether a signal asked the run to end, and which."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._may_leave = False
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Work that a signal ends at once, by raising `StopRequestedError`; half done it must not matter.
+
+        That bounds the time to the end of the run, however long compiling, a validation or a wait for data takes.
+        """
+        self._may_leave = True
+        try:
+            if self:
+                raise StopRequestedError
+            yield
+        finally:
+            self._may_leave = False
+
+    def arrived(self, number: int) -> None:
+        """Takes note of a signal; a second one interrupts wherever the run is, as Python does."""
+        if self:
+            raise KeyboardInterrupt
+        self.signal_number = number
+        if self._may_leave:
+            raise StopRequestedError
 
 
 @contextmanager
@@ -33,24 +63,22 @@ def interrupts_advise(what_now: str) -> Iterator[None]:
 
 
 @contextmanager
-def catch_interrupts() -> Iterator[InterruptFlag]:
-    """Within the block SIGINT and SIGTERM set the flag; a second one interrupts at once, as Python does.
+def catch_interrupts() -> Iterator[Interruption]:
+    """Within the block SIGINT, SIGTERM and SIGUSR1 are told to an `Interruption` instead of ending the process.
 
-    Outside the main thread, where signals cannot be caught, the flag stays unset.
+    Outside the main thread, where signals cannot be caught, none ever arrives.
     """
-    flag = InterruptFlag()
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield flag
+        yield interruption
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if flag:
-            raise KeyboardInterrupt
-        flag.signal_number = number
+        interruption.arrived(number)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
-        yield flag
+        yield interruption
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """The training loop: one life of a run, from its first step to its last, for every objective.
 
-Now and then log, now and then validate, now and then sample, now and then save, and one step at a time.
+Now and then log, now and then validate, now and then sample, now and then save, and one step at a time. A signal may
+come anywhere: what can be done again is left at once, what cannot is finished, and everything is saved.
 """
 
 from __future__ import annotations
@@ -8,39 +9,42 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import Interrupted, SheepOpError
+from sheepop.core.errors import DataError, Interrupted
 from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
-from sheepop.train.interrupt import catch_interrupts
+from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.step import accumulate_gradients, apply_gradients
+from sheepop.train.trouble import find_trouble
 from sheepop.train.validation import Scores
+from sheepop.train.verification import Recomputation
 
 MILESTONES = (0.10, 0.25, 0.50)
-
-
-class TrainingError(SheepOpError):
-    """Training cannot go on: the numbers stopped being numbers."""
+VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
 
 
 @dataclass
 class Trainer:
-    """A run about to start or go on. `validate` and `sample` are handed in by whoever owns those stages.
+    """A run about to start or go on. `validate`, `sample` and `describe` are handed in by whoever owns those stages.
 
-    `flops_per_token` and `peak_flops` give the metric ``mfu``: the share of the machine's measured matrix peak
-    that the model's own arithmetic uses.
+    `describe` names the documents of samples. With `saves_the_beginning` there is a checkpoint of step 0.
+    `flops_per_token` and `peak_flops` give the metric ``mfu``: the share of the machine's measured matrix peak that the
+    model's own arithmetic uses.
     """
 
     model: Transformer
@@ -64,64 +68,124 @@ class Trainer:
     objective: Objective = field(default_factory=NextToken)
     sinks: Sequence[Sink] = ()
     console: Console = field(default_factory=Console.silent)
+    describe: Callable[[NDArray[Any]], list[str]] = lambda samples: []
+    saves_the_beginning: bool = False
 
     def run(self) -> TrainingState:
-        """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end."""
+        """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end.
+
+        Raises `TrainingError`, with everything saved, when the numbers are in trouble and the policy is to stop.
+        """
         total = self.resolved.total_steps
+        self._rescue = Rescue(self.config.trouble, self.checkpointer, self.console, self.describe)
+        self._saved: TrainingState | None = self.state if self.state.step else None
         self._resumed_seconds, self._started = self.state.seconds, time.monotonic()
         self._log_mark = (time.monotonic(), self.state.tokens)
         with (
-            catch_interrupts() as interrupt,
+            catch_interrupts() as interruption,
             self.console.progress("Training", total, "steps") as progress,
+            closing(self.checkpointer),
         ):
             progress.advance(self.state.step)
-            while self.state.step < total:
-                loss, norm = self._step(self.state.step)
-                step = self.state.step
-                if step % self.config.log_interval == 0 or step == total:
-                    self._log(loss, norm, progress)
-                improved = self._validate() if self._due(self.resolved.eval_interval) else False
-                if self._due(self.resolved.sample_interval):
-                    self._sample()
-                # Asked once, so that a signal never ends the run at a step that was not saved.
-                stopping = bool(interrupt)
-                if improved or self._checkpoint_due() or stopping:
-                    self._save(improved)
-                progress.advance()
-                if stopping:
-                    break
-        if interrupt.signal_number is not None:
+            self._save_the_beginning()
+            try:
+                self._do_what_is_due(interruption)
+                while self.state.step < total:
+                    self._step(interruption, progress)
+                    self._do_what_is_due(interruption)
+            except StopRequestedError:
+                self.save()
+            except DataError:
+                self.save()
+                self.checkpointer.wait()
+                raise
+            self.checkpointer.wait()
+        if interruption.signal_number is not None:
             raise Interrupted(
                 f"Stopped after step {self.state.step:,} of {total:,}; everything is saved in "
                 f"{self.checkpointer.run.path}.",
-                interrupt.signal_number,
+                interruption.signal_number,
             )
         return self.state
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
-        self.model.train()
+    def _step(self, interruption: Interruption, progress: Progress) -> None:
+        """One optimizer step over the global batch, unless its numbers are in trouble."""
+        self.checkpointer.check()
         size = self.config.global_batch_size
+        samples = self.order.indices(self.state.batch_number * size, size)
+        with interruption.leaving():
+            loss, norm, num_tokens = self._gradients(samples)
+        trouble = find_trouble(loss, norm, self.state.window, self.config.trouble)
+        if trouble is not None:
+            self.model.zero_grad(set_to_none=True)
+            before = self.state.step
+            self.state = self._rescue.meet(trouble, self.state, samples, self)
+            if self.state.step > before:
+                self.state = self.state.after(due=self._due_after(self.state.step))
+            progress.advance(self.state.step - before)
+            return
+        set_learning_rate(self.optimizers, self.schedule(self.state.step))
+        apply_gradients(self.optimizers)
+        step = self.state.step + 1
+        self.state = self.state.after(
+            step=step,
+            tokens=self.state.tokens + num_tokens,
+            window=self.state.window.after(loss, norm, self.config.trouble.window),
+            skips_in_a_row=0,
+            due=self._due_after(step),
+        )
+        if step % self.config.log_interval == 0 or step == self.resolved.total_steps:
+            self._log(loss, norm, progress)
+        progress.advance()
+
+    def _gradients(self, samples: NDArray[Any]) -> tuple[float, float, int]:
+        """Puts the clipped gradient of a step into the parameters; its loss, the norm before clipping, its tokens."""
+        step = self.state.step
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        every = self.config.verify_interval
+        recomputation = Recomputation(self.model) if every is not None and (step + 1) % every == 0 else None
         loss, num_tokens = accumulate_gradients(
             self.forward,
             self.objective,
             self.batches,
-            self.order.indices(step * size, size),
+            samples,
             self.resolved.micro_batch_size,
             device=self.device,
             precision=self.resolved.precision,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
+            recomputation=recomputation,
         )
+        if recomputation is not None and recomputation.differences:
+            self._report_corruption(recomputation.differences)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainingError(
-                f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
-                "lower training.learning_rate or raise training.warmup_steps and start again."
-            )
-        set_learning_rate(self.optimizers, self.schedule(step))
-        apply_gradients(self.optimizers)
-        self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
-        return loss, norm
+        return loss, norm, num_tokens
+
+    def _do_what_is_due(self, interruption: Interruption) -> None:
+        """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
+        while self.state.due:
+            name, *rest = self.state.due
+            if name == SAVE:
+                self.state = self.state.after(due=tuple(rest))
+                self.save()
+                continue
+            with interruption.leaving():
+                finish = self._validated() if name == VALIDATE else self._sampled()
+            self.state = self.state.after(due=tuple(rest))
+            finish()
+
+    def _due_after(self, step: int) -> tuple[str, ...]:
+        """What is to be done after a step, in this order."""
+
+        def is_due(interval: int) -> bool:
+            return step % interval == 0 or step == self.resolved.total_steps
+
+        names = {
+            VALIDATE: self.validate is not None and is_due(self.resolved.eval_interval),
+            SAMPLE: is_due(self.resolved.sample_interval),
+            SAVE: is_due(self.resolved.checkpoint_interval) or step in self._milestones(),
+        }
+        return tuple(name for name, due in names.items() if due)
 
     def _log(self, loss: float, norm: float, progress: Progress) -> None:
         now = time.monotonic()
@@ -141,53 +205,99 @@ class Trainer:
         )
         progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
 
-    def _validate(self) -> bool:
-        """Writes the scores of the held-out text; true when they are the best so far."""
-        if self.validate is None:
-            return False
+    def _validated(self) -> Callable[[], None]:
+        """Scores the held-out text; what is returned writes the scores down and remembers the best."""
+        assert self.validate is not None
         started = time.monotonic()
         scores = self.validate()
-        self._write(
-            split="validation",
-            loss=scores.loss,
-            perplexity=scores.perplexity,
-            accuracy=scores.accuracy,
-            bits_per_byte=scores.bits_per_byte,
-            tokens=self.state.tokens,
-            seconds=self._seconds(),
-        )
-        self.console.info(f"Step {self.state.step:,}: held out {scores}")
-        self._leave_out(time.monotonic() - started)
-        if self.state.best_loss is not None and scores.loss >= self.state.best_loss:
-            return False
-        self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step)
-        return True
-
-    def _sample(self) -> None:
-        """Writes what the model says at this step."""
-        started = time.monotonic()
-        for row in self.sample(self.state.step):
-            self.samples.append({"step": self.state.step, **row})
-            self.console.info(f"  {row['prompt']!r} -> {row['text']!r}")
         self._leave_out(time.monotonic() - started)
 
-    def _save(self, improved: bool) -> None:
-        """Writes a checkpoint that knows how long the logs were, then moves the pointers, then prunes."""
+        def finish() -> None:
+            self._write(
+                split="validation",
+                loss=scores.loss,
+                perplexity=scores.perplexity,
+                accuracy=scores.accuracy,
+                bits_per_byte=scores.bits_per_byte,
+                tokens=self.state.tokens,
+                seconds=self._seconds(),
+            )
+            self.console.info(f"Step {self.state.step:,}: held out {scores}")
+            if self.state.best_loss is None or scores.loss < self.state.best_loss:
+                due = (*self.state.due, *([] if SAVE in self.state.due else [SAVE]))
+                self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step, due=due)
+
+        return finish
+
+    def _sampled(self) -> Callable[[], None]:
+        """Lets the model write; what is returned writes it down."""
         started = time.monotonic()
+        rows = self.sample(self.state.step)
+        self._leave_out(time.monotonic() - started)
+
+        def finish() -> None:
+            for row in rows:
+                self.samples.append({"step": self.state.step, **row})
+                self.console.info(f"  {row['prompt']!r} -> {row['text']!r}")
+
+        return finish
+
+    def save(self) -> None:
+        """Starts writing a checkpoint of everything as it is now, unless that is written already."""
+        started = time.monotonic()
+        if self._saved is not None and self._saved == self.state:
+            return
         self.state = self.state.after(
-            seconds=self._seconds(), metrics_bytes=self.metrics.sync(), samples_bytes=self.samples.sync()
+            seconds=self._seconds(), metrics_bytes=self.metrics.length, samples_bytes=self.samples.length
         )
-        self.checkpointer.save(self.state)
-        if improved:
-            self.checkpointer.run.mark_best(self.state.step)
-        self.checkpointer.run.prune(self.state.step, self.config.keep_checkpoints, self._milestones())
+        state, run = self.state, self.checkpointer.run
+
+        def finish_logs() -> None:
+            self.metrics.sync()
+            self.samples.sync()
+
+        def finish_pointers() -> None:
+            if state.best_step == state.step:
+                run.mark_best(state.step)
+            run.prune(state.step, self.config.keep_checkpoints, self._milestones())
+
+        self.checkpointer.save(state, before=finish_logs, after=finish_pointers)
+        self._saved = state
         self._leave_out(time.monotonic() - started)
 
-    def _due(self, interval: int) -> bool:
-        return self.state.step % interval == 0 or self.state.step == self.resolved.total_steps
+    def go_back(self, step: int) -> TrainingState:
+        """Restores the checkpoint of `step`; the logs are cut to what they were then, and later checkpoints go."""
+        state = self.checkpointer.load(step)
+        self.checkpointer.run.forget_after(step)
+        state = self.checkpointer.with_best(state, self.console.warn)
+        lost = self.metrics.cut(state.metrics_bytes)
+        self.samples.cut(state.samples_bytes)
+        for row in lost:
+            if row["split"] == "trouble":  # the batches that they name stay left out
+                self.metrics.append(row)
+        self._log_mark = (time.monotonic(), state.tokens)
+        return state
 
-    def _checkpoint_due(self) -> bool:
-        return self._due(self.resolved.checkpoint_interval) or self.state.step in self._milestones()
+    def write_trouble(self, row: dict[str, Any]) -> None:
+        """Writes down a step that was not taken."""
+        self._write(split="trouble", **row)
+
+    def _save_the_beginning(self) -> None:
+        """Where a run may have to go back to it, or its weights are not made of the seed, step 0 is a checkpoint."""
+        trouble = self.config.trouble
+        may_go_back = "rewind" in (trouble.non_finite, trouble.spike)
+        if (may_go_back or self.saves_the_beginning) and not self.checkpointer.run.steps():
+            self.save()
+
+    def _report_corruption(self, differences: list[str]) -> None:
+        """Says what differed between two computations of one micro-batch; the run goes on."""
+        step = self.state.step + 1
+        self._write(split="verification", differences=differences)
+        self.console.warn(
+            f"Step {step:,}: a micro-batch gave other bits when it was computed again, in {len(differences):,} places: "
+            f"{'; '.join(differences[:3])}. Memory or processor may be faulty; on a GPU some operations are only "
+            "repeatable with deterministic=true."
+        )
 
     def _milestones(self) -> set[int]:
         return {math.ceil(self.resolved.total_steps * share) for share in MILESTONES}

@@ -44,12 +44,25 @@ class JsonLines:
             self._file.write(json.dumps(finite, ensure_ascii=False).encode("utf-8") + b"\n")
             self._file.flush()
 
-    def sync(self) -> int:
-        """Flushes to the disk and returns the length in bytes."""
-        with storage_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
+    @property
+    def length(self) -> int:
+        """The length in bytes."""
         return self._file.tell()
+
+    def sync(self) -> None:
+        """Waits until what was appended is on the disk; another thread may do so."""
+        with storage_errors(self.path):
+            os.fsync(self._file.fileno())
+
+    def cut(self, length: int) -> list[dict[str, Any]]:
+        """Removes, and returns, the rows that were appended after the file had `length` bytes."""
+        with storage_errors(self.path):
+            with self.path.open("rb") as file:
+                file.seek(length)
+                rows = [json.loads(line) for line in file]
+            self._file.truncate(length)
+            self._file.seek(length)
+        return rows
 
     def close(self) -> None:
         """Closes the file."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import read_json, remove_tree, storage_errors
+from sheepop.core.locks import exclusive_lock
 from sheepop.data.discovery import FoundFile, Skipped
 from sheepop.data.pipeline.inventory import INVENTORY, PLAN, Entry, Plan, read_plan, write_plan
 
@@ -45,20 +44,15 @@ def locked_workplace(output: Path) -> Iterator[Path]:
     path = workplace_of(output)
     with storage_errors(output):
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise DataError(
-            f"Another process is building {output} right now. Wait for it, or choose another output directory."
-        ) from None
-    try:
-        yield path
-    finally:
-        if not any(path.glob("pass-*/[0-9]*")):
-            remove_tree(path)
-        os.close(descriptor)
+    refusal = DataError(
+        f"Another process is building {output} right now. Wait for it, or choose another output directory."
+    )
+    with exclusive_lock(path / _LOCK, refusal):
+        try:
+            yield path
+        finally:
+            if not any(path.glob("pass-*/[0-9]*")):
+                remove_tree(path)
 
 
 def take_inventory(

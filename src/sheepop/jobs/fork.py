@@ -1,0 +1,62 @@
+"""A new run that begins with the weights of another: its model and tokenizer are kept, everything else may differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.data import Corpus, is_corpus
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.model import ModelConfig
+
+# These change how a network is trained, not what its weights mean.
+_FREE = frozenset({"dropout", "preset"})
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The model that a new run begins with."""
+
+    loaded: LoadedModel
+
+    @classmethod
+    def read(cls, path: Path) -> Fork:
+        """Reads and verifies the model that `path` means: a model directory, a checkpoint, or the best one of a run."""
+        return cls(load_model(path))
+
+    def inherit(self, config: SheepOpConfig) -> SheepOpConfig:
+        """`config` with the model's sizes, and with its tokenizer where the text is not a finished corpus.
+
+        Raises `ConfigError` naming every setting of the model that was given and differs.
+        """
+        given, found = config.model.model_dump(), self.loaded.config.model_dump()
+        usual = ModelConfig().model_dump()
+        asked = {name: value for name, value in given.items() if value != usual[name] and name not in _FREE}
+        if other := [name for name, value in asked.items() if value != found[name]]:
+            what = "; ".join(f"model.{name} = {given[name]!r}, where the model has {found[name]!r}" for name in other)
+            raise ConfigError(
+                f"A fork keeps the network of {self.loaded.directory}, but {what}. Leave it out, or train a new model "
+                "without --fork."
+            )
+        dropout = given["dropout"] if given["dropout"] != usual["dropout"] else found["dropout"]
+        config = config.replace(model={**found, "dropout": dropout})
+        if config.tokenizer.path is None and not any(is_corpus(path) for path in config.data.paths):
+            tokenizer = {**config.tokenizer.model_dump(), "path": str(self.loaded.directory)}
+            config = config.replace(tokenizer=tokenizer)
+        return config
+
+    def require(self, corpus: Corpus) -> None:
+        """Raises `CheckpointError` unless the corpus consists of this model's tokens."""
+        theirs, ours = corpus.tokenizer().fingerprint(), self.loaded.tokenizer.fingerprint()
+        if theirs != ours:
+            raise CheckpointError(
+                f"The corpus in {corpus.directory} was made with another tokenizer ({theirs[:12]}) than the model in "
+                f"{self.loaded.directory} ({ours[:12]}). Build it with tokenizer.path={self.loaded.directory}."
+            )
+
+    def as_record(self) -> dict[str, Any]:
+        """Where the run came from, for its record."""
+        return {"path": str(self.loaded.directory.resolve()), "provenance": self.loaded.provenance}

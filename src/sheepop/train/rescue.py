@@ -1,0 +1,109 @@
+"""What is done about a step in trouble: end the run, pass over the batch, or go back to before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from sheepop.core.console import Console
+from sheepop.core.errors import SheepOpError
+from sheepop.train.state import Checkpointer, TrainingState
+from sheepop.train.trouble import Trouble, TroubleConfig
+
+_NAMED_DOCUMENTS = 20
+
+
+class TrainingError(SheepOpError):
+    """Training cannot go on: the numbers stopped being numbers, or jumped."""
+
+
+class Rescued(Protocol):
+    """What a rescue needs of the loop."""
+
+    def write_trouble(self, row: dict[str, Any]) -> None:
+        """Writes down what happened."""
+
+    def save(self) -> None:
+        """Starts saving everything as it is before the step."""
+
+    def go_back(self, step: int) -> TrainingState:
+        """Restores weights, optimizer and logs as the checkpoint of `step` has them."""
+
+
+class Rescue:
+    """Carries out the policy of a run. `describe` names the documents that samples hold."""
+
+    def __init__(
+        self,
+        config: TroubleConfig,
+        checkpointer: Checkpointer,
+        console: Console,
+        describe: Callable[[NDArray[Any]], list[str]],
+    ) -> None:
+        self._config, self._checkpointer = config, checkpointer
+        self._console, self._describe = console, describe
+
+    def meet(self, trouble: Trouble, state: TrainingState, samples: NDArray[Any], run: Rescued) -> TrainingState:
+        """The state to go on with after a step that is not taken; `state` is that before it.
+
+        Raises `TrainingError`, after saving, when the run is to end.
+        """
+        documents = self._describe(samples)
+        row = {
+            "kind": trouble.kind,
+            "policy": trouble.policy,
+            "words": trouble.words,
+            "at_step": state.step + 1,
+            "batch": state.batch_number,
+            "documents": documents,
+        }
+        self._console.warn(
+            f"Step {state.step + 1:,}: {trouble.words} ({trouble.kind}). Policy: {trouble.policy}. The batch held "
+            f"{_in_words(documents)}."
+        )
+        if trouble.policy == "skip" and state.skips_in_a_row < self._config.max_skips:
+            run.write_trouble(row)
+            return state.after(step=state.step + 1, skips_in_a_row=state.skips_in_a_row + 1)
+        step = self._step_to_go_back_to(state) if trouble.policy == "rewind" else None
+        if step is not None:
+            left_out = tuple(sorted({*state.left_out, state.batch_number}))
+            found = run.go_back(step).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=step)
+            run.write_trouble(row)  # only now, for the logs were cut
+            self._console.warn(f"Went back to step {step:,}; the batch is left out from now on.")
+            return found
+        run.write_trouble(row)
+        run.save()
+        self._checkpointer.wait()
+        raise TrainingError(_final_words(trouble, state))
+
+    def _step_to_go_back_to(self, state: TrainingState) -> int | None:
+        """The newest whole checkpoint, or one before it when the run went back to that one already; None to give up."""
+        if state.rewinds >= self._config.max_rewinds:
+            return None
+        self._checkpointer.wait()
+        run = self._checkpointer.run
+        in_vain = state.rewound_to is not None and run.steps()[-1:] == [state.rewound_to]
+        return run.latest_good(self._console.warn, before=state.rewound_to if in_vain else None)
+
+
+def _final_words(trouble: Trouble, state: TrainingState) -> str:
+    tried = {
+        "stop": "",
+        "skip": f" after {state.skips_in_a_row:,} steps were skipped in a row",
+        "rewind": f" after {state.rewinds:,} rewinds, with no checkpoint left to go back to or no more allowed",
+    }[trouble.policy]
+    key = "non_finite" if trouble.kind == "non-finite" else "spike"
+    return (
+        f"Step {state.step + 1:,} gave {trouble.words}, and training stopped{tried}. Everything before it is saved. "
+        "Lower training.learning_rate or raise training.warmup_steps in a new run, or go on with another "
+        f"training.trouble.{key} (skip, rewind)."
+    )
+
+
+def _in_words(documents: list[str]) -> str:
+    if not documents:
+        return "documents that cannot be named"
+    named = ", ".join(documents[:_NAMED_DOCUMENTS])
+    return named if len(documents) <= _NAMED_DOCUMENTS else f"{named} and {len(documents) - _NAMED_DOCUMENTS:,} more"

@@ -1,0 +1,94 @@
+"""Trouble in the numbers of a step: values that are no numbers, and spikes, told from the steps before."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sheepop.core.config import Config
+
+Policy = Literal["stop", "skip", "rewind"]
+# Of a normal distribution the standard deviation is so many median absolute deviations.
+_DEVIATIONS = 1.4826
+# Below this spread, relative to the value itself, all steps count as equal: a z-score would only magnify rounding.
+_SMALLEST_SPREAD = 1e-3
+
+
+class TroubleConfig(Config):
+    """What happens when the loss or the gradient of a step cannot be right.
+
+    ``stop`` saves and ends the run. ``skip`` leaves the weights as they are and goes on with the next batch, and stops
+    after `max_skips` steps in a row. ``rewind`` goes back to a checkpoint, leaves the batch out from then on, and stops
+    after `max_rewinds` in the whole run. A spike is a loss, or a gradient norm, whose robust z-score over the last
+    `window` steps is above `threshold`.
+    """
+
+    non_finite: Policy = Field("skip", description="when the loss or the gradient norm is NaN or infinite")
+    spike: Literal["ignore", "stop", "skip", "rewind"] = Field("skip", description="when one of them is far too large")
+    window: Annotated[int, Field(ge=16, le=4096)] = Field(
+        128, description="accepted steps that a step is compared with"
+    )
+    threshold: float = Field(20.0, gt=1)
+    max_skips: Annotated[int, Field(ge=1)] = 10
+    max_rewinds: Annotated[int, Field(ge=1)] = 3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with a step, in words, and what the configuration says to do."""
+
+    kind: Literal["non-finite", "spike"]
+    words: str
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Window:
+    """Losses and gradient norms of the last accepted steps, oldest first; part of every checkpoint."""
+
+    losses: tuple[float, ...] = ()
+    norms: tuple[float, ...] = ()
+
+    def after(self, loss: float, norm: float, size: int) -> Window:
+        """The window with one more step, and at most `size` of them."""
+        return Window((*self.losses, loss)[-size:], (*self.norms, norm)[-size:])
+
+
+def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig) -> Trouble | None:
+    """What is wrong with a step of this loss and gradient norm, None when it is like those before it.
+
+    Spikes are looked for once half of the window is filled.
+    """
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        return Trouble("non-finite", f"loss {loss} and gradient norm {norm}", config.non_finite)
+    if config.spike == "ignore" or len(window.losses) < config.window // 2:
+        return None
+    # Gradient norms are skewed to the right; their logarithms are close to symmetric.
+    scores = {
+        f"loss {loss:.4f}": robust_z_score(loss, window.losses),
+        f"gradient norm {norm:.4g}": robust_z_score(_log(norm), [_log(value) for value in window.norms]),
+    }
+    words, score = max(scores.items(), key=lambda item: item[1])
+    if score <= config.threshold:
+        return None
+    return Trouble("spike", f"{words}, {score:,.1f} robust deviations above the median", config.spike)
+
+
+def robust_z_score(value: float, values: Sequence[float]) -> float:
+    """How many robust standard deviations `value` lies above the median of `values`.
+
+    ``(x - median) / (1.4826 MAD)``, MAD being the median absolute deviation (Hampel 1974), which single spikes in the
+    window cannot move.
+    """
+    median = statistics.median(values)
+    spread = _DEVIATIONS * statistics.median(abs(other - median) for other in values)
+    return (value - median) / max(spread, _SMALLEST_SPREAD * max(1.0, abs(median)))
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, 1e-30))

@@ -1,0 +1,60 @@
+"""Silent corruption: a micro-batch that is computed twice must give the same bits."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor, nn
+
+
+class Recomputation:
+    """Compares the loss and the gradients that one micro-batch gave with those it gives when it is computed again.
+
+    `differences` has a line for each that differs in any bit, saying where and by how much.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.differences: list[str] = []
+        self._model = model
+        self._loss = 0.0
+        self._gradients: dict[str, Tensor] = {}
+
+    def take(self, loss: float) -> None:
+        """Takes what the first computation gave; the model is left without gradients."""
+        self._loss = loss
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                self._gradients[name], parameter.grad = parameter.grad, None
+
+    def compare(self, loss: float) -> None:
+        """Compares it with what the model holds now, and lets go of it."""
+        if struct.pack("d", loss) != struct.pack("d", self._loss):
+            self.differences.append(f"loss: {self._loss!r} and then {loss!r}")
+        for name, parameter in self._model.named_parameters():
+            first = self._gradients.pop(name, None)
+            if (first is None) != (parameter.grad is None):
+                self.differences.append(f"{name}: only one of the computations gave a gradient")
+            elif first is not None and parameter.grad is not None and not _equal_bits(first, parameter.grad):
+                self.differences.append(f"{name}: {_described(first, parameter.grad)}")
+
+
+def _equal_bits(one: Tensor, other: Tensor) -> bool:
+    # NaN differs from itself as a number, and 0 equals -0: bits are compared.
+    return bool(torch.equal(_bits(one), _bits(other)))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
+
+
+def _described(one: Tensor, other: Tensor) -> str:
+    differ = _bits(one) != _bits(other)
+    count = int(differ.sum())
+    place = tuple(int(index) for index in differ.nonzero()[0])
+    largest = float((one.double() - other.double()).abs().nan_to_num(nan=float("inf")).max())
+    return (
+        f"{count:,} of {one.numel():,} values differ, by at most {largest:.3g}; the first is at {list(place)}, "
+        f"{one[place].item()!r} and then {other[place].item()!r}"
+    )

@@ -1,0 +1,176 @@
+"""A batch that gives NaN, and one that gives a spike, under every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.data import Batch
+from sheepop.train import Trainer, TrainingError
+from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import Network, NextToken, TensorBatch
+
+MakeTrainer = Callable[..., Trainer]
+STEPS = 40
+CALM = {"max_steps": STEPS, "global_batch_size": 2, "micro_batch_size": 1, "learning_rate": 0.003, "dropout": 0.0}
+
+
+@dataclass
+class Poisoned:
+    """The usual objective, whose loss is multiplied for the one row that begins with the given tokens."""
+
+    row: np.ndarray
+    factor: float
+    usual: NextToken = field(default_factory=NextToken)
+
+    def supervised(self, batch: Batch) -> int:
+        return self.usual.supervised(batch)
+
+    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
+        loss = self.usual.loss_sum(model, batch)
+        is_poison = (batch.input_ids == torch.from_numpy(self.row)).all(-1).any()
+        return loss * self.factor if is_poison else loss
+
+
+@pytest.fixture
+def poisoned(make_trainer: MakeTrainer) -> MakeTrainer:
+    """A trainer for which the first row of the batch of step `at` is poison."""
+
+    def make(name: str, factor: float, *, at: int = 30, resume: bool = False, **trouble: Any) -> Trainer:
+        settings = {**CALM, "trouble": {"window": 16, **trouble}}
+        trainer = make_trainer(name, resume=resume, **settings)
+        sample = trainer.order.indices((at - 1) * 2, 1)
+        trainer.objective = Poisoned(trainer.batches.batch(sample).input_ids[0], factor)
+        trainer.describe = lambda samples: [f"document of {number}" for number in samples.tolist()]
+        return trainer
+
+    return make
+
+
+def rows(trainer: Trainer, split: str) -> list[dict[str, Any]]:
+    return [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == split]
+
+
+def last_loss(trainer: Trainer) -> float:
+    return rows(trainer, "validation")[-1]["loss"]
+
+
+TROUBLES = [("non_finite", float("nan")), ("spike", 1e4)]
+
+
+@pytest.mark.parametrize(("key", "factor"), TROUBLES)
+def test_stop_saves_what_was_good_and_names_the_documents(poisoned: MakeTrainer, key: str, factor: float) -> None:
+    trainer = poisoned("run", factor, **{key: "stop"})
+    with pytest.raises(TrainingError, match=rf"Step 30 gave .*training\.trouble\.{key}"):
+        trainer.run()
+    assert trainer.checkpointer.run.pointer("latest") == 29
+    (row,) = rows(trainer, "trouble")
+    samples = trainer.order.indices(58, 2).tolist()
+    assert row["documents"] == [f"document of {number}" for number in samples]
+    assert (row["at_step"], row["policy"]) == (30, "stop")
+
+
+@pytest.mark.parametrize(("key", "factor"), TROUBLES)
+def test_skip_leaves_the_weights_as_they_are_for_one_step(
+    poisoned: MakeTrainer, make_trainer: MakeTrainer, key: str, factor: float
+) -> None:
+    trainer = poisoned("run", factor, **{key: "skip"})
+    trainer.run()
+    assert [row["at_step"] for row in rows(trainer, "trouble")] == [30]
+    assert 30 not in [row["step"] for row in rows(trainer, "train")]
+    calm = make_trainer("calm", **CALM)
+    calm.run()
+    assert last_loss(trainer) == pytest.approx(last_loss(calm), rel=0.1)
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(("key", "factor"), TROUBLES)
+def test_rewind_goes_on_as_if_the_batch_had_never_been_there(
+    poisoned: MakeTrainer, make_trainer: MakeTrainer, key: str, factor: float
+) -> None:
+    trainer = poisoned("run", factor, **{key: "rewind"})
+    trainer.run()
+    assert trainer.state.left_out == (29,)
+    assert trainer.state.rewinds == 1
+    # The same as a run that knew from the beginning which batch to leave out.
+    knowing = make_trainer("knowing", **CALM)
+    knowing.state = knowing.state.after(left_out=(29,))
+    knowing.run()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, knowing.model.get_parameter(name)), name
+    kept = [row["step"] for row in rows(trainer, "train")]
+    assert kept == list(range(1, STEPS + 1))  # no line is missing, none is there twice
+
+
+def test_rewind_is_the_same_for_a_run_that_is_stopped_and_resumed(poisoned: MakeTrainer) -> None:
+    unbroken = poisoned("unbroken", float("nan"), non_finite="rewind")
+    unbroken.run()
+    first = poisoned("stopped", float("nan"), non_finite="rewind")
+    save = first.checkpointer.save
+
+    def stop_at_33(state: Any, **callbacks: Any) -> None:
+        if state.step == 33:
+            raise RuntimeError("killed")
+        save(state, **callbacks)
+
+    first.checkpointer.save = stop_at_33
+    with pytest.raises(RuntimeError, match="killed"):
+        first.run()
+    second = poisoned("stopped", float("nan"), non_finite="rewind", resume=True)
+    assert second.state.left_out == (29,)
+    second.run()
+    for name, parameter in unbroken.model.named_parameters():
+        assert torch.equal(parameter, second.model.get_parameter(name)), name
+
+
+class Hopeless(NextToken):
+    """Every batch gives NaN once the model has taken so many steps."""
+
+    def __init__(self, trainer: Trainer, after: int) -> None:
+        self.trainer, self.after = trainer, after
+
+    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
+        factor = float("nan") if self.trainer.state.step >= self.after else 1.0
+        return super().loss_sum(model, batch) * factor
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "troubles"),
+    [("skip", "after 4 steps were skipped in a row", 5), ("rewind", "after 2 rewinds", 3)],
+)
+def test_a_run_that_nothing_helps_is_given_up(
+    make_trainer: MakeTrainer, policy: str, words: str, troubles: int
+) -> None:
+    trainer = make_trainer("run", **CALM, trouble={"non_finite": policy, "max_skips": 4, "max_rewinds": 2})
+    trainer.objective = Hopeless(trainer, 20)
+    with pytest.raises(TrainingError, match=words):
+        trainer.run()
+    found = read_json_lines(trainer.metrics.path)[0]
+    assert sum(row["split"] == "trouble" for row in found) == troubles
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(make_trainer: MakeTrainer) -> None:
+    settings = {"checkpoint_interval": 10, "eval_interval": 100}
+    trainer = make_trainer("run", **CALM, **settings, trouble={"non_finite": "rewind", "max_rewinds": 2})
+    trainer.objective = Hopeless(trainer, 25)
+    steps, go_back = [], trainer.go_back
+    trainer.go_back = lambda step: steps.append(step) or go_back(step)
+    with pytest.raises(TrainingError):
+        trainer.run()
+    assert steps == [20, 10]
+    assert [row["batch"] for row in rows(trainer, "trouble")] == [25, 26, 27]
+
+
+def test_the_beginning_is_a_checkpoint_where_a_run_may_go_back(poisoned: MakeTrainer, tmp_path: Path) -> None:
+    trainer = poisoned("run", float("nan"), at=2, non_finite="rewind")
+    trainer.run()
+    assert trainer.state.left_out == (1,)
+    assert trainer.state.step == STEPS

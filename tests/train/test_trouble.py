@@ -1,0 +1,67 @@
+"""What counts as trouble, against hand-worked numbers and SciPy-free loops over sorted values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sheepop.train.trouble import TroubleConfig, Window, find_trouble, robust_z_score
+
+CONFIG = TroubleConfig(window=16, threshold=8.0)
+
+
+def full(losses: list[float], norms: list[float] | None = None) -> Window:
+    return Window(tuple(losses), tuple(norms or [1.0 + 0.01 * n for n in range(len(losses))]))
+
+
+def test_the_score_of_a_hand_worked_window() -> None:
+    # Median 3, absolute deviations 2 1 0 1 2 with the median 1: (10 - 3) / 1.4826.
+    assert robust_z_score(10.0, [1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(7 / 1.4826)
+    assert robust_z_score(1.0, [1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(-2 / 1.4826)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=9, max_size=40), st.floats(1e3, 1e6))
+def test_one_wild_value_in_the_window_hardly_moves_the_score(values: list[float], wild: float) -> None:
+    calm = [2.0 + 0.1 * math.sin(index) for index in range(len(values))]
+    spoiled = [wild, *calm[1:]]
+    assert robust_z_score(20.0, spoiled) == pytest.approx(robust_z_score(20.0, calm), rel=0.6)
+
+
+def test_equal_values_do_not_make_rounding_a_spike() -> None:
+    assert robust_z_score(2.0 + 1e-7, [2.0] * 20) < 1
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
+def test_what_is_no_number_is_trouble_from_the_first_step(loss: float, norm: float) -> None:
+    trouble = find_trouble(loss, norm, Window(), CONFIG)
+    assert trouble is not None
+    assert (trouble.kind, trouble.policy) == ("non-finite", CONFIG.non_finite)
+
+
+def test_a_spike_is_told_from_the_steps_before() -> None:
+    calm = full([2.0, 2.1, 1.9, 2.05, 1.95, 2.0, 2.1, 1.9] * 2)
+    assert find_trouble(2.2, 1.05, calm, CONFIG) is None
+    assert find_trouble(0.1, 1e-6, calm, CONFIG) is None  # far below is no trouble
+    by_loss = find_trouble(4.0, 1.05, calm, CONFIG)
+    assert by_loss is not None
+    assert by_loss.kind == "spike"
+    assert "loss 4.0000" in by_loss.words
+    by_norm = find_trouble(2.0, 50.0, calm, CONFIG)
+    assert by_norm is not None
+    assert "gradient norm 50" in by_norm.words
+
+
+def test_spikes_are_not_looked_for_before_half_of_the_window_is_there() -> None:
+    assert find_trouble(1e6, 1.0, full([2.0, 2.1] * 3), CONFIG) is None
+    assert find_trouble(1e6, 1.0, full([2.0, 2.1] * 4), CONFIG) is not None
+    assert find_trouble(1e6, 1.0, full([2.0, 2.1] * 8), TroubleConfig(window=16, spike="ignore")) is None
+
+
+def test_a_window_keeps_the_last_steps() -> None:
+    window = Window()
+    for number in range(5):
+        window = window.after(float(number), float(-number), 3)
+    assert window == Window((2.0, 3.0, 4.0), (-2.0, -3.0, -4.0))

@@ -1,0 +1,84 @@
+"""A micro-batch computed twice: equal bits are silent, one flipped bit is found and its place named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sheepop.train import Trainer
+from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import Network, NextToken, TensorBatch
+from sheepop.train.verification import Recomputation
+
+MakeTrainer = Callable[..., Trainer]
+
+
+def layer_with(gradient: Tensor) -> nn.Linear:
+    layer = nn.Linear(3, 2, bias=False)
+    layer.weight.grad = gradient
+    return layer
+
+
+def flipped(gradient: Tensor, row: int, column: int, bit: int) -> Tensor:
+    bits = gradient.numpy().copy().view(np.uint32)
+    bits[row, column] ^= np.uint32(1 << bit)
+    return torch.from_numpy(bits.view(np.float32))
+
+
+def test_one_flipped_bit_is_found_and_named() -> None:
+    gradient = torch.arange(6.0).reshape(2, 3) + 1
+    layer = layer_with(gradient)
+    recomputation = Recomputation(layer)
+    recomputation.take(1.5)
+    assert layer.weight.grad is None
+    layer.weight.grad = flipped(gradient, 1, 2, 0)
+    recomputation.compare(1.5)
+    (line,) = recomputation.differences
+    assert "weight: 1 of 6 values differ" in line
+    assert "[1, 2], 6.0 and then 6.00000047" in line
+
+
+def test_bits_are_compared_and_not_numbers() -> None:
+    layer = layer_with(torch.tensor([[0.0, float("nan"), 1.0]]))
+    same = Recomputation(layer)
+    same.take(float("nan"))
+    layer.weight.grad = torch.tensor([[0.0, float("nan"), 1.0]])
+    same.compare(float("nan"))
+    assert same.differences == []
+    other = Recomputation(layer)
+    other.take(0.0)
+    layer.weight.grad = torch.tensor([[-0.0, float("nan"), 1.0]])
+    other.compare(-0.0)
+    assert [line.split(":")[0] for line in other.differences] == ["loss", "weight"]
+
+
+class Unsteady(NextToken):
+    """Gives another gradient each time, as a faulty processor might."""
+
+    calls = 0
+
+    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
+        self.calls += 1
+        return super().loss_sum(model, batch) * (1 + 1e-6 * self.calls)
+
+
+def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer) -> None:
+    plain, verified = make_trainer("plain"), make_trainer("verified", verify_interval=3)
+    plain.run()
+    verified.run()
+    for name, parameter in plain.model.named_parameters():
+        assert torch.equal(parameter, verified.model.get_parameter(name)), name
+    assert "verification" not in {row["split"] for row in read_json_lines(verified.metrics.path)[0]}
+
+
+def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", verify_interval=4)
+    trainer.objective = Unsteady()
+    trainer.run()
+    reports = [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == "verification"]
+    assert [row["step"] for row in reports] == [3, 7, 11]  # in the steps 4, 8 and 12
+    names = {name for name, _ in trainer.model.named_parameters()}
+    assert {line.split(":")[0] for line in reports[0]["differences"]} <= names | {"loss"}
