@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +108,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     [
         ("torch.autograd", "backward", 2 * 26 + 1),  # between the two micro-batches of step 27
         ("sheepop.train.muon", "Muon.step", 13),  # in the update of step 13
-        ("sheepop.train.loop", "Trainer._validate", 3),  # before the third validation
+        ("sheepop.train.loop", "Trainer._validated", 3),  # before the third validation
         ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
         ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer
         ("sheepop.checkpoint.run_directory", "remove_tree", 2),  # while old checkpoints are removed
@@ -132,7 +135,7 @@ def test_killed_before_the_first_step_a_run_starts_again(text: Path, unbroken: P
     assert_equal_runs(unbroken, run)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_interrupted_after_twenty_steps(
     text: Path, unbroken: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -153,12 +156,119 @@ def test_interrupted_after_twenty_steps(
     assert_equal_runs(unbroken, run)
 
 
+# Replaces the functions that make changes durable by ones that end the process before or after the nth call of any.
+AT_THE_DISK = """
+import os, signal, sys
+count, is_after = int(sys.argv[1]), sys.argv[2] == "after"
+calls = 0
+def killing(original):
+    def call(*arguments, **options):
+        global calls
+        calls += 1
+        mine = calls
+        if mine == count and not is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **options)
+        if mine == count and is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return call
+for name in ("rename", "replace", "fsync"):
+    setattr(os, name, killing(getattr(os, name)))
+sys.argv = ["sheepop", *sys.argv[3:]]
+from sheepop.cli.main import main
+try:
+    main()
+finally:
+    if count == 0:
+        print(calls)
+"""
+
+
+@pytest.fixture(scope="module")
+def durable_changes(text: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many renames and flushes to the disk a whole run makes."""
+    run = tmp_path_factory.mktemp("counted") / "run"
+    program = [sys.executable, "-c", AT_THE_DISK, "0", "before", *command(text, run)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=True)
+    return int(done.stdout.split()[-1])
+
+
+def assert_killed_at_the_disk_it_goes_on(text: Path, unbroken: Path, run: Path, count: int, when: str) -> None:
+    program = [sys.executable, "-c", AT_THE_DISK, str(count), when, *command(text, run)]
+    killed = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = sheepop(command(text, run, resume=True))
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal_runs(unbroken, run)
+
+
+@pytest.mark.parametrize(("share", "when"), [(0.35, "before"), (0.6, "after"), (0.85, "before")])
+def test_killed_in_a_rename_or_a_flush(
+    text: Path, unbroken: Path, durable_changes: int, tmp_path: Path, share: float, when: str
+) -> None:
+    count = round(share * durable_changes)
+    assert_killed_at_the_disk_it_goes_on(text, unbroken, tmp_path / "run", count, when)
+
+
+@pytest.mark.campaign
+def test_killed_in_every_rename_and_flush(text: Path, unbroken: Path, durable_changes: int, tmp_path: Path) -> None:
+    for count in range(1, durable_changes + 1):
+        for when in ("before", "after"):
+            run = tmp_path / f"run-{count}-{when}"
+            assert_killed_at_the_disk_it_goes_on(text, unbroken, run, count, when)
+            shutil.rmtree(run)
+
+
+def kill_somewhere(text: Path, unbroken: Path, run: Path, seconds: float) -> bool:
+    """Kills a run after so many seconds and resumes it to the end; false when it had ended before."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sheepop", *command(text, run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    was_killed = process.returncode == -signal.SIGKILL
+    resumed = sheepop(command(text, run, resume=True))
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal_runs(unbroken, run)
+    return was_killed
+
+
+@pytest.fixture(scope="module")
+def lifetime(text: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Seconds that a whole run takes."""
+    run = tmp_path_factory.mktemp("timed") / "run"
+    started = time.monotonic()
+    assert sheepop(command(text, run)).returncode == 0
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("share", [0.55, 0.75])
+def test_killed_at_some_instant(text: Path, unbroken: Path, lifetime: float, tmp_path: Path, share: float) -> None:
+    kill_somewhere(text, unbroken, tmp_path / "run", share * lifetime)
+
+
+@pytest.mark.campaign
+def test_killed_at_a_hundred_instants(text: Path, unbroken: Path, lifetime: float, tmp_path: Path) -> None:
+    draw, kills = random.Random(3), 0
+    for attempt in range(200):
+        run = tmp_path / f"run-{attempt}"
+        kills += kill_somewhere(text, unbroken, run, draw.uniform(0.1, lifetime))
+        shutil.rmtree(run)
+        if kills == 100:
+            return
+    raise AssertionError(f"only {kills} of 200 runs were killed before they ended")
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
 def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
     text: Path, unbroken: Path, tmp_path: Path, damage: str
 ) -> None:
     run = tmp_path / "run"
-    killed = sheepop(command(text, run), "sheepop.train.loop", "Trainer._step", "29")
+    killed = sheepop(command(text, run), "sheepop.train.loop", "Trainer._gradients", "29")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip() / "model.safetensors"
     content = bytearray(latest.read_bytes())
