@@ -127,7 +127,9 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> 
             f"The corpus in {corpus.directory} is not the one this run was started with "
             f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). Start a new run for it."
         )
-    before, after = dict(_leaves(stored.record.asked)), dict(_leaves(wanted.model_dump(mode="json")))
+    # A setting that is younger than the run has had its default all along.
+    before = dict(_leaves(SheepOpConfig().model_dump(mode="json"))) | dict(_leaves(stored.record.asked))
+    after = dict(_leaves(wanted.model_dump(mode="json")))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
     if refused:

@@ -19,10 +19,11 @@ from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
+from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
-from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.optimizers import clip_gradients, set_learning_rate
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.step import accumulate_gradients, apply_gradients
@@ -46,6 +47,7 @@ class Trainer:
     model: Transformer
     forward: Network  # what training steps call: the model, or its compiled form
     optimizers: Sequence[torch.optim.Optimizer]
+    evaluation: EvaluationWeights  # what is validated, sampled from and saved as the model
     batches: Batches
     order: SampleOrder
     config: TrainingConfig
@@ -120,6 +122,7 @@ class Trainer:
             )
         set_learning_rate(self.optimizers, self.schedule(step))
         apply_gradients(self.optimizers)
+        self.evaluation.update(step)
         self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
         return loss, norm
 
@@ -146,7 +149,8 @@ class Trainer:
         if self.validate is None:
             return False
         started = time.monotonic()
-        scores = self.validate()
+        with self.evaluation.applied():
+            scores = self.validate()
         self._write(
             split="validation",
             loss=scores.loss,
@@ -166,7 +170,9 @@ class Trainer:
     def _sample(self) -> None:
         """Writes what the model says at this step."""
         started = time.monotonic()
-        for row in self.sample(self.state.step):
+        with self.evaluation.applied():
+            rows = self.sample(self.state.step)
+        for row in rows:
             self.samples.append({"step": self.state.step, **row})
             self.console.info(f"  {row['prompt']!r} -> {row['text']!r}")
         self._leave_out(time.monotonic() - started)

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from sheepop.checkpoint import RunDirectory, read_training_state, write_model, write_training_state
-from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights
+from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights, unique_weights
+from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.evaluation_weights import EvaluationWeights
+from sheepop.train.optimizers import optimizer_slots
 
 
 @dataclass(frozen=True)
@@ -41,27 +44,38 @@ class Checkpointer:
         model: Transformer,
         tokenizer: Tokenizer,
         optimizers: Sequence[torch.optim.Optimizer],
+        evaluation: EvaluationWeights,
         provenance: Mapping[str, Any],
     ) -> None:
         self.run = run
         self._model = model
         self._tokenizer = tokenizer
         self._optimizers = optimizers
+        self._evaluation = evaluation
         self._provenance = provenance
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
     def save(self, state: TrainingState) -> None:
-        """Writes the checkpoint of `state.step`: a model directory plus ``state/``."""
+        """Writes the checkpoint of `state.step`: a model directory plus ``state/``.
+
+        The model is the one to be used, with the evaluation weights; ``state/`` has the trained ones when they differ.
+        """
         with self.run.write_checkpoint(state.step) as directory:
             provenance = {**self._provenance, "step": state.step, "tokens": state.tokens}
-            write_model(directory, self._model, self._tokenizer, provenance)
-            write_training_state(directory, self._optimizers, self._names, asdict(state))
+            with self._evaluation.applied():
+                write_model(directory, self._model, self._tokenizer, provenance)
+            trained = unique_weights(self._model) if self._evaluation.differ else None
+            write_training_state(directory, self._optimizers, self._names, asdict(state), trained)
 
     def load(self, step: int) -> TrainingState:
         """Restores weights and optimizer from the checkpoint of `step` and returns its counters."""
         directory = self.run.checkpoint(step)
+        trained = read_trained_weights(directory, expected=self._evaluation.differ)
         load_weights(self._model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
-        counters = read_training_state(directory, self._optimizers, self._names)
+        if trained is not None:
+            self._evaluation.adopt()
+            load_weights(self._model, trained, directory / "state" / TRAINED)
+        counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots)
         known = {field.name for field in fields(TrainingState)}
         if counters.keys() != known:
             odd = ", ".join(sorted(counters.keys() ^ known))
