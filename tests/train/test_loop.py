@@ -104,18 +104,9 @@ def settings_of(optimizer: str, ema_decay: float | None = None) -> dict[str, Any
     return {"optimizer": optimizer, "schedule": schedule, "ema_decay": ema_decay}
 
 
-every_way_to_train = pytest.mark.parametrize(
-    ("optimizer", "ema_decay"),
-    [
-        (optimizer, ema_decay)
-        for optimizer in get_args(OptimizerName)
-        for ema_decay in (None, 0.8)
-        if (optimizer, ema_decay) != ("schedule_free_adamw", 0.8)  # refused: it averages already
-    ],
+@pytest.mark.parametrize(
+    ("optimizer", "ema_decay"), [("adamw", None), ("muon", None), ("adamw", 0.8), ("schedule_free_adamw", None)]
 )
-
-
-@every_way_to_train
 def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
     make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
 ) -> None:
@@ -266,6 +257,38 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
     assert scores.loss == pytest.approx(total / count, rel=1e-5)
     assert scores.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
     assert scores.bits_per_byte == pytest.approx(total / np.log(2) / num_bytes, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema_decay"),
+    [
+        (optimizer, ema_decay)
+        for optimizer in get_args(OptimizerName)
+        for ema_decay in (None, 0.8)
+        if (optimizer, ema_decay) != ("schedule_free_adamw", 0.8)  # refused: it averages already
+    ],
+)
+def test_steps_saved_and_read_and_more_steps_are_as_many_steps_unbroken(
+    make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
+) -> None:
+    settings = {"micro_batch_size": 4, **settings_of(optimizer, ema_decay)}
+    unbroken, first = make_trainer("unbroken", **settings), make_trainer("stopped", **settings)
+    for step in range(6):
+        unbroken._step(step)
+    for step in range(3):
+        first._step(step)
+    first.checkpointer.save(first.state)
+    second = make_trainer("stopped", resume=True, **settings)
+    assert second.state == first.state
+    for step in range(3, 6):
+        second._step(step)
+    for trainer in (unbroken, second):
+        trainer.checkpointer.save(trainer.state)
+    one, other = (trainer.checkpointer.run.checkpoint(6) for trainer in (unbroken, second))
+    files = sorted(file.relative_to(one) for file in one.rglob("*.safetensors"))
+    assert len(files) == 2 + second.evaluation.differ
+    for file in [*files, Path("state/state.json")]:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 
 @pytest.mark.parametrize(
