@@ -50,7 +50,7 @@ def _is_section(annotation: object) -> bool:
 
 NESTED = {name: kind for section, config_class in SECTIONS.items() for name, kind in nested(config_class, section)}
 ALL = SECTIONS | NESTED
-LISTS = {"data.mix"}
+LISTS = {"data.mix", "training.layers"}
 # Declared beside the code that they configure: there, everything but the class itself counts.
 READ_BESIDE = {"data.mix"}
 # What a section is called in something else that is handed on: the `Context` of an extractor has its config.

@@ -107,7 +107,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     ("module", "name", "count"),
     [
         ("torch.autograd", "backward", 2 * 26 + 1),  # between the two micro-batches of step 27
-        ("sheepop.train.muon", "Muon.step", 13),  # in the update of step 13
+        ("sheepop.train.optimizers.muon", "Muon.step", 13),  # in the update of step 13
         ("sheepop.train.loop", "Trainer._validated", 3),  # before the third validation
         ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
         ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer

@@ -138,3 +138,15 @@ def test_what_was_measured_is_stored_and_not_measured_again(
     resume(run, f"training.max_steps={stored['max_steps'] + 2}")
     rows, _ = read_json_lines(run / "metrics.jsonl")
     assert rows[-1]["step"] == stored["max_steps"] + 2
+
+
+def test_a_run_older_than_a_setting_had_its_default(run: Path) -> None:
+    file = run / "environment.json"
+    record = json.loads(file.read_text())
+    for key in ("layers", "ema_decay", "decay_steps"):
+        del record["asked"]["training"][key]
+    file.write_text(json.dumps(record))
+    resume(run, "training.max_steps=5")
+    assert steps(run) == 5
+    with pytest.raises(ConfigError, match=r"training\.ema_decay was None, now 0\.9"):
+        resume(run, "training.ema_decay=0.9")

@@ -13,7 +13,16 @@ from sheepop.core.console import Console
 from sheepop.data import Corpus, DataConfig, PackedBatches, SampleOrder, build_corpus
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import TokenizerConfig
-from sheepop.train import Checkpointer, Schedule, Trainer, TrainingConfig, TrainingState, build_optimizers, validate
+from sheepop.train import (
+    Checkpointer,
+    Schedule,
+    Trainer,
+    TrainingConfig,
+    TrainingState,
+    build_evaluation_weights,
+    build_optimizers,
+    validate,
+)
 from sheepop.train.metrics import JsonLines
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
@@ -60,7 +69,8 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         model = build_model(config, seed)
         optimizers = build_optimizers(model, training)
         run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
-        checkpointer = Checkpointer(run, model, tokenizer, optimizers, {})
+        evaluation = build_evaluation_weights(model, optimizers, training)
+        checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, {})
         state = TrainingState()
         if resume:
             warnings: list[str] = []
@@ -73,11 +83,14 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             model=model,
             forward=model,
             optimizers=optimizers,
+            evaluation=evaluation,
             batches=batches,
             order=SampleOrder(batches.num_samples, seed),
             config=training,
             resolved=resolved,
-            schedule=Schedule("cosine", training.learning_rate, 0.0, resolved.warmup_steps, resolved.total_steps),
+            schedule=Schedule(
+                training.schedule, training.learning_rate, 0.0, resolved.warmup_steps, resolved.total_steps
+            ),
             checkpointer=checkpointer,
             metrics=JsonLines(run.metrics_file, state.metrics_bytes),
             samples=JsonLines(run.samples_file, state.samples_bytes),

@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from sheepop.core.errors import Interrupted
+from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights
+from sheepop.core.errors import CheckpointError, Interrupted
 from sheepop.data import Corpus, SampleOrder
 from sheepop.train import Trainer
 from sheepop.train.interrupt import Interruption
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
+from sheepop.train.optimizer_settings import OptimizerName
 
 TIMING = ("seconds", "tokens_per_second", "mfu")
 MakeTrainer = Callable[..., Trainer]
@@ -98,19 +100,32 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
     assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer, optimizer: str) -> None:
-    unbroken = make_trainer("unbroken", optimizer=optimizer)
+def settings_of(optimizer: str, ema_decay: float | None = None) -> dict[str, Any]:
+    schedule = "constant" if optimizer == "schedule_free_adamw" else "cosine"
+    return {"optimizer": optimizer, "schedule": schedule, "ema_decay": ema_decay}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema_decay"), [("adamw", None), ("muon", None), ("adamw", 0.8), ("schedule_free_adamw", None)]
+)
+def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
+    make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
+) -> None:
+    settings = settings_of(optimizer, ema_decay)
+    unbroken = make_trainer("unbroken", **settings)
     unbroken.run()
     for step in (1, 5, 8):  # steps that are taken; the next is left in its middle
-        first = make_trainer(f"stopped-{step}", optimizer=optimizer)
+        first = make_trainer(f"stopped-{step}", **settings)
         first.order = InterruptedOrder(first.order, step + 1)
         with pytest.raises(Interrupted, match=f"after step {step} of 12"):
             first.run()
-        second = make_trainer(f"stopped-{step}", resume=True, optimizer=optimizer)
+        second = make_trainer(f"stopped-{step}", resume=True, **settings)
         assert second.state.step == step
         second.run()
         assert_same_run(unbroken, second)
+        for file in (first.checkpointer.run.checkpoint(12)).rglob("*.safetensors"):
+            again = unbroken.checkpointer.run.checkpoint(12) / file.relative_to(first.checkpointer.run.checkpoint(12))
+            assert file.read_bytes() == again.read_bytes(), file
 
 
 @dataclass
@@ -255,13 +270,87 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
     assert scores.bits_per_byte == pytest.approx(total / np.log(2) / num_bytes, rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("optimizer", "ema_decay"),
+    [
+        (optimizer, ema_decay)
+        for optimizer in get_args(OptimizerName)
+        for ema_decay in (None, 0.8)
+        if (optimizer, ema_decay) != ("schedule_free_adamw", 0.8)  # refused: it averages already
+    ],
+)
+def test_steps_saved_and_read_and_more_steps_are_as_many_steps_unbroken(
+    make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
+) -> None:
+    settings = {"micro_batch_size": 4, **settings_of(optimizer, ema_decay)}
+    unbroken, first = make_trainer("unbroken", **settings), make_trainer("stopped", **settings)
+    for step in range(6):
+        unbroken._step(step)
+    for step in range(3):
+        first._step(step)
+    first.checkpointer.save(first.state)
+    second = make_trainer("stopped", resume=True, **settings)
+    assert second.state == first.state
+    for step in range(3, 6):
+        second._step(step)
+    for trainer in (unbroken, second):
+        trainer.checkpointer.save(trainer.state)
+    one, other = (trainer.checkpointer.run.checkpoint(6) for trainer in (unbroken, second))
+    files = sorted(file.relative_to(one) for file in one.rglob("*.safetensors"))
+    assert len(files) == 2 + second.evaluation.differ
+    for file in [*files, Path("state/state.json")]:
+        assert (one / file).read_bytes() == (other / file).read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    "settings", [settings_of("adamw", 0.8), settings_of("schedule_free_adamw")], ids=["average", "schedule-free"]
+)
+def test_what_is_validated_is_what_is_saved_and_not_what_is_trained(
+    make_trainer: MakeTrainer, settings: dict[str, Any]
+) -> None:
+    trainer = make_trainer("run", **settings)
+    seen: list[dict[str, torch.Tensor]] = []
+    trainer.sample = lambda step: seen.append(weights(trainer)) or []
+    trainer.run()
+    run = trainer.checkpointer.run
+    rows = [row for row in timeless(run.metrics_file) if row["split"] == "validation"]
+    trained = weights(trainer)
+    load_weights(trainer.model, read_weights(run.checkpoint(12) / WEIGHTS), run.path)
+    saved = weights(trainer)
+    assert not torch.equal(saved["embedding.weight"], trained["embedding.weight"])
+    assert all(torch.equal(seen[-1][name], saved[name]) for name in saved)
+    assert trainer.validate().loss == rows[-1]["loss"]
+    load_weights(trainer.model, read_weights(run.checkpoint(12) / "state" / "weights.safetensors"), run.path)
+    assert all(torch.equal(weights(trainer)[name], trained[name]) for name in trained)
+    assert trainer.validate().loss != rows[-1]["loss"]
+
+
+def test_averaging_changes_nothing_about_the_training(make_trainer: MakeTrainer) -> None:
+    plain, averaged = make_trainer("plain"), make_trainer("averaged", ema_decay=0.8)
+    for trainer in (plain, averaged):
+        trainer.run()
+    for name, tensor in weights(plain).items():
+        assert torch.equal(tensor, averaged.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 0.8), (0.8, None)])
+def test_a_checkpoint_with_and_one_without_averages_are_not_mistaken(
+    make_trainer: MakeTrainer, before: float | None, after: float | None
+) -> None:
+    make_trainer("run", ema_decay=before).run()
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors"):
+        make_trainer("run", resume=True, ema_decay=after)
+
+
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
 def test_bfloat16_follows_the_course_of_float32(make_trainer: MakeTrainer, optimizer: str) -> None:
     courses = []
     for precision in ("fp32", "bf16"):
-        trainer = make_trainer(precision, dropout=0.0, precision=precision, optimizer=optimizer)
+        trainer = make_trainer(precision, dropout=0.0, precision=precision, **settings_of(optimizer))
         trainer.run()
-        assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+        kept = [value for o in trainer.optimizers for state in o.state.values() for value in state.values()]
+        dtypes = {value.dtype for value in [*trainer.model.parameters(), *kept] if torch.is_tensor(value)}
+        assert dtypes == {torch.float32}
         rows = timeless(trainer.checkpointer.run.metrics_file)
         courses.append([row["loss"] for row in rows if row["split"] == "train"])
     assert courses[0] != courses[1]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
 from sheepop.train.plan import StepTime, resolve_training
 
@@ -67,3 +68,28 @@ def test_only_steps_are_left_as_the_budget_so_that_the_run_repeats_anywhere() ->
     resolved = resolve(StepTime("fp32", 0.1), max_minutes=1.0, max_epochs=3.0, max_tokens=10**9)
     assert (resolved.max_minutes, resolved.max_epochs, resolved.max_tokens) == (None, None, None)
     assert resolve_training(resolved, None, device="cpu", num_samples=5, seq_len=1, validation_tokens=1) == resolved
+
+
+def test_customary_settings_are_written_down() -> None:
+    settings = resolve(max_steps=10)
+    assert (settings.betas, settings.eps, settings.momentum) == ((0.9, 0.95), 1e-8, None)
+    settings = resolve(max_steps=10, optimizer="sgd")
+    assert (settings.betas, settings.eps, settings.momentum) == (None, None, 0.9)
+    assert resolve(max_steps=10, optimizer="sgd", momentum=0.0).momentum == 0.0
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(1, 1), (2, 1), (10, 2), (12, 3), (1000, 200)])
+def test_a_decay_at_the_end_takes_a_fifth_of_the_steps(steps: int, decay: int) -> None:
+    resolved = resolve(max_steps=steps, schedule="wsd", warmup_steps=0)
+    assert resolved.decay_steps == resolved.resolved().decay_steps == decay
+
+
+def test_decay_and_warm_up_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="warmup_steps = 60 and decay_steps = 50 do not fit into 100 steps"):
+        resolve(max_epochs=1, global_batch_size=10, schedule="wsd", warmup_steps=60, decay_steps=50)
+
+
+def test_a_warm_up_is_derived_as_the_schedule_needs_it() -> None:
+    assert resolve(max_steps=3, schedule="inverse_sqrt").warmup_steps == 1
+    assert resolve(max_steps=100, schedule="piecewise", schedule_points=[[0, 1.0]]).warmup_steps == 0
+    assert resolve(max_steps=100).resolved().decay_steps == 0

@@ -1,8 +1,9 @@
-"""What a training run needs beside its weights to go on exactly: optimizer tensors and a few counters."""
+"""What a training run needs beside its model to go on exactly: optimizer tensors, trained weights, a few counters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,67 +15,154 @@ from sheepop.checkpoint.model_directory import read_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OPTIMIZER = "optimizer.safetensors"
+TRAINED = "weights.safetensors"
 COUNTERS = "state.json"
+_MOST_NAMES = 5
+
+# The slots that an optimizer has for a member of one of its groups: the shape of each, None for a number.
+Slots = Callable[[torch.optim.Optimizer, Mapping[str, Any], Tensor], Mapping[str, tuple[int, ...] | None]]
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Tensors and plain numbers by ``parameter/slot``, and the names of parameters that have no state yet."""
+
+    tensors: dict[str, Tensor]
+    scalars: dict[str, float]
+    without: list[str]
 
 
 def write_training_state(
-    directory: Path, tensors: dict[str, Tensor], scalars: dict[str, float], counters: dict[str, Any]
+    directory: Path,
+    optimizer: OptimizerState,
+    counters: dict[str, Any],
+    trained_weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes ``state/`` below `directory`: what `optimizer_state` gave, its tensors on the CPU, and `counters`."""
+    """Writes ``state/`` below `directory`; all tensors are on the CPU.
+
+    `trained_weights` are given when the model in `directory` has others, such as their moving average.
+    """
     folder = directory / "state"
     folder.mkdir()
-    save_file(tensors, folder / OPTIMIZER)
+    save_file(optimizer.tensors, folder / OPTIMIZER)
+    if trained_weights is not None:
+        save_file(dict(trained_weights), folder / TRAINED)
     write_json(
         folder / COUNTERS,
-        {"format_version": FORMAT_VERSION, "counters": counters, "optimizer_scalars": scalars},
+        {
+            "format_version": FORMAT_VERSION,
+            "counters": counters,
+            "optimizer_scalars": optimizer.scalars,
+            "without_optimizer_state": optimizer.without,
+        },
     )
 
 
 def read_training_state(
-    directory: Path, optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]
+    directory: Path, optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str], slots: Slots
 ) -> dict[str, Any]:
-    """Restores the optimizers in place and returns the counters; raises `CheckpointError` when they do not fit."""
+    """Restores the optimizers in place and returns the counters.
+
+    Raises `CheckpointError` when a slot that the optimizers have by `slots` is missing, when one does not belong to
+    them, and when a parameter had no state although the optimizer steps it.
+    """
     folder = directory / "state"
-    record = read_json(folder / COUNTERS)
-    if not isinstance(record, dict) or not isinstance(record.get("format_version"), int) or "counters" not in record:
-        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
-    if record["format_version"] > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{folder} has training-state version {record['format_version']}; this SheepOp reads up to "
-            f"{FORMAT_VERSION}. Install a newer SheepOp."
-        )
-    by_name = {names[parameter]: (optimizer, parameter) for optimizer, parameter in _parameters(optimizers)}
-    for key, value in {**read_weights(folder / OPTIMIZER), **record["optimizer_scalars"]}.items():
-        name, _, slot = key.rpartition("/")
-        owner, parameter = by_name.get(name, (None, None))
-        tensor = isinstance(value, Tensor)
-        if owner is None or parameter is None or (tensor and value.ndim and value.shape != parameter.shape):
-            raise CheckpointError(f"{folder}: the optimizer state {key} does not belong to this run.")
-        owner.state[parameter][slot] = value.to(parameter.device) if tensor else value
+    record = _read_record(folder)
+    found = {**read_weights(folder / OPTIMIZER), **record["optimizer_scalars"]}
+    without = set(record.get("without_optimizer_state", ()))  # version 1 had no such list
+    states: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    missing = []
+    for optimizer, group, parameter in _parameters(optimizers):
+        name = names[parameter]
+        restored: dict[str, Any] = {}
+        for slot, shape in slots(optimizer, group, parameter).items() if name not in without else ():
+            key = f"{name}/{slot}"
+            if key not in found:
+                missing.append(key)
+                continue
+            value = found.pop(key)
+            _check_shape(value, shape, f"{folder}: the optimizer state {key}")
+            restored[slot] = value.to(parameter.device) if isinstance(value, Tensor) else value
+        states.append((optimizer.state[parameter], restored))
+    if found:
+        raise CheckpointError(f"{folder}: the optimizer state {_some(found)} does not belong to this run.")
+    if missing:
+        raise CheckpointError(f"{folder}: the optimizer state {_some(missing)} is missing.")
+    for state, restored in states:
+        state.clear()
+        state.update(restored)
     counters: dict[str, Any] = record["counters"]
     return counters
 
 
-def optimizer_state(
-    optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The state of every parameter as tensors and as plain numbers, by the parameter's name and the slot's."""
+def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor] | None:
+    """The weights that are trained, where the model in `directory` has others; None where it has the same.
+
+    Raises `CheckpointError` when there are such weights and none are expected, or the other way round.
+    """
+    file = directory / "state" / TRAINED
+    if expected:
+        return read_weights(file)
+    if file.exists():
+        raise CheckpointError(
+            f"{directory} holds averaged weights, and those that are trained in {file}, but this run averages none."
+        )
+    return None
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    record = read_json(folder / COUNTERS)
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if not isinstance(version, int) or not {"counters", "optimizer_scalars"} <= record.keys():
+        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has training-state version {version}; this SheepOp reads up to "
+            f"{FORMAT_VERSION}. Install a newer SheepOp."
+        )
+    return record
+
+
+def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> None:
+    shape = tuple(value.shape) if isinstance(value, Tensor) else None
+    if shape != expected:
+        raise CheckpointError(f"{what} does not belong to this run: it is {_kind(shape)}, not {_kind(expected)}.")
+
+
+def _kind(shape: tuple[int, ...] | None) -> str:
+    return "a number" if shape is None else f"a tensor of shape {shape}"
+
+
+def _some(keys: Sequence[str] | Mapping[str, Any]) -> str:
+    """The first few of a list of keys, and how many there are beside them."""
+    more = len(keys) - _MOST_NAMES
+    return ", ".join(list(keys)[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def optimizer_state(optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]) -> OptimizerState:
+    """The state of every parameter as it is now; the tensors are the optimizers' own."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
-    for optimizer, parameter in _parameters(optimizers):
-        for slot, value in optimizer.state[parameter].items():
+    without = []
+    for optimizer, _, parameter in _parameters(optimizers):
+        if not optimizer.state.get(parameter):
+            without.append(names[parameter])
+        for slot, value in optimizer.state.get(parameter, {}).items():
             key = f"{names[parameter]}/{slot}"
             if isinstance(value, Tensor):
                 tensors[key] = value.detach()
             else:
                 scalars[key] = value
-    return tensors, scalars
+    return OptimizerState(tensors, scalars, without)
 
 
-def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch.optim.Optimizer, Tensor]]:
+def _parameters(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], Tensor]]:
+    """Every parameter with its optimizer and its group."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                yield optimizer, parameter
+                yield optimizer, group, parameter

@@ -190,7 +190,7 @@ def _nearest(config_class: type[Config], location: list[str]) -> str:
     """A suggestion for an unknown key: the closest name in its section, else one like it elsewhere."""
     known = _known_keys(config_class)
     by_name = {key.rpartition(".")[2]: key for key in known}
-    section, name = ".".join(location[:-1]), location[-1]
+    section, name = ".".join(part for part in location[:-1] if not part.isdigit()), location[-1]
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     for candidates, cutoff in ((siblings, 0.6), (by_name, 0.75)):
         if match := difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff):

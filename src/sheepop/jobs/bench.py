@@ -18,7 +18,7 @@ from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
 from sheepop.model.cost import forward_flops_per_token, training_flops_per_token
 from sheepop.model.speed import matrix_peak, synchronize
 from sheepop.train.config import TrainingConfig
-from sheepop.train.optimizer import build_optimizers, clip_gradients
+from sheepop.train.optimizers import build_optimizers, clip_gradients
 from sheepop.train.precision import autocast, candidates, torch_dtype
 
 _VOCABULARY = 4096  # of presets that leave it to the tokenizer

@@ -29,7 +29,17 @@ from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
 from sheepop.model.speed import matrix_peak
-from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState, build_optimizers, validate
+from sheepop.train import (
+    Checkpointer,
+    Schedule,
+    Scores,
+    Trainer,
+    TrainingState,
+    build_evaluation_weights,
+    build_optimizers,
+    check_layers,
+    validate,
+)
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
@@ -172,6 +182,8 @@ def _start(
     config = _fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
+    with torch.device("meta"):
+        check_layers(dict(Transformer(config.model).named_parameters()), training.layers)
     if training.compile and device == "cpu" and not _has_compiler():
         console.warn(
             "training.compile needs a C++ compiler and Python's headers, and they were not found; "
@@ -232,7 +244,8 @@ def _run(
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
     optimizers = build_optimizers(model, config.training)
-    checkpointer = Checkpointer(run, model, tokenizer, optimizers, record.provenance())
+    evaluation = build_evaluation_weights(model, optimizers, config.training)
+    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
     state = _restore(run, checkpointer, record, console) if resume else TrainingState()
     settings = config.training.resolved()
     train_batches = build_batches(config, corpus.train, tokenizer)
@@ -247,6 +260,7 @@ def _run(
             # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
             forward=torch.compile(model) if config.training.compile else model,
             optimizers=optimizers,
+            evaluation=evaluation,
             batches=train_batches,
             order=SampleOrder(train_batches.num_samples, config.seed),
             config=config.training,
@@ -257,6 +271,8 @@ def _run(
                 config.training.min_learning_rate,
                 settings.warmup_steps,
                 settings.total_steps,
+                settings.decay_steps,
+                config.training.schedule_points or (),
             ),
             checkpointer=checkpointer,
             metrics=metrics,

@@ -1,8 +1,9 @@
 """Training: one loop for every objective, its schedule, optimizers, validation and metrics."""
 
 from sheepop.train.config import TrainingConfig
+from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
 from sheepop.train.loop import Trainer
-from sheepop.train.optimizer import build_optimizers, clip_gradients
+from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
 from sheepop.train.rescue import TrainingError
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
@@ -10,13 +11,16 @@ from sheepop.train.validation import Scores, validate
 
 __all__ = [
     "Checkpointer",
+    "EvaluationWeights",
     "Schedule",
     "Scores",
     "Trainer",
     "TrainingConfig",
     "TrainingError",
     "TrainingState",
+    "build_evaluation_weights",
     "build_optimizers",
+    "check_layers",
     "clip_gradients",
     "validate",
 ]

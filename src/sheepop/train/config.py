@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
-from sheepop.train.schedule import ScheduleName
+from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
+from sheepop.train.schedule import ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 
 Count = Annotated[int, Field(ge=1)]
 Precision = Literal["auto", "fp32", "bf16"]
-OptimizerName = Literal["adamw", "muon"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,20 @@ class ResolvedTraining:
 
     total_steps: int
     warmup_steps: int
+    decay_steps: int
     micro_batch_size: int
     precision: str
     eval_interval: int
     sample_interval: int
     checkpoint_interval: int
+
+
+class LayerConfig(Config):
+    """Settings of the parameters whose names match a shell-style pattern, in which * stands for dots too."""
+
+    pattern: str = Field(min_length=1)
+    learning_rate: float = Field(1.0, ge=0, description="a factor; 0 leaves the weights as they are")
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(None, description="of matrices; null is the general one")
 
 
 class TrainingConfig(Config):
@@ -44,14 +55,21 @@ class TrainingConfig(Config):
     global_batch_size: Count = Field(32, description="sequences per optimizer step")
     micro_batch_size: Count | None = Field(None, description="sequences per forward pass; null is all of them")
     optimizer: OptimizerName = "adamw"
+    momentum: Beta | None = Field(None, description="null is the customary one of the optimizer")
+    layers: tuple[LayerConfig, ...] = Field((), description="of several that match a name the first counts")
     learning_rate: float = Field(1e-3, gt=0)
     min_learning_rate: float = Field(0.0, ge=0)
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="null is 5 percent of the steps")
     schedule: ScheduleName = "cosine"
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
+    decay_steps: Count | None = Field(None, description="of wsd, at the end; null is 20 percent of the steps")
+    schedule_points: tuple[SchedulePoint, ...] | None = Field(None, description="of piecewise: [step, factor] pairs")
+    betas: tuple[Beta, Beta] | None = Field(None, description="null is the customary pair of the optimizer")
+    eps: Annotated[float, Field(gt=0)] | None = Field(None, description="null is the customary one of the optimizer")
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="validate, sample and save an exponential average of the weights; null does not average"
+    )
     precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
     compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
     log_interval: Count = 10
@@ -80,6 +98,16 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"min_learning_rate = {self.min_learning_rate} is above learning_rate = {self.learning_rate}"
             )
+        check_schedule(
+            self.schedule,
+            min_learning_rate=self.min_learning_rate,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps,
+            points=self.schedule_points,
+            max_steps=self.max_steps,
+        )
+        given = OptimizerSettings(self.betas, self.eps, self.momentum)
+        check_optimizer(self.optimizer, given, schedule=self.schedule, ema_decay=self.ema_decay)
         return self
 
     def resolved(self) -> ResolvedTraining:
@@ -87,6 +115,7 @@ class TrainingConfig(Config):
         known = {
             "total_steps": self.max_steps,
             "warmup_steps": self.warmup_steps,
+            "decay_steps": self.decay_steps if self.schedule == "wsd" else 0,
             "micro_batch_size": self.micro_batch_size,
             "precision": None if self.precision == "auto" else self.precision,
             "eval_interval": self.eval_interval,

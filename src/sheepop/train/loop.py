@@ -22,10 +22,11 @@ from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
+from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
-from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.optimizers import clip_gradients, set_learning_rate
 from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
@@ -50,6 +51,7 @@ class Trainer:
     model: Transformer
     forward: Network  # what training steps call: the model, or its compiled form
     optimizers: Sequence[torch.optim.Optimizer]
+    evaluation: EvaluationWeights  # what is validated, sampled from and saved as the model
     batches: Batches
     order: SampleOrder
     config: TrainingConfig
@@ -126,6 +128,7 @@ class Trainer:
             return
         set_learning_rate(self.optimizers, self.schedule(self.state.step))
         apply_gradients(self.optimizers)
+        self.evaluation.update(self.state.step)
         step = self.state.step + 1
         self.state = self.state.after(
             step=step,
@@ -169,7 +172,8 @@ class Trainer:
                 self.state = self.state.after(due=tuple(rest))
                 self.save()
                 continue
-            with interruption.leaving():
+            # Taking the weights in and out is never left half done.
+            with self.evaluation.applied(), interruption.leaving():
                 finish = self._validated() if name == VALIDATE else self._sampled()
             self.state = self.state.after(due=tuple(rest))
             finish()

@@ -19,12 +19,14 @@ from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
+from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizer import build_optimizers, clip_gradients
+from sheepop.train.optimizers import build_optimizers, clip_gradients, optimizer_settings
 from sheepop.train.precision import candidates
 from sheepop.train.step import accumulate_gradients, apply_gradients
 
 _WARMUP_SHARE = 0.05
+_DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
 _MOST_VALIDATIONS = 10
@@ -88,9 +90,7 @@ def resolve_training(
     """
     precision = timing.precision if timing is not None else candidates(config.precision, device)[0]
     steps = _total_steps(config, timing, num_samples, seq_len, validation_tokens)
-    warmup = config.warmup_steps
-    if warmup is None:
-        warmup = min(steps, math.ceil(steps * _WARMUP_SHARE))
+    settings = optimizer_settings(config)
     tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
     validations = _num_validations(config, timing, seq_len, validation_tokens)
     return config.replace(
@@ -99,12 +99,29 @@ def resolve_training(
         max_tokens=None,
         max_minutes=None,
         precision=precision,
-        warmup_steps=warmup,
+        warmup_steps=_warmup_steps(config, steps),
+        decay_steps=_decay_steps(config, steps),
+        betas=settings.betas,
+        eps=settings.eps,
+        momentum=settings.momentum,
         micro_batch_size=config.micro_batch_size or config.global_batch_size,
         eval_interval=config.eval_interval or max(1, round(steps / validations)),
         sample_interval=config.sample_interval or fifth,
         checkpoint_interval=config.checkpoint_interval or tenth,
     )
+
+
+def _warmup_steps(config: TrainingConfig, steps: int) -> int:
+    if config.warmup_steps is not None:
+        return config.warmup_steps
+    # The points of a piecewise schedule say its warm-up.
+    return 0 if config.schedule == "piecewise" else min(steps, math.ceil(steps * _WARMUP_SHARE))
+
+
+def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
+    if config.schedule != "wsd" or config.decay_steps is not None:
+        return config.decay_steps
+    return max(1, min(math.ceil(steps * _DECAY_SHARE), steps - _warmup_steps(config, steps)))
 
 
 def _total_steps(
@@ -152,6 +169,7 @@ def _time_steps(
     model: Transformer, batches: Batches, config: TrainingConfig, device: str, precision: str, seconds: float
 ) -> list[float]:
     optimizers = build_optimizers(model, config)
+    evaluation = build_evaluation_weights(model, optimizers, config)
     forward = torch.compile(model) if config.compile else model
     size = config.global_batch_size
     micro = config.micro_batch_size or size
@@ -163,6 +181,7 @@ def _time_steps(
         accumulate_gradients(forward, NextToken(), batches, samples, micro, device=device, precision=precision)
         clip_gradients(model.parameters(), config.max_grad_norm).item()
         apply_gradients(optimizers)
+        evaluation.update(max(0, number))
         synchronize(device)
         if number >= 0:
             times.append(time.perf_counter() - begin)

@@ -1,40 +1,135 @@
-"""Learning-rate schedules, counted in optimizer steps: linear warm-up, then one of a table of decays."""
+"""Learning-rate schedules, counted in optimizer steps: linear warm-up, then one of a table of courses."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-ScheduleName = Literal["cosine", "linear", "constant"]
+import numpy as np
 
-# Share of the way from min_learning_rate to learning_rate, as a function of progress in [0, 1] after warm-up.
-DECAYS: dict[str, Callable[[float], float]] = {
-    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,  # Loshchilov and Hutter 2017, equation 5
-    "linear": lambda progress: 1 - progress,
-    "constant": lambda progress: 1.0,
-}
+ScheduleName = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt", "piecewise"]
+Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every step of a run."""
+    """The learning rate of every step of a run.
+
+    `decay_steps` belongs to ``wsd`` and `points`, pairs of a step and a factor, to ``piecewise``.
+    """
 
     name: str
     learning_rate: float
     min_learning_rate: float
     warmup_steps: int
     total_steps: int
+    decay_steps: int = 0
+    points: Points = ()
 
     def __call__(self, step: int) -> float:
         """The rate that step number `step` (0 for the first) uses.
 
-        Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0; after it
-        progress runs from 0 at step W to 1 at `total_steps`.
+        Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0; after it the
+        course of the schedule says which share of the way from `min_learning_rate` to `learning_rate` counts.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
+        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * COURSES[self.name](self, step)
+
+    def progress(self, step: int) -> float:
+        """The share of the steps after the warm-up that lies behind `step`: 0 at step W, 1 at `total_steps`."""
         length = max(1, self.total_steps - self.warmup_steps)
-        share = DECAYS[self.name](min(1.0, (step - self.warmup_steps) / length))
-        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * share
+        return min(1.0, (step - self.warmup_steps) / length)
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    """Loshchilov and Hutter 2017, equation 5, without restarts."""
+    return (1 + math.cos(math.pi * schedule.progress(step))) / 2
+
+
+def _linear(schedule: Schedule, step: int) -> float:
+    return 1 - schedule.progress(step)
+
+
+def _constant(schedule: Schedule, step: int) -> float:
+    return 1.0
+
+
+def _warmup_stable_decay(schedule: Schedule, step: int) -> float:
+    """Full rate, then over the last `decay_steps` down by a square root (Hägele et al. 2024, the 1-sqrt cooldown)."""
+    decayed = step - (schedule.total_steps - schedule.decay_steps)
+    return 1 - math.sqrt(min(1.0, max(0, decayed) / max(1, schedule.decay_steps)))
+
+
+def _inverse_sqrt(schedule: Schedule, step: int) -> float:
+    """Vaswani et al. 2017, section 5.3, where steps count from 1, scaled to reach `learning_rate` after warm-up."""
+    return math.sqrt(max(1, schedule.warmup_steps) / (step + 1))
+
+
+def _piecewise(schedule: Schedule, step: int) -> float:
+    """Straight lines from point to point; the first factor before them all, the last one after them all."""
+    steps, factors = zip(*schedule.points, strict=True)
+    return float(np.interp(step, steps, factors))
+
+
+COURSES: dict[str, Callable[[Schedule, int], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "constant": _constant,
+    "wsd": _warmup_stable_decay,
+    "inverse_sqrt": _inverse_sqrt,
+    "piecewise": _piecewise,
+}
+
+
+def check_schedule(
+    name: str,
+    *,
+    min_learning_rate: float,
+    warmup_steps: int | None,
+    decay_steps: int | None,
+    points: Points | None,
+    max_steps: int | None,
+) -> None:
+    """Raises `ValueError` for settings that the schedule does not read, or that contradict each other."""
+    if decay_steps is not None and name != "wsd":
+        raise ValueError(f"decay_steps = {decay_steps} is read by schedule = wsd only, not by {name}. Leave it out")
+    if points is not None and name != "piecewise":
+        raise ValueError(f"schedule_points are read by schedule = piecewise only, not by {name}. Leave them out")
+    if name in ("constant", "piecewise") and min_learning_rate > 0:
+        raise ValueError(
+            f"min_learning_rate = {min_learning_rate} ends a decay, and schedule = {name} has none. Leave it out"
+        )
+    if name == "wsd":
+        _check_phases(warmup_steps or 0, decay_steps or 0, max_steps)
+    if name == "inverse_sqrt" and warmup_steps == 0:
+        raise ValueError(
+            "schedule = inverse_sqrt falls with the steps since its warm-up. Give warmup_steps of at least 1"
+        )
+    if name == "piecewise":
+        _check_points(points, warmup_steps)
+
+
+def _check_phases(warmup_steps: int, decay_steps: int, max_steps: int | None) -> None:
+    if max_steps is not None and warmup_steps + decay_steps > max_steps:
+        raise ValueError(
+            f"warmup_steps = {warmup_steps} and decay_steps = {decay_steps} do not fit into {max_steps} steps"
+        )
+
+
+def _check_points(points: Points | None, warmup_steps: int | None) -> None:
+    if not points:
+        raise ValueError("schedule = piecewise needs schedule_points, such as [[0, 0.1], [100, 1.0], [1000, 0.0]]")
+    steps = [step for step, _ in points]
+    if any(after <= before for before, after in itertools.pairwise(steps)):
+        raise ValueError(f"schedule_points must be in the order of their steps, each step once, not {steps}")
+    if not any(factor for _, factor in points):
+        raise ValueError("schedule_points: every factor is 0, so nothing would be learned")
+    if warmup_steps:
+        raise ValueError(
+            f"warmup_steps = {warmup_steps}, but schedule = piecewise says its warm-up in schedule_points. "
+            "Leave warmup_steps out"
+        )

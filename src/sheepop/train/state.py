@@ -12,9 +12,12 @@ from torch import Tensor
 from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_model, write_training_state
 from sheepop.checkpoint.background import BackgroundWriter
 from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights, unique_weights
+from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.evaluation_weights import EvaluationWeights
+from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.trouble import Window
 
 
@@ -80,12 +83,14 @@ class Checkpointer:
         model: Transformer,
         tokenizer: Tokenizer,
         optimizers: Sequence[torch.optim.Optimizer],
+        evaluation: EvaluationWeights,
         provenance: Mapping[str, Any],
     ) -> None:
         self.run = run
         self._model = model
         self._tokenizer = tokenizer
         self._optimizers = optimizers
+        self._evaluation = evaluation
         self._provenance = provenance
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._writer = BackgroundWriter()
@@ -99,20 +104,23 @@ class Checkpointer:
     ) -> None:
         """Copies the state as it is now and starts writing it as the checkpoint of `state.step`.
 
+        The model is the one to be used, with the evaluation weights; ``state/`` has the trained ones when they differ.
         Waits for the checkpoint before. `before` runs ahead of the writing and must make durable what the state speaks
         of; `after` runs when the checkpoint is the latest.
         """
         self._writer.wait()
-        weights = _copies(unique_weights(self._model))
-        tensors, scalars = optimizer_state(self._optimizers, self._names)
-        tensors = _copies(tensors)
+        with self._evaluation.applied():
+            weights = _copies(unique_weights(self._model))
+        trained = _copies(unique_weights(self._model)) if self._evaluation.differ else None
+        optimizer = optimizer_state(self._optimizers, self._names)
+        optimizer = replace(optimizer, tensors=_copies(optimizer.tensors))
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens}
 
         def write() -> None:
             before()
             with self.run.write_checkpoint(state.step) as directory:
                 write_model(directory, self._model.config, weights, self._tokenizer, provenance)
-                write_training_state(directory, tensors, scalars, asdict(state))
+                write_training_state(directory, optimizer, asdict(state), trained)
             after()
 
         self._writer.submit(write)
@@ -142,8 +150,12 @@ class Checkpointer:
     def load(self, step: int) -> TrainingState:
         """Restores weights and optimizer from the checkpoint of `step` and returns its counters."""
         directory = self.run.checkpoint(step)
+        trained = read_trained_weights(directory, expected=self._evaluation.differ)
         load_weights(self._model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
-        counters = read_training_state(directory, self._optimizers, self._names)
+        if trained is not None:
+            self._evaluation.adopt()
+            load_weights(self._model, trained, directory / "state" / TRAINED)
+        counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots)
         try:
             return TrainingState.from_record(counters)
         except (ValueError, TypeError, AttributeError) as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from sheepop.train.optimizers.groups import members_with_gradient
 
 # Quintic iteration that drives every singular value into about [0.7, 1.2] (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -38,8 +41,8 @@ class Muon(torch.optim.Optimizer):
     rate serves both (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, params: ParamsT, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for group in self.param_groups:
             if any(parameter.ndim != 2 for parameter in group["params"]):
                 raise ValueError("Muon is for matrices; give vectors and embeddings to AdamW")
@@ -50,20 +53,23 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in by_shape.items():
-                updates = orthogonalize(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
-                scale = -group["lr"] * 0.2 * math.sqrt(max(shape))
+            for parameters in members_with_gradient(group, lambda parameter: (parameter.device, parameter.shape)):
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                momenta = [self._momentum(parameter) for parameter in parameters]
+                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+                ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
+                updates = orthogonalize(torch.stack(list(ahead)))
+                scale = -group["lr"] * 0.2 * math.sqrt(max(parameters[0].shape))
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(updates.unbind()), alpha=scale)
 
-    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        assert parameter.grad is not None
+    def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        """The state of a parameter after a step: the shape of each slot."""
+        return {"momentum": tuple(parameter.shape)}
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        buffer = state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(buffer, momentum)
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
+        momentum: Tensor = state["momentum"]
+        return momentum

@@ -1,0 +1,130 @@
+"""The weights that a model is judged by and saved with, where they are not the weights that are trained.
+
+The loop validates, samples and saves within `EvaluationWeights.applied`, and knows nothing else of the matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.train.config import TrainingConfig
+from sheepop.train.optimizers import ScheduleFreeAdamW
+
+
+class EvaluationWeights:
+    """The usual case: the weights that are trained. The classes below differ from them."""
+
+    differ = False
+    _are_applied = False
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block the model has these weights; behind it the trained ones again, bit for bit.
+
+        A block inside such a block changes nothing.
+        """
+        if not self.differ or self._are_applied:
+            yield
+            return
+        self._put_in()
+        self._are_applied = True
+        try:
+            yield
+        finally:
+            self._take_out()
+            self._are_applied = False
+
+    def update(self, step: int) -> None:
+        """Hears that the optimizer has taken step number `step` (0 for the first)."""
+
+    def adopt(self) -> None:
+        """Takes over the weights that the model has now, which were read from a checkpoint, as these weights."""
+
+    def _put_in(self) -> None:
+        raise NotImplementedError
+
+    def _take_out(self) -> None:
+        raise NotImplementedError
+
+
+class AveragedWeights(EvaluationWeights):
+    """An exponential moving average of all weights over the steps (Polyak and Juditsky 1992).
+
+    After step t (1 for the first) every average e moves towards its weight by ``e = d e + (1 - d) w`` with
+    ``d = min(decay, (1 + t) / (10 + t))``. The second term is the customary correction of the bias towards the
+    initial weights: early averages forget fast. It makes d a function of the step, so that the averages, float32,
+    are all there is to save.
+    """
+
+    differ = True
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
+        self._weights: list[Tensor] = list(model.parameters())
+        self._averages = [weight.detach().to(torch.float32, copy=True) for weight in self._weights]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Moves the averages towards the weights as step number `step` (0 for the first) left them."""
+        torch._foreach_lerp_(self._averages, self._weights, 1 - average_decay(self._decay, step + 1))
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Takes over the weights that the model has now as the averages."""
+        torch._foreach_copy_(self._averages, self._weights)
+
+    @torch.no_grad()
+    def _put_in(self) -> None:
+        """Exchanges weights and averages, which wait in each other's place.
+
+        One tensor at a time, so that no second copy of the model is held. The weights stay where they are in memory,
+        because compiled code may have been made for that place.
+        """
+        for weight, average in zip(self._weights, self._averages, strict=True):
+            waiting = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(waiting)
+
+    def _take_out(self) -> None:
+        self._put_in()
+
+
+class ScheduleFreeWeights(EvaluationWeights):
+    """The average x of schedule-free AdamW, while the weights that are trained are its point y."""
+
+    differ = True
+
+    def __init__(self, model: nn.Module, optimizer: ScheduleFreeAdamW) -> None:
+        self._weights: list[Tensor] = list(model.parameters())
+        self._optimizer = optimizer
+        self._trained: list[Tensor] = []
+
+    def _put_in(self) -> None:
+        self._trained = [weight.detach().clone() for weight in self._weights]
+        self._optimizer.move_to_average()
+
+    @torch.no_grad()
+    def _take_out(self) -> None:
+        torch._foreach_copy_(self._weights, self._trained)
+        self._trained = []
+
+
+def average_decay(decay: float, step: int) -> float:
+    """The decay of the moving average after step `step` (1 for the first): ``min(decay, (1 + t) / (10 + t))``."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+def build_evaluation_weights(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], config: TrainingConfig
+) -> EvaluationWeights:
+    """What `config` asks for: the moving average, the average of schedule-free AdamW, or the trained weights."""
+    if config.ema_decay is not None:
+        return AveragedWeights(model, config.ema_decay)
+    for optimizer in optimizers:
+        if isinstance(optimizer, ScheduleFreeAdamW):
+            return ScheduleFreeWeights(model, optimizer)
+    return EvaluationWeights()

@@ -1,0 +1,54 @@
+"""The optimizers by name: which settings each of them reads, and the values its authors recommend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule_free_adamw"]
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What an optimizer reads beside learning rate and weight decay; None is a setting that it does not have."""
+
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    momentum: float | None = None
+
+
+CUSTOMARY: dict[str, OptimizerSettings] = {
+    # The second beta of Loshchilov and Hutter is 0.999; language models are trained with 0.95 (Brown et al. 2020).
+    "adamw": OptimizerSettings(betas=(0.9, 0.95), eps=1e-8),
+    "adam": OptimizerSettings(betas=(0.9, 0.999), eps=1e-8),
+    "sgd": OptimizerSettings(momentum=0.9),
+    "muon": OptimizerSettings(betas=(0.9, 0.95), eps=1e-8, momentum=0.95),
+    "lion": OptimizerSettings(betas=(0.9, 0.99)),
+    "adafactor": OptimizerSettings(eps=1e-30),
+    "schedule_free_adamw": OptimizerSettings(betas=(0.9, 0.999), eps=1e-8),
+}
+SETTINGS = ("betas", "eps", "momentum")
+
+
+def check_optimizer(name: str, given: OptimizerSettings, *, schedule: str, ema_decay: float | None) -> None:
+    """Raises `ValueError` for a setting that the optimizer does not read, or a combination that contradicts itself."""
+    for key in SETTINGS:
+        if getattr(given, key) is not None and getattr(CUSTOMARY[name], key) is None:
+            readers = ", ".join(other for other, settings in CUSTOMARY.items() if getattr(settings, key) is not None)
+            raise ValueError(
+                f"{key} = {getattr(given, key)} is given, but optimizer = {name} does not read it (only {readers}). "
+                f"Leave {key} out"
+            )
+    if name != "schedule_free_adamw":
+        return
+    if schedule != "constant":
+        raise ValueError(
+            f"schedule = {schedule}, but schedule_free_adamw averages its weights in place of a decay. "
+            "Give schedule = constant"
+        )
+    if ema_decay is not None:
+        raise ValueError(
+            f"ema_decay = {ema_decay}, but schedule_free_adamw averages its weights already. Leave ema_decay out"
+        )
+    if given.betas is not None and given.betas[0] == 0:
+        raise ValueError("betas: the first of schedule_free_adamw must be above 0, because it weighs the average")

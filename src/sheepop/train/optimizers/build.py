@@ -1,0 +1,96 @@
+"""The optimizers of a run: one table from the name of an optimizer to how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sheepop.train.config import TrainingConfig
+from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
+from sheepop.train.optimizers.adafactor import Adafactor
+from sheepop.train.optimizers.groups import check_layers, parameter_groups
+from sheepop.train.optimizers.lion import Lion
+from sheepop.train.optimizers.muon import Muon
+from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
+
+Groups = list[dict[str, Any]]
+_FUSED = ("cpu", "cuda", "mps")
+
+
+def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run; together they hold every trainable parameter once.
+
+    ``muon`` has Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and
+    norms; every other name means one optimizer for all. Raises `ConfigError` when an entry of `training.layers`
+    changes nothing.
+    """
+    settings = optimizer_settings(config)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    check_layers(parameters, config.layers)
+    if config.optimizer != "muon":
+        return [_BUILDERS[config.optimizer](parameter_groups(parameters, config), settings)]
+    inner = {name: parameter for name, parameter in parameters.items() if parameter.ndim == 2 and "blocks." in name}
+    rest = {name: parameter for name, parameter in parameters.items() if name not in inner}
+    muon = Muon(parameter_groups(inner, config), lr=config.learning_rate, momentum=_known(settings.momentum))
+    return [muon, _adamw(parameter_groups(rest, config), settings)]
+
+
+def optimizer_settings(config: TrainingConfig) -> OptimizerSettings:
+    """What the configuration says about the optimizer, and its customary values for what is null."""
+    customary = CUSTOMARY[config.optimizer]
+    return OptimizerSettings(
+        betas=customary.betas if config.betas is None else config.betas,
+        eps=customary.eps if config.eps is None else config.eps,
+        momentum=customary.momentum if config.momentum is None else config.momentum,
+    )
+
+
+def _adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Loshchilov and Hutter 2019, algorithm 2."""
+    return torch.optim.AdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps), fused=_fused(groups))
+
+
+def _adam(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Kingma and Ba 2015, algorithm 1; the decay is added to the gradient, as an L2 penalty is."""
+    return torch.optim.Adam(groups, betas=_known(settings.betas), eps=_known(settings.eps), fused=_fused(groups))
+
+
+def _sgd(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Sutskever et al. 2013, with the rate outside of the velocity; the decay is added to the gradient."""
+    return torch.optim.SGD(groups, momentum=_known(settings.momentum), fused=_fused(groups))
+
+
+def _lion(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return Lion(groups, betas=_known(settings.betas))
+
+
+def _adafactor(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return Adafactor(groups, eps=_known(settings.eps))
+
+
+def _schedule_free_adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return ScheduleFreeAdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps))
+
+
+_BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "lion": _lion,
+    "adafactor": _adafactor,
+    "schedule_free_adamw": _schedule_free_adamw,
+}
+
+
+def _known(setting: Any) -> Any:
+    """A setting that the table of customary values has for this optimizer."""
+    assert setting is not None
+    return setting
+
+
+def _fused(groups: Iterable[dict[str, Any]]) -> bool:
+    """Whether one kernel can update a whole group where these parameters are."""
+    return all(parameter.device.type in _FUSED for group in groups for parameter in group["params"])

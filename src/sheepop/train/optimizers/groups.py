@@ -1,0 +1,83 @@
+"""Parameter groups: which parameters are decayed, by how much, and the learning-rate factor of each layer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.core.errors import ConfigError
+from sheepop.train.config import LayerConfig, TrainingConfig
+
+_FACTOR = "learning_rate_factor"
+_MOST_NAMES = 3
+
+
+def parameter_groups(parameters: Mapping[str, Tensor], config: TrainingConfig) -> list[dict[str, Any]]:
+    """Groups of parameters with one decay and one learning-rate factor, as the optimizers of torch take them.
+
+    Only matrices are decayed. A group keeps its factor, so that `set_learning_rate` can multiply by it.
+    """
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in parameters.items():
+        layer = _layer_of(name, config.layers)
+        decay = config.weight_decay if layer is None or layer.weight_decay is None else layer.weight_decay
+        factor = 1.0 if layer is None else layer.learning_rate
+        groups.setdefault((factor, decay if parameter.ndim >= 2 else 0.0), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": decay, "lr": config.learning_rate * factor, _FACTOR: factor}
+        for (factor, decay), members in groups.items()
+    ]
+
+
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], learning_rate: float) -> None:
+    """Gives every parameter group the rate of this step, times the factor of its layers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group.get(_FACTOR, 1.0)
+
+
+def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]) -> None:
+    """Raises `ConfigError` for an entry of `training.layers` that would change nothing in this model."""
+    taken: set[str] = set()
+    for layer in layers:
+        matching = [name for name in parameters if fnmatchcase(name, layer.pattern)]
+        if not matching:
+            raise ConfigError(
+                f"training.layers: no parameter matches {layer.pattern!r}. {_nearest(layer.pattern, parameters)}"
+            )
+        if taken.issuperset(matching):
+            raise ConfigError(
+                f"training.layers: all that {layer.pattern!r} matches is matched by patterns before it, and of several "
+                "the first counts. Move it up, or leave it out."
+            )
+        if layer.weight_decay is not None and all(parameters[name].ndim < 2 for name in matching):
+            raise ConfigError(
+                f"training.layers: {layer.pattern!r} has a weight_decay but matches vectors only, such as "
+                f"{matching[0]}, and only matrices are decayed. Leave its weight_decay out."
+            )
+        taken.update(matching)
+
+
+def members_with_gradient(group: Mapping[str, Any], key: Callable[[Tensor], Any]) -> list[list[Tensor]]:
+    """The parameters of a group that have a gradient, in lists of equal `key`, so that each list is one update."""
+    buckets: dict[Any, list[Tensor]] = {}
+    for parameter in group["params"]:
+        if parameter.grad is not None:
+            buckets.setdefault(key(parameter), []).append(parameter)
+    return list(buckets.values())
+
+
+def _layer_of(name: str, layers: Sequence[LayerConfig]) -> LayerConfig | None:
+    return next((layer for layer in layers if fnmatchcase(name, layer.pattern)), None)
+
+
+def _nearest(pattern: str, parameters: Iterable[str]) -> str:
+    names = list(parameters)
+    if nearest := difflib.get_close_matches(pattern, names, n=_MOST_NAMES, cutoff=0.4):
+        return f"The nearest names are {', '.join(nearest)}."
+    return f"Names look like {', '.join(names[:_MOST_NAMES])}."

@@ -1,0 +1,51 @@
+"""Lion: steps of one size, in the direction of the sign of an average of gradients (Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from sheepop.train.optimizers.groups import members_with_gradient
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, "Symbolic discovery of optimization algorithms", program 1, with decoupled weight decay.
+
+    One slot a parameter: ``momentum``, float32 and of its shape.
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Updates every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("Lion takes no closure")
+        for group in self.param_groups:
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            for parameters in members_with_gradient(group, lambda parameter: parameter.device):
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                momenta = [self._momentum(parameter) for parameter in parameters]
+                directions = torch._foreach_lerp(momenta, gradients, 1 - beta1)
+                torch._foreach_sign_(directions)
+                torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+                torch._foreach_add_(parameters, directions, alpha=-rate)
+                torch._foreach_lerp_(momenta, gradients, 1 - beta2)
+
+    def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        """The state of a parameter after a step: the shape of each slot."""
+        return {"momentum": tuple(parameter.shape)}
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
+        momentum: Tensor = state["momentum"]
+        return momentum

@@ -1,0 +1,92 @@
+"""Settings that nothing would read, and combinations that contradict themselves, are refused in words."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from sheepop.core.config import dump_config, parse_config, validate
+from sheepop.core.errors import ConfigError
+from sheepop.train import TrainingConfig
+from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.schedule import ScheduleName
+
+SCHEDULE_FREE = {"optimizer": "schedule_free_adamw", "schedule": "constant"}
+GIVEN = {"betas": [0.5, 0.6], "eps": 1e-4, "momentum": 0.3}
+READ = {
+    "adamw": {"betas", "eps"},
+    "adam": {"betas", "eps"},
+    "sgd": {"momentum"},
+    "muon": {"betas", "eps", "momentum"},
+    "lion": {"betas"},
+    "adafactor": {"eps"},
+    "schedule_free_adamw": {"betas", "eps"},
+}
+
+
+def training(**settings: Any) -> TrainingConfig:
+    return validate(TrainingConfig, settings)
+
+
+@pytest.mark.parametrize("key", GIVEN)
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_a_setting_that_the_optimizer_does_not_read_is_refused(name: str, key: str) -> None:
+    settings = {"optimizer": name, "schedule": "constant", key: GIVEN[key]}
+    if key in READ[name]:
+        assert training(**settings).optimizer == name
+        return
+    with pytest.raises(ConfigError, match=rf"{key} = .* is given, but optimizer = {name} does not read it") as caught:
+        training(**settings)
+    readers = {other for other, keys in READ.items() if key in keys}
+    assert all(other in str(caught.value) for other in readers)
+
+
+@pytest.mark.parametrize("schedule", sorted({*get_args(ScheduleName)} - {"constant", "piecewise"}))
+def test_schedule_free_wants_a_constant_rate(schedule: str) -> None:
+    with pytest.raises(ConfigError, match="schedule_free_adamw averages its weights in place of a decay"):
+        training(optimizer="schedule_free_adamw", schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"optimizer": "schedule_free_adamw", "schedule": "constant", "ema_decay": 0.9},
+            "averages its weights already",
+        ),
+        ({"optimizer": "schedule_free_adamw", "schedule": "constant", "betas": [0, 0.9]}, "must be above 0"),
+        ({"decay_steps": 5}, "decay_steps = 5 is read by schedule = wsd only, not by cosine"),
+        ({"schedule_points": [[0, 1]]}, "schedule_points are read by schedule = piecewise only, not by cosine"),
+        ({"schedule": "constant", "min_learning_rate": 1e-5}, "min_learning_rate = 1e-05 ends a decay"),
+        ({"schedule": "wsd", "max_steps": 10, "warmup_steps": 4, "decay_steps": 7}, "do not fit into 10 steps"),
+        ({"schedule": "inverse_sqrt", "warmup_steps": 0}, "Give warmup_steps of at least 1"),
+        ({"schedule": "piecewise"}, "needs schedule_points"),
+        ({"schedule": "piecewise", "schedule_points": []}, "needs schedule_points"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 1], [5, 0.5], [5, 0]]}, r"each step once, not \[0, 5, 5\]"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 0], [5, 0]]}, "every factor is 0"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "warmup_steps": 3}, "says its warm-up in"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "min_learning_rate": 1e-5}, "ends a decay"),
+        ({"schedule": "piecewise", "schedule_points": [[0, -1]]}, r"schedule_points\.0\.1 = -1"),
+        ({"schedule": "piecewise", "schedule_points": [[0.5, 1]]}, r"schedule_points\.0\.0 = 0\.5"),
+        ({"layers": [{"pattern": ""}]}, r"layers\.0\.pattern"),
+        ({"layers": [{"pattern": "a", "learning_rat": 1}]}, r"Did you mean layers\.learning_rate\?"),
+        ({"ema_decay": 1.0}, "ema_decay = 1"),
+        ({"momentum": 1.0, "optimizer": "sgd"}, "momentum = 1"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        training(**settings)
+
+
+def test_all_of_it_is_written_and_read_back() -> None:
+    config = training(
+        schedule="piecewise",
+        schedule_points=[[0, 0.1], [10, 1]],
+        layers=[{"pattern": "blocks.*", "learning_rate": 0.5}],
+        ema_decay=0.99,
+        optimizer="sgd",
+        momentum=0,
+    )
+    assert validate(TrainingConfig, parse_config(dump_config(config), where="config")) == config
