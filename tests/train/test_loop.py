@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sheepop.core.errors import Interrupted
-from sheepop.data import Corpus, SampleOrder
+from sheepop.data import Batch, Corpus, StepPlan
 from sheepop.train import Trainer, TrainingError
 from sheepop.train.interrupt import InterruptFlag
 from sheepop.train.metrics import read_json_lines
@@ -81,7 +81,7 @@ def test_a_step_does_not_depend_on_how_it_is_cut(make_trainer: MakeTrainer, micr
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:
     """Rows with few labels must not weigh more because they are in a micro-batch of their own."""
     trainer = make_trainer("run", dropout=0.0, micro_batch_size=1, max_steps=2, warmup_steps=0)
-    samples = [trainer.batches.batch(np.array([index])) for index in trainer.order.indices(0, 8)]
+    samples = [trainer.plan.batch(0).rows(slice(row, row + 1)) for row in range(8)]
     counts = [int((sample.labels != -100).sum()) for sample in samples]
     assert len(set(counts)) > 1
     losses = []
@@ -102,8 +102,8 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(make_trainer:
     unbroken = make_trainer("unbroken", optimizer=optimizer)
     unbroken.run()
     for step in (1, 5, 8):
-        first = make_trainer(f"stopped-{step}", optimizer=optimizer)
-        first.order = InterruptedOrder(first.order, step)
+        first = make_trainer(f"stopped-{step}", optimizer=optimizer, prefetch=0)
+        first.plan = InterruptedPlan(first.plan, step)  # type: ignore[assignment]
         with pytest.raises(Interrupted, match=f"after step {step} of 12"):
             first.run()
         second = make_trainer(f"stopped-{step}", resume=True, optimizer=optimizer)
@@ -113,16 +113,20 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(make_trainer:
 
 
 @dataclass
-class InterruptedOrder:
+class InterruptedPlan:
     """Sends this process SIGINT, as Ctrl-C does, in the middle of step number `step`."""
 
-    order: SampleOrder
+    plan: StepPlan
     step: int
 
-    def indices(self, start: int, count: int) -> np.ndarray:
-        if start == (self.step - 1) * count:
+    @property
+    def max_length(self) -> int:
+        return self.plan.max_length
+
+    def batch(self, step: int) -> Batch:
+        if step == self.step - 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return self.order.indices(start, count)
+        return self.plan.batch(step)
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -33,6 +33,7 @@ RUN_ENTRIES = frozenset(
         "report.html",
         "plots",
         "tensorboard",
+        "difficulty.safetensors",
         "corpus",
         ".corpus.building",
         "checkpoints",

@@ -14,18 +14,19 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import Interrupted, SheepOpError
+from sheepop.core.errors import DataError, Interrupted, SheepOpError
 from sheepop.core.random import seed_torch
-from sheepop.data import Batches, SampleOrder
+from sheepop.data import StepPlan
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.prefetch import Prefetch
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
-from sheepop.train.step import accumulate_gradients, apply_gradients
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 from sheepop.train.validation import Scores
 
 MILESTONES = (0.10, 0.25, 0.50)
@@ -46,8 +47,7 @@ class Trainer:
     model: Transformer
     forward: Network  # what training steps call: the model, or its compiled form
     optimizers: Sequence[torch.optim.Optimizer]
-    batches: Batches
-    order: SampleOrder
+    plan: StepPlan
     config: TrainingConfig
     resolved: ResolvedTraining
     schedule: Schedule
@@ -65,6 +65,9 @@ class Trainer:
     sinks: Sequence[Sink] = ()
     console: Console = field(default_factory=Console.silent)
 
+    def __post_init__(self) -> None:
+        self._prefetch = Prefetch(self._prepare, self.config.prefetch)
+
     def run(self) -> TrainingState:
         """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end."""
         total = self.resolved.total_steps
@@ -72,11 +75,16 @@ class Trainer:
         self._log_mark = (time.monotonic(), self.state.tokens)
         with (
             catch_interrupts() as interrupt,
+            self._prefetch,
             self.console.progress("Training", total, "steps") as progress,
         ):
             progress.advance(self.state.step)
             while self.state.step < total:
-                loss, norm = self._step(self.state.step)
+                try:
+                    loss, norm = self._step(self.state.step)
+                except DataError:
+                    self._save_unsaved()
+                    raise
                 step = self.state.step
                 if step % self.config.log_interval == 0 or step == total:
                     self._log(loss, norm, progress)
@@ -100,14 +108,13 @@ class Trainer:
 
     def _step(self, step: int) -> tuple[float, float]:
         """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
+        prepared = self._prefetch.take(step)
+        assert prepared is not None  # nothing asks the wait for data to stop
         self.model.train()
-        size = self.config.global_batch_size
         loss, num_tokens = accumulate_gradients(
             self.forward,
             self.objective,
-            self.batches,
-            self.order.indices(step * size, size),
-            self.resolved.micro_batch_size,
+            prepared,
             device=self.device,
             precision=self.resolved.precision,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
@@ -118,10 +125,17 @@ class Trainer:
                 f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
                 "lower training.learning_rate or raise training.warmup_steps and start again."
             )
+        self._batch_hash = prepared.batch_hash
         set_learning_rate(self.optimizers, self.schedule(step))
         apply_gradients(self.optimizers)
         self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
         return loss, norm
+
+    def _prepare(self, step: int) -> PreparedStep:
+        """The batch of a step as micro-batches; those of shorter rows have more of them, and as many tokens."""
+        batch = self.plan.batch(step)
+        rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
+        return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
     def _log(self, loss: float, norm: float, progress: Progress) -> None:
         now = time.monotonic()
@@ -138,6 +152,7 @@ class Trainer:
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
+            **({"batch_hash": self._batch_hash} if self.config.log_batch_hash else {}),
         )
         progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
 
@@ -182,6 +197,11 @@ class Trainer:
             self.checkpointer.run.mark_best(self.state.step)
         self.checkpointer.run.prune(self.state.step, self.config.keep_checkpoints, self._milestones())
         self._leave_out(time.monotonic() - started)
+
+    def _save_unsaved(self) -> None:
+        """Saves the steps that are not in a checkpoint yet."""
+        if self.state.step and self.state.step not in self.checkpointer.run.steps():
+            self._save(improved=False)
 
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.resolved.total_steps
