@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from sheepop.core.errors import Interrupted
-from sheepop.data import Batch, Corpus, StepPlan
+from sheepop.core.errors import DataError, Interrupted
+from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
 from sheepop.train import Trainer, TrainingError
 from sheepop.train.interrupt import InterruptFlag
 from sheepop.train.metrics import read_json_lines
@@ -76,6 +77,79 @@ def test_a_step_does_not_depend_on_how_it_is_cut(make_trainer: MakeTrainer, micr
     for one, other in zip(*rows, strict=True):
         assert one.pop("split") == other.pop("split")
         assert other == pytest.approx(one, rel=1e-4)
+
+
+WARM_UPS: dict[str, Any] = {
+    "batch_size_warmup": ((2, 3), (4, 5)),
+    "sequence_length_warmup": ((1, 8), (5, 16)),
+    "log_batch_hash": True,
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+@pytest.mark.parametrize("settings", [{"log_batch_hash": True}, WARM_UPS], ids=["plain", "warm-ups"])
+def test_another_micro_batch_size_sees_the_same_global_batches(
+    make_trainer: MakeTrainer, micro_batch_size: int, settings: dict[str, Any]
+) -> None:
+    whole = make_trainer("whole", dropout=0.0, max_steps=7, **settings)
+    cut = make_trainer("cut", dropout=0.0, max_steps=7, micro_batch_size=micro_batch_size, prefetch=0, **settings)
+    for trainer in (whole, cut):
+        trainer.run()
+    rows = [timeless(trainer.checkpointer.run.metrics_file) for trainer in (whole, cut)]
+    hashes = [[row.pop("batch_hash") for row in run if row["split"] == "train"] for run in rows]
+    assert hashes[0] == hashes[1] == [batch_hash(whole.plan.batch(step)) for step in range(7)]
+    assert len(set(hashes[0])) == 7
+    for one, other in zip(*rows, strict=True):
+        assert one.pop("split") == other.pop("split")
+        assert other == pytest.approx(one, rel=1e-4)
+
+
+def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer) -> None:
+    unbroken = make_trainer("unbroken", **WARM_UPS)
+    unbroken.run()
+    for step in (1, 3, 5):
+        first = make_trainer(f"stopped-{step}", prefetch=0, **WARM_UPS)
+        first.plan = InterruptedPlan(first.plan, step)  # type: ignore[assignment]
+        with pytest.raises(Interrupted, match=f"after step {step} of 12"):
+            first.run()
+        second = make_trainer(f"stopped-{step}", resume=True, **WARM_UPS)
+        second.run()
+        assert_same_run(unbroken, second)
+
+
+def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
+    shapes = [[tuple(part.input_ids.shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)]
+    assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
+    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, prefetch: int
+) -> None:
+    unbroken = make_trainer("unbroken")
+    unbroken.run()
+    first = make_trainer("vanished", prefetch=prefetch, checkpoint_interval=100, eval_interval=100)
+    moved = Path(shutil.copytree(corpus.directory, tmp_path / "corpus"))
+    (source,) = first.plan.sources
+    batches = PackedBatches(Corpus.open(moved).train, max_length=32, pad_id=corpus.tokenizer().pad_id)
+    first.plan = replace(first.plan, sources=[replace(source, batches=batches)])
+
+    def vanish(step: int) -> list[dict[str, Any]]:
+        if step == 6:
+            (moved / "tokens" / "train-00000.bin").write_bytes(b"")
+        return []
+
+    first.sample = vanish
+    with pytest.raises(DataError, match=r"train-00000\.bin was cut short after it was opened"):
+        first.run()
+    reached = first.state.step
+    assert 6 <= reached <= 6 + prefetch
+    assert first.checkpointer.run.pointer("latest") == reached
+    second = make_trainer("vanished", resume=True)
+    second.run()
+    for name, tensor in weights(unbroken).items():
+        assert torch.equal(tensor, second.model.get_parameter(name)), name
 
 
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:

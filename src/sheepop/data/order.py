@@ -47,8 +47,8 @@ class EasyToHardOrder:
     """The first `epochs` epochs go from easy to hard, the others are those of `SampleOrder`.
 
     Samples are ranked by `difficulty` (N,), equal ones at random, and the rank over N, moved by a keyed random number
-    from ``-jitter / 2`` to ``jitter / 2``, orders an epoch: with 0 it is the ranking itself, with 1 a sample may come
-    up to half an epoch early or late (Bengio et al. 2009, "Curriculum learning").
+    from ``-jitter / 2`` to ``jitter / 2``, orders an epoch. So no sample comes earlier or later than its rank by more
+    than the share `jitter` of an epoch (Bengio et al. 2009, "Curriculum learning").
     """
 
     def __init__(self, difficulty: NDArray[np.float64], seed: int, *, epochs: int, jitter: float) -> None:

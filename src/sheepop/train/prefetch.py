@@ -61,7 +61,7 @@ class _Worker(Generic[T]):
         self._prepare, self._ahead = prepare, ahead
         self._ready: deque[tuple[T | None, BaseException | None]] = deque()
         self._changed = threading.Condition()
-        self._is_stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(next_step,), name="prefetch", daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class _Worker(Generic[T]):
 
     def stop(self) -> None:
         with self._changed:
-            self._is_stopped = True
+            self._stopped.set()
             self._ready.clear()
             self._changed.notify_all()
         # A read that hangs must not hang the end of the run; the thread is a daemon and holds nothing.
@@ -90,15 +90,15 @@ class _Worker(Generic[T]):
     def _run(self, step: int) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopped or len(self._ready) < self._ahead)
-                if self._is_stopped:
+                self._changed.wait_for(lambda: self._stopped.is_set() or len(self._ready) < self._ahead)
+                if self._stopped.is_set():
                     return
             try:
                 result: tuple[T | None, BaseException | None] = (self._prepare(step), None)
             except BaseException as error:  # whatever it is, the loop must hear of it
                 result = (None, error)
             with self._changed:
-                if self._is_stopped:
+                if self._stopped.is_set():
                     return
                 self._ready.append(result)
                 self._changed.notify_all()
