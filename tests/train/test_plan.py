@@ -43,7 +43,7 @@ def test_budgets_count_smaller_batches_as_what_they_are(settings: dict[str, obje
 
 
 def test_minutes_count_a_smaller_batch_as_its_share_of_a_step() -> None:
-    # 60 seconds leave 54.6; ten validations of 0.5 / 3 * 0.6 * 10 / 10 ... take 10 of them, as without a warm-up.
+    # 60 seconds leave 54.6, and ten validations of a second take 10 of them.
     timing, sizes = StepTime("fp32", 0.6), ((40, 5),)
     whole = resolve(timing, max_minutes=1.0, global_batch_size=10).max_steps
     assert whole == int((54.6 - 10) / 0.6)
