@@ -50,9 +50,9 @@ def _is_section(annotation: object) -> bool:
 
 NESTED = {name: kind for section, config_class in SECTIONS.items() for name, kind in nested(config_class, section)}
 ALL = SECTIONS | NESTED
-LISTS = {"data.mix", "training.layers"}
+LISTS = {"data.mix", "training.layers", "training.mixture"}
 # Declared beside the code that they configure: there, everything but the class itself counts.
-READ_BESIDE = {"data.mix"}
+READ_BESIDE = {"data.mix", "training.trouble"}
 # What a section is called in something else that is handed on: the `Context` of an extractor has its config.
 CALLED = {"data.extract": "context.config"}
 # Keys that are read through a property of the class, or of what the class resolves to.
@@ -61,6 +61,8 @@ READ_AS = {
     ("model", "num_kv_heads"): ("kv_heads",),
     ("model", "head_dim"): ("head_size",),
     ("model", "d_ff"): ("ffn_size",),
+    ("training", "batch_size_warmup"): ("batch_sizes",),
+    ("training", "sequence_length_warmup"): ("row_lengths",),
     ("generation", "temperature"): ("temperature", "greedy"),
 }
 # Read where the class resolves itself, before any other code sees it.

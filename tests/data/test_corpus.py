@@ -65,8 +65,8 @@ def test_a_missing_shard_is_named_even_without_checksums(corpus: Corpus) -> None
 
 
 def test_a_newer_format_is_refused(corpus: Corpus) -> None:
-    change_manifest(corpus, format_version=3)
-    with pytest.raises(DataError, match=r"has corpus format 3, and this SheepOp reads formats up to 2. Upgrade"):
+    change_manifest(corpus, format_version=4)
+    with pytest.raises(DataError, match=r"has corpus format 4, and this SheepOp reads formats up to 3. Upgrade"):
         Corpus.open(corpus.directory)
 
 

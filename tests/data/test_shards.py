@@ -101,6 +101,24 @@ def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> No
         TokenSplit.open(tmp_path, summary, np.dtype("<u2"))
 
 
+def test_a_shard_that_vanishes_or_shrinks_after_it_was_opened_is_named(tmp_path: Path) -> None:
+    split = write(tmp_path, [[1, 2, 3], [4] * 20000, [5]], shard_tokens=4)
+    assert split.tokens(2, 5).tolist() == [3, 4, 4]
+    shard = tmp_path / "train-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    assert split.tokens(0, 4).tolist() == [1, 2, 3, 4]  # what is left of it is still right
+    with pytest.raises(DataError, match=r"train-00000.bin was cut short after it was opened"):
+        split.tokens(10_000, 10_010)
+    shard.unlink()
+    with pytest.raises(DataError, match=r"train-00000.bin was there when it was opened, and is gone now"):
+        split.tokens(0, 1)
+    assert split.tokens(20_003, 20_004).tolist() == [5]
+    (tmp_path / "train-00001.bin").unlink()
+    (tmp_path / "train-00001.bin").mkdir()
+    with pytest.raises(DataError, match=r"train-00001.bin cannot be read any more: Is a directory"):
+        split.tokens(20_003, 20_004)
+
+
 def test_no_documents_make_an_empty_split(tmp_path: Path) -> None:
     split = write(tmp_path, [])
     assert (split.num_documents, split.num_tokens) == (0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.data import Corpus, DataConfig, PackedBatches, SampleOrder, build_corpus
+from sheepop.data import Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, StepPlan, build_corpus
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import (
@@ -84,8 +84,12 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             forward=model,
             optimizers=optimizers,
             evaluation=evaluation,
-            batches=batches,
-            order=SampleOrder(batches.num_samples, seed),
+            plan=StepPlan(
+                [RowSource(batches, SampleOrder(batches.num_samples, seed))],
+                training.batch_sizes(),
+                training.row_lengths(32),
+                seed,
+            ),
             config=training,
             resolved=resolved,
             schedule=Schedule(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,8 +17,8 @@ import pytest
 import torch
 
 from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights
-from sheepop.core.errors import CheckpointError, Interrupted
-from sheepop.data import Corpus, SampleOrder
+from sheepop.core.errors import CheckpointError, DataError, Interrupted
+from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
 from sheepop.train import Trainer
 from sheepop.train.interrupt import Interruption
 from sheepop.train.metrics import read_json_lines
@@ -80,10 +81,83 @@ def test_a_step_does_not_depend_on_how_it_is_cut(make_trainer: MakeTrainer, micr
         assert other == pytest.approx(one, rel=1e-4)
 
 
+WARM_UPS: dict[str, Any] = {
+    "batch_size_warmup": ((2, 3), (4, 5)),
+    "sequence_length_warmup": ((1, 8), (5, 16)),
+    "log_batch_hash": True,
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+@pytest.mark.parametrize("settings", [{"log_batch_hash": True}, WARM_UPS], ids=["plain", "warm-ups"])
+def test_another_micro_batch_size_sees_the_same_global_batches(
+    make_trainer: MakeTrainer, micro_batch_size: int, settings: dict[str, Any]
+) -> None:
+    whole = make_trainer("whole", dropout=0.0, max_steps=7, **settings)
+    cut = make_trainer("cut", dropout=0.0, max_steps=7, micro_batch_size=micro_batch_size, prefetch=0, **settings)
+    for trainer in (whole, cut):
+        trainer.run()
+    rows = [timeless(trainer.checkpointer.run.metrics_file) for trainer in (whole, cut)]
+    hashes = [[row.pop("batch_hash") for row in run if row["split"] == "train"] for run in rows]
+    assert hashes[0] == hashes[1] == [batch_hash(whole.plan.batch(step)) for step in range(7)]
+    assert len(set(hashes[0])) == 7
+    for one, other in zip(*rows, strict=True):
+        assert one.pop("split") == other.pop("split")
+        assert other == pytest.approx(one, rel=1e-4)
+
+
+def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer) -> None:
+    unbroken = make_trainer("unbroken", **WARM_UPS)
+    unbroken.run()
+    for step in (1, 3, 5):
+        first = make_trainer(f"stopped-{step}", prefetch=0, **WARM_UPS)
+        first.plan = InterruptedPlan(first.plan, step + 1)  # type: ignore[assignment]
+        with pytest.raises(Interrupted, match=f"after step {step} of 12"):
+            first.run()
+        second = make_trainer(f"stopped-{step}", resume=True, **WARM_UPS)
+        second.run()
+        assert_same_run(unbroken, second)
+
+
+def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
+    shapes = [[tuple(part.input_ids.shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)]
+    assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
+    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, prefetch: int
+) -> None:
+    unbroken = make_trainer("unbroken")
+    unbroken.run()
+    first = make_trainer("vanished", prefetch=prefetch, checkpoint_interval=100, eval_interval=100)
+    moved = Path(shutil.copytree(corpus.directory, tmp_path / "corpus"))
+    (source,) = first.plan.sources
+    batches = PackedBatches(Corpus.open(moved).train, max_length=32, pad_id=corpus.tokenizer().pad_id)
+    first.plan = replace(first.plan, sources=[replace(source, batches=batches)])
+
+    def vanish(step: int) -> list[dict[str, Any]]:
+        if step == 6:
+            (moved / "tokens" / "train-00000.bin").write_bytes(b"")
+        return []
+
+    first.sample = vanish
+    with pytest.raises(DataError, match=r"train-00000\.bin was cut short after it was opened"):
+        first.run()
+    reached = first.state.step
+    assert 6 <= reached <= 6 + prefetch
+    assert first.checkpointer.run.pointer("latest") == reached
+    second = make_trainer("vanished", resume=True)
+    second.run()
+    for name, tensor in weights(unbroken).items():
+        assert torch.equal(tensor, second.model.get_parameter(name)), name
+
+
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:
     """Rows with few labels must not weigh more because they are in a micro-batch of their own."""
     trainer = make_trainer("run", dropout=0.0, micro_batch_size=1, max_steps=2, warmup_steps=0)
-    samples = [trainer.batches.batch(np.array([index])) for index in trainer.order.indices(0, 8)]
+    samples = [trainer.plan.batch(0).rows(slice(row, row + 1)) for row in range(8)]
     counts = [int((sample.labels != -100).sum()) for sample in samples]
     assert len(set(counts)) > 1
     losses = []
@@ -95,8 +169,9 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
             ).double()
             chosen = batch.labels[batch.labels != -100]
             losses += (-torch.log_softmax(logits[batch.labels != -100], -1)[torch.arange(len(chosen)), chosen]).tolist()
-    loss, _, num_tokens = trainer._gradients(trainer.order.indices(0, 8))
-    assert num_tokens == sum(counts)
+    prepared = trainer._prepare(0)
+    loss, _ = trainer._gradients(prepared)
+    assert prepared.num_tokens == sum(counts)
     assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
@@ -115,8 +190,8 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
     unbroken = make_trainer("unbroken", **settings)
     unbroken.run()
     for step in (1, 5, 8):  # steps that are taken; the next is left in its middle
-        first = make_trainer(f"stopped-{step}", **settings)
-        first.order = InterruptedOrder(first.order, step + 1)
+        first = make_trainer(f"stopped-{step}", **settings, prefetch=0)
+        first.plan = InterruptedPlan(first.plan, step + 1)  # type: ignore[assignment]
         with pytest.raises(Interrupted, match=f"after step {step} of 12"):
             first.run()
         second = make_trainer(f"stopped-{step}", resume=True, **settings)
@@ -129,16 +204,20 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
 
 
 @dataclass
-class InterruptedOrder:
+class InterruptedPlan:
     """Sends this process SIGINT, as Ctrl-C does, in the middle of step number `step`."""
 
-    order: SampleOrder
+    plan: StepPlan
     step: int
 
-    def indices(self, start: int, count: int) -> np.ndarray:
-        if start == (self.step - 1) * count:
+    @property
+    def max_length(self) -> int:
+        return self.plan.max_length
+
+    def batch(self, step: int) -> Batch:
+        if step == self.step - 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return self.order.indices(start, count)
+        return self.plan.batch(step)
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -234,14 +313,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_still_the_same(make_
 
 def test_dropout_is_a_function_of_seed_and_step(make_trainer: MakeTrainer) -> None:
     first, second, other = (make_trainer(name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    samples = np.arange(8)
+    prepared = first._prepare(0)
     one, another = (trainer.state.after(step=step) for trainer, step in ((first, 3), (first, 4)))
     first.state = second.state = other.state = one
     torch.rand(17)  # whatever was drawn before does not matter
-    assert first._gradients(samples) == second._gradients(samples)
+    assert first._gradients(prepared) == second._gradients(prepared)
     second.state = another
-    assert first._gradients(samples) != second._gradients(samples)
-    assert first._gradients(samples) != other._gradients(samples)
+    assert first._gradients(prepared) != second._gradients(prepared)
+    assert first._gradients(prepared) != other._gradients(prepared)
 
 
 def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTrainer, corpus: Corpus) -> None:
@@ -282,23 +361,20 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
 def test_steps_saved_and_read_and_more_steps_are_as_many_steps_unbroken(
     make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
 ) -> None:
-    settings = {"micro_batch_size": 4, **settings_of(optimizer, ema_decay)}
+    settings = {"micro_batch_size": 4, "max_steps": 6, "prefetch": 0, **settings_of(optimizer, ema_decay)}
     unbroken, first = make_trainer("unbroken", **settings), make_trainer("stopped", **settings)
-    for step in range(6):
-        unbroken._step(step)
-    for step in range(3):
-        first._step(step)
-    first.checkpointer.save(first.state)
+    unbroken.run()
+    first.plan = InterruptedPlan(first.plan, 4)  # type: ignore[assignment]
+    with pytest.raises(Interrupted):
+        first.run()
     second = make_trainer("stopped", resume=True, **settings)
     assert second.state == first.state
-    for step in range(3, 6):
-        second._step(step)
-    for trainer in (unbroken, second):
-        trainer.checkpointer.save(trainer.state)
+    assert second.state.step == 3
+    second.run()
     one, other = (trainer.checkpointer.run.checkpoint(6) for trainer in (unbroken, second))
     files = sorted(file.relative_to(one) for file in one.rglob("*.safetensors"))
     assert len(files) == 2 + second.evaluation.differ
-    for file in [*files, Path("state/state.json")]:
+    for file in files:
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 

@@ -27,6 +27,58 @@ def test_the_budget_that_is_reached_first_counts(settings: dict[str, object], st
     assert resolve(**settings).max_steps == steps
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        # 5 steps of 2 rows and 5 of 4 are 30 rows of the 1000; 97 steps of 10 are the others.
+        ({}, 107),
+        ({"max_epochs": 2.0}, 207),
+        ({"max_tokens": 3_001}, 11),
+        ({"max_tokens": 900}, 5),
+    ],
+)
+def test_budgets_count_smaller_batches_as_what_they_are(settings: dict[str, object], steps: int) -> None:
+    sizes = ((5, 2), (10, 4))
+    assert resolve(global_batch_size=10, batch_size_warmup=sizes, **settings).max_steps == steps
+
+
+def test_minutes_count_a_smaller_batch_as_its_share_of_a_step() -> None:
+    # 60 seconds leave 54.6, and ten validations of a second take 10 of them.
+    timing, sizes = StepTime("fp32", 0.6), ((40, 5),)
+    whole = resolve(timing, max_minutes=1.0, global_batch_size=10).max_steps
+    assert whole == int((54.6 - 10) / 0.6)
+    # The first 40 steps take half as long, which makes room for 20 more.
+    assert resolve(timing, max_minutes=1.0, global_batch_size=10, batch_size_warmup=sizes).max_steps == whole + 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size_warmup": ((5, 4), (5, 8))}, "steps and sizes must grow"),
+        ({"batch_size_warmup": ((5, 8), (9, 4))}, "steps and sizes must grow"),
+        ({"batch_size_warmup": ((5, 64),)}, "goes above global_batch_size = 32"),
+        ({"sequence_length_warmup": ((5, 8), (4, 16))}, "steps and sizes must grow"),
+        ({"difficulty": "length"}, "difficulty has no effect without curriculum = easy_to_hard"),
+        ({"curriculum_epochs": 2}, "curriculum_epochs has no effect"),
+        ({"curriculum_jitter": 0.5}, "curriculum_jitter has no effect"),
+        ({"mixture": [{"pattern": "*", "weights": [[0, 1], [9, 0]]}]}, "all weights are 0 at step 9"),
+        ({"mixture": [{"pattern": "*", "weights": [[9, 1], [9, 2]]}]}, "steps of weights must grow"),
+        ({"mixture": [{"pattern": "*", "weights": []}]}, "at least 1 item"),
+        ({"mixture": [{"pattern": "*", "weights": [[0, -1]]}]}, "greater than or equal to 0"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_length_that_does_not_divide_the_rows_is_refused() -> None:
+    config = TrainingConfig(sequence_length_warmup=((5, 24),))
+    with pytest.raises(ConfigError, match=r"has the length 24, which does not divide the rows of 64 tokens"):
+        config.row_lengths(64)
+    assert config.row_lengths(48).at(4) == 24
+
+
 def test_minutes_become_steps_that_fit_with_their_validations() -> None:
     timing = StepTime("fp32", 0.1)
     resolved = resolve(timing, max_minutes=10.0, global_batch_size=10, eval_interval=100)

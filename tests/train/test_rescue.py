@@ -46,9 +46,8 @@ def poisoned(make_trainer: MakeTrainer) -> MakeTrainer:
     def make(name: str, factor: float, *, at: int = 30, resume: bool = False, **trouble: Any) -> Trainer:
         settings = {**CALM, "trouble": {"window": 16, **trouble}}
         trainer = make_trainer(name, resume=resume, **settings)
-        sample = trainer.order.indices((at - 1) * 2, 1)
-        trainer.objective = Poisoned(trainer.batches.batch(sample).input_ids[0], factor)
-        trainer.describe = lambda samples: [f"document of {number}" for number in samples.tolist()]
+        trainer.objective = Poisoned(trainer.plan.batch(at - 1).input_ids[0], factor)
+        trainer.describe = lambda number: [f"a document of batch {number}"]
         return trainer
 
     return make
@@ -72,8 +71,7 @@ def test_stop_saves_what_was_good_and_names_the_documents(poisoned: MakeTrainer,
         trainer.run()
     assert trainer.checkpointer.run.pointer("latest") == 29
     (row,) = rows(trainer, "trouble")
-    samples = trainer.order.indices(58, 2).tolist()
-    assert row["documents"] == [f"document of {number}" for number in samples]
+    assert row["documents"] == ["a document of batch 29"]
     assert (row["at_step"], row["policy"]) == (30, "stop")
 
 

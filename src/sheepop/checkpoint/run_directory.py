@@ -35,6 +35,7 @@ RUN_ENTRIES = frozenset(
         "report.html",
         "plots",
         "tensorboard",
+        "difficulty.safetensors",
         "corpus",
         ".corpus.building",
         "checkpoints",

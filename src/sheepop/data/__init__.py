@@ -1,6 +1,6 @@
 """Files to documents, documents to tokens, tokens to batches."""
 
-from sheepop.data.batches import IGNORED_LABEL, Batch, Batches
+from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, batch_hash
 from sheepop.data.build import build_corpus
 from sheepop.data.chunks import PaddedBatches
 from sheepop.data.config import DataConfig
@@ -12,6 +12,8 @@ from sheepop.data.packing import PackedBatches
 from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
 from sheepop.data.pipeline.source import Query
 from sheepop.data.shards import TokenSplit
+from sheepop.data.stages import Stages
+from sheepop.data.step_plan import RowSource, StepPlan
 
 __all__ = [
     "IGNORED_LABEL",
@@ -26,8 +28,12 @@ __all__ = [
     "PaddedBatches",
     "Query",
     "RayEngine",
+    "RowSource",
     "SampleOrder",
+    "Stages",
+    "StepPlan",
     "TokenSplit",
+    "batch_hash",
     "build_corpus",
     "is_corpus",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +20,8 @@ class Batch:
     ``labels[b, t]`` is the token after ``input_ids[b, t]`` in the same document, or -100 where there is none or
     it does not count. `positions` count from 0 at the beginning of the row and of every document. `document_ids`
     number the documents of each row 0, 1, 2, ...; the padding at the end of a row has a number of its own.
-    `has_boundaries` tells whether a document begins inside a row; when it is false, plain causal attention with
-    positions 0 .. T - 1 is exact, because padding comes last and has no labels.
+    When `has_boundaries` is false no document begins inside a row, and plain causal attention with positions
+    0 .. T - 1 is exact, because padding comes last and has no labels.
     """
 
     input_ids: NDArray[np.int64]
@@ -32,6 +34,62 @@ class Batch:
     def num_labels(self) -> int:
         """How many positions count for the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
+
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """One batch of the rows of several, all of one length."""
+        return cls(
+            np.concatenate([batch.input_ids for batch in batches]),
+            np.concatenate([batch.labels for batch in batches]),
+            np.concatenate([batch.positions for batch in batches]),
+            np.concatenate([batch.document_ids for batch in batches]),
+            any(batch.has_boundaries for batch in batches),
+        )
+
+    def rows(self, chosen: NDArray[np.int64] | slice) -> Batch:
+        """The chosen rows, in the order given."""
+        document_ids = self.document_ids[chosen]
+        return Batch(
+            self.input_ids[chosen],
+            self.labels[chosen],
+            self.positions[chosen],
+            document_ids,
+            self.has_boundaries and bool((document_ids[:, -1] > 0).any()),
+        )
+
+    def cut(self, length: int) -> Batch:
+        """Every row of T tokens as T / length rows (B T / length, length); no token and no label is lost.
+
+        Positions and document ids begin anew with every row, so a token sees less of what came before it. Raises
+        ValueError when `length` does not divide T.
+        """
+        num_rows, row_length = self.input_ids.shape
+        if row_length % length:
+            raise ValueError(f"rows of {row_length} tokens cannot be cut into rows of {length}")
+        if length == row_length:
+            return self
+        shape = (num_rows * (row_length // length), length)
+        positions = self.positions.reshape(shape)
+        document_ids = self.document_ids.reshape(shape)
+        document_ids = document_ids - document_ids[:, :1]
+        return Batch(
+            self.input_ids.reshape(shape),
+            self.labels.reshape(shape),
+            positions - np.where(document_ids == 0, positions[:, :1], 0),
+            document_ids,
+            self.has_boundaries and bool((document_ids[:, -1] > 0).any()),
+        )
+
+
+def batch_hash(batch: Batch) -> str:
+    """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
+
+    It is that of the whole batch, so it does not depend on how a step is cut into micro-batches.
+    """
+    digest = hashlib.sha256()
+    for array in (np.array(batch.input_ids.shape), batch.input_ids, batch.labels, batch.document_ids):
+        digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return digest.hexdigest()
 
 
 class Batches(Protocol):

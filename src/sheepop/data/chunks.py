@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data.batches import IGNORED_LABEL, Batch, check_cutting, check_indices
-from sheepop.data.shards import TokenSplit
+from sheepop.data.views import TokenSource
 
 
 class PaddedBatches:
@@ -20,7 +20,7 @@ class PaddedBatches:
 
     def __init__(
         self,
-        split: TokenSplit,
+        split: TokenSource,
         *,
         max_length: int,
         pad_id: int,

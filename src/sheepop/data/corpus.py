@@ -12,6 +12,7 @@ import numpy as np
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import damaged_files
+from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import Document, read_documents
 from sheepop.data.manifest import read_manifest
 from sheepop.data.shards import FILE_PREFIX, TokenSplit
@@ -24,7 +25,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 
 class Corpus:
-    """A finished corpus; open one with `Corpus.open`. Tokens are memory maps, documents are streamed."""
+    """A finished corpus; open one with `Corpus.open`. Tokens and documents are read when needed."""
 
     def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
         self.directory = directory
@@ -83,6 +84,14 @@ class Corpus:
         """The files of a split's documents and how many each holds; None for a corpus of format 1, without them."""
         files = self._summary(split).get("files")
         return None if files is None else [(str(file["file"]), int(file["documents"])) for file in files]
+
+    def sources(self, split: SplitName) -> DocumentSources:
+        """The file that every document of a split comes from; an older corpus is read through for it."""
+        entry = self._summary(split).get("sources")
+        if entry is None:
+            return DocumentSources.of_names(document.source for document in self.documents(split))
+        tokens = self.train if split == "train" else self.validation
+        return DocumentSources.read(self.directory / TOKENS, entry, tokens.num_documents)
 
     def _summary(self, split: str) -> Mapping[str, Any]:
         summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]

@@ -11,7 +11,7 @@ from sheepop.core.files import read_json
 
 MANIFEST = "manifest.json"
 CORPUS_FORMAT = "sheepop corpus"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _BEGINNING = re.compile(rf'\s*\{{\s*"format":\s*"{CORPUS_FORMAT}"')
 
 

@@ -9,6 +9,8 @@ it was and the shares are as asked. Held-out documents occur once, whatever the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Annotated
 
 import pathspec
 from pydantic import Field, field_validator, model_validator
@@ -17,13 +19,13 @@ from sheepop.core.config import Config
 from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
 
+MOST_STEPS = 10_000_000  # a table with an entry for each step up to the last point is kept
 
-class MixedSource(Config):
-    """The documents of the files that `pattern` (as in a ``.gitignore``) matches, and how often they occur."""
+
+class SourcePattern(Config):
+    """The documents of the files that `pattern` (as in a ``.gitignore``) matches."""
 
     pattern: str
-    epochs: float | None = Field(default=None, ge=0, le=1000)
-    weight: float | None = Field(default=None, gt=0)
 
     @field_validator("pattern")
     @classmethod
@@ -34,6 +36,13 @@ class MixedSource(Config):
             raise ValueError(f"the pattern {pattern!r} is not a valid .gitignore pattern") from None
         return pattern
 
+
+class MixedSource(SourcePattern):
+    """The documents of some files, and how often they occur."""
+
+    epochs: float | None = Field(default=None, ge=0, le=1000)
+    weight: float | None = Field(default=None, gt=0)
+
     @model_validator(mode="after")
     def _one_of_both(self) -> MixedSource:
         if (self.epochs is None) == (self.weight is None):
@@ -41,12 +50,26 @@ class MixedSource(Config):
         return self
 
 
-class Mixture:
-    """Which mixed source a file belongs to: the first whose pattern matches it, or none (-1)."""
+class ScheduledSource(SourcePattern):
+    """The documents of some files, and their weight over the steps of training: points (step, weight) of a line."""
 
-    def __init__(self, sources: Sequence[MixedSource]) -> None:
-        self.sources = tuple(sources)
-        self._specs = [pathspec.GitIgnoreSpec.from_lines([source.pattern]) for source in self.sources]
+    weights: tuple[tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], Annotated[float, Field(ge=0)]], ...] = Field(
+        min_length=1
+    )
+
+    @model_validator(mode="after")
+    def _steps_grow(self) -> ScheduledSource:
+        steps = [step for step, _ in self.weights]
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            raise ValueError(f"the steps of weights must grow, got {steps}")
+        return self
+
+
+class SourceNumbers:
+    """Which of several sources a file belongs to: the first whose pattern matches its name, or none (-1)."""
+
+    def __init__(self, sources: Sequence[SourcePattern]) -> None:
+        self._specs = [pathspec.GitIgnoreSpec.from_lines([source.pattern]) for source in sources]
 
     def number(self, source: str) -> int:
         """The index of the first source whose pattern matches the file name, or -1."""
@@ -54,6 +77,14 @@ class Mixture:
             if spec.match_file(source):
                 return number
         return -1
+
+
+class Mixture(SourceNumbers):
+    """The mixed sources of a corpus, and how often each occurs."""
+
+    def __init__(self, sources: Sequence[MixedSource]) -> None:
+        super().__init__(sources)
+        self.sources = tuple(sources)
 
     def epochs(self, num_bytes: Sequence[int], others: int) -> list[float]:
         """How often each source occurs, given its bytes of training text and those of files that match none.

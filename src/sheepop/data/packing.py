@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data.batches import IGNORED_LABEL, Batch, check_cutting, check_indices
-from sheepop.data.shards import TokenSplit
+from sheepop.data.views import TokenSource
 
 
 class PackedBatches:
@@ -16,7 +16,7 @@ class PackedBatches:
     last token of a document (its ``<eos>``) has no label to predict after it.
     """
 
-    def __init__(self, split: TokenSplit, *, max_length: int, pad_id: int) -> None:
+    def __init__(self, split: TokenSource, *, max_length: int, pad_id: int) -> None:
         check_cutting(max_length, pad_id)
         self._split, self._max_length, self._pad_id = split, max_length, pad_id
 

@@ -1,4 +1,7 @@
-"""Token shards: the tokens of a split as plain little-endian integers on disk, written once, read by memory map.
+"""Token shards: the tokens of a split as plain little-endian integers on disk, written once, read by position.
+
+Nothing is mapped into memory: a file that is deleted or cut short while it is used ends in a `DataError` that names it,
+and not in the signal that a map would bring.
 
 ``tokens/train-00000.bin`` and on hold the tokens of whole documents, one after the other; ``tokens/train.idx`` holds
 where each document begins in the split (int64), with the number of all tokens as its last entry.
@@ -7,6 +10,7 @@ where each document begins in the split (int64), with the number of all tokens a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +25,8 @@ from sheepop.core.errors import DataError
 FILE_PREFIX = {"train": "train", "validation": "val"}
 SHARD_TOKENS = 2**27
 _INDEX_TYPE = np.dtype("<i8")
+_LARGEST_READ = 2**30
+_RESTORE = "Put the corpus back as it was, or build it again, and go on with the run (--resume)."
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -95,11 +101,11 @@ class TokenWriter:
 class TokenSplit:
     """The tokens of one split: `shards` end to end, document i at ``offsets[i]:offsets[i + 1]``.
 
-    Shards and offsets are memory maps when they come from disk, so a split may be larger than memory; given
-    arrays work as well. `num_bytes` is the UTF-8 length of the documents' text.
+    Tokens stay on disk until they are asked for, so a split may be larger than memory; offsets, eight bytes a
+    document, are held. Shards given as arrays work as well. `num_bytes` is the UTF-8 length of the documents' text.
     """
 
-    shards: Sequence[Tokens]
+    shards: Sequence[Tokens | ShardFile]
     offsets: NDArray[np.int64]
     num_bytes: int = 0
 
@@ -119,10 +125,10 @@ class TokenSplit:
 
     @classmethod
     def open(cls, directory: Path, summary: Mapping[str, Any], dtype: np.dtype[Any]) -> TokenSplit:
-        """Maps the files that a `TokenWriter` named in `summary`; raises `DataError` when one has the wrong size."""
-        shards = [_map(directory, s["file"], dtype, s["tokens"]) for s in summary["shards"]]
-        offsets = _map(directory, summary["index"]["file"], _INDEX_TYPE, summary["documents"] + 1)
-        return cls(shards, offsets, summary["bytes"])
+        """Opens the files that a `TokenWriter` named in `summary`; raises `DataError` when one has the wrong size."""
+        shards = [_checked(directory, s["file"], dtype, s["tokens"]) for s in summary["shards"]]
+        index = _checked(directory, summary["index"]["file"], _INDEX_TYPE, summary["documents"] + 1)
+        return cls(shards, index[0 : len(index)].astype(np.int64), summary["bytes"])
 
     @property
     def num_documents(self) -> int:
@@ -158,6 +164,39 @@ class TokenSplit:
         return np.cumsum([0, *(len(shard) for shard in self.shards)], dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class ShardFile:
+    """`count` numbers of one type in a file, read slice by slice; safe to use from several threads."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, places: slice) -> NDArray[Any]:
+        """The numbers at consecutive places, from the disk; raises `DataError` when they are not there any more."""
+        start, stop, _ = places.indices(self.count)
+        wanted = max(0, stop - start) * self.dtype.itemsize
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = _read_at(descriptor, start * self.dtype.itemsize, wanted)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise DataError(f"{self.path} was there when it was opened, and is gone now. {_RESTORE}") from None
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read any more: {error.strerror}. {_RESTORE}") from None
+        if len(data) < wanted:
+            raise DataError(
+                f"{self.path} was cut short after it was opened: it had {self.count:,} entries, and the bytes for "
+                f"{start:,} to {stop:,} are not all there. {_RESTORE}"
+            )
+        return np.frombuffer(data, self.dtype)
+
+
 class _HashedFile:
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
@@ -176,7 +215,8 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
-def _map(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+def _checked(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> ShardFile:
+    """The file, which must have the size that was written."""
     if Path(name).name != name:
         raise DataError(f"The manifest above {directory} is damaged: {name!r} is not a file name.")
     path = directory / name
@@ -189,5 +229,13 @@ def _map(directory: Path, name: str, dtype: np.dtype[Any], count: int) -> NDArra
             f"{path} is damaged: it has {size:,} bytes where {count:,} entries of {dtype.itemsize} were written. "
             "Build the corpus again."
         )
-    # A plain array over the map: slicing the memmap class itself is several times slower.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r", shape=(count,))) if count else np.zeros(0, dtype)
+    return ShardFile(path, dtype, count)
+
+
+def _read_at(descriptor: int, position: int, size: int) -> bytes:
+    """The bytes at a position of a file, fewer only where it ends; one call reads at most 2 GiB."""
+    pieces = []
+    while size and (piece := os.pread(descriptor, min(size, _LARGEST_READ), position)):
+        pieces.append(piece)
+        position, size = position + len(piece), size - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

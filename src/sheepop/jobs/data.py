@@ -12,12 +12,12 @@ from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
-from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, SampleOrder, build_corpus, is_corpus
+from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, build_corpus, is_corpus
 from sheepop.data.extract.statement import is_ordered
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.training_data import build_batches
+from sheepop.jobs.training_data import build_plan
 from sheepop.train.interrupt import interrupts_advise
 
 EngineName = Literal["local", "ray"]
@@ -107,13 +107,11 @@ def show_step(directory: Path, step: int) -> Iterator[tuple[int, Origin]]:
     if step < 1:
         raise UsageError(f"--step counts from 1, got {step}.")
     corpus = _corpus_of_run(run, config)
-    batches = build_batches(config, corpus.train, corpus.tokenizer())
-    size = config.training.global_batch_size
-    order = SampleOrder(batches.num_samples, config.seed)
-    for row, sample in enumerate(order.indices((step - 1) * size, size).tolist()):
-        start, stop = batches.token_range(sample)
-        for origin in trace_tokens(corpus, "train", start, stop):
-            yield row, origin
+    plan = build_plan(config, corpus, run, Console.silent(), store=False)
+    for row, ranges in enumerate(plan.token_ranges(step - 1)):
+        for start, stop in ranges:
+            for origin in trace_tokens(corpus, "train", start, stop):
+                yield row, origin
 
 
 def _query(addresses: Sequence[str], query: str | None) -> Query | None:

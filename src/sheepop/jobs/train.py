@@ -18,13 +18,19 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, Interrupted, SheepOpError
 from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.data import Batches, Corpus, SampleOrder
+from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.training_data import build_batches, documents_of_samples, open_corpus, refuse_ignored_settings
+from sheepop.jobs.training_data import (
+    build_batches,
+    build_plan,
+    documents_of_step,
+    open_corpus,
+    refuse_ignored_settings,
+)
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
@@ -205,7 +211,7 @@ def _start(
         training,
         timing,
         device=device,
-        num_samples=batches.num_samples,
+        num_samples=build_plan(config, corpus, run, console).num_samples,
         seq_len=batches.max_length,
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
@@ -248,8 +254,8 @@ def _run(
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
     state = _restore(run, checkpointer, record, console) if resume else TrainingState()
     settings = config.training.resolved()
-    train_batches = build_batches(config, corpus.train, tokenizer)
-    _announce(config, corpus, model, train_batches, state, console)
+    plan = build_plan(config, corpus, run, console)
+    _announce(config, corpus, model, plan, state, console)
     with ExitStack() as stack:
         metrics = JsonLines(run.metrics_file, state.metrics_bytes)
         stack.callback(metrics.close)
@@ -261,8 +267,7 @@ def _run(
             forward=torch.compile(model) if config.training.compile else model,
             optimizers=optimizers,
             evaluation=evaluation,
-            batches=train_batches,
-            order=SampleOrder(train_batches.num_samples, config.seed),
+            plan=plan,
             config=config.training,
             resolved=settings,
             schedule=Schedule(
@@ -281,12 +286,12 @@ def _run(
             sample=TrainingSamples(model, tokenizer, config, device),
             device=device,
             seed=config.seed,
-            flops_per_token=training_flops_per_token(config.model, train_batches.max_length),
+            flops_per_token=training_flops_per_token(config.model, plan.max_length),
             peak_flops=record.matrix_peak_flops,
             state=state,
             sinks=[stack.enter_context(tensorboard(run.path / "tensorboard", state.step + 1))],
             console=console,
-            describe=lambda chosen: documents_of_samples(corpus, train_batches, chosen),
+            describe=lambda number: documents_of_step(corpus, plan, number),
             saves_the_beginning=fork is not None,
         )
         try:
@@ -350,12 +355,12 @@ def _announce(
     config: SheepOpConfig,
     corpus: Corpus,
     model: Transformer,
-    batches: Batches,
+    plan: StepPlan,
     state: TrainingState,
     console: Console,
 ) -> None:
     steps = config.training.resolved().total_steps
-    epochs = steps * config.training.global_batch_size / batches.num_samples
+    epochs = plan.sizes.total(steps) / plan.num_samples
     console.info(
         f"Model: {sum(p.numel() for p in model.parameters()):,} parameters. "
         f"Data: {corpus.train.num_tokens:,} training tokens, {corpus.validation.num_tokens:,} held out. "

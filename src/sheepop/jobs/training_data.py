@@ -1,8 +1,8 @@
-"""The corpus of a run and the batches made of it."""
+"""The corpus of a run, the batches made of it, and which of them every step reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,29 @@ from numpy.typing import NDArray
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import Config
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, SheepOpError
-from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches, TokenSplit, build_corpus, is_corpus
+from sheepop.core.errors import ConfigError, DataError, SheepOpError
+from sheepop.core.random import derive_seed
+from sheepop.data import (
+    Batches,
+    Corpus,
+    PackedBatches,
+    PaddedBatches,
+    RowSource,
+    SampleOrder,
+    StepPlan,
+    build_corpus,
+    is_corpus,
+)
+from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
+from sheepop.data.mixing import ScheduledSource, SourceNumbers
+from sheepop.data.mixture_schedule import MixtureSchedule
+from sheepop.data.order import EasyToHardOrder, Order
 from sheepop.data.provenance import trace_tokens
+from sheepop.data.views import DocumentView, TokenSource
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+DIFFICULTY = "difficulty.safetensors"
 
 
 def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> Corpus:
@@ -40,13 +58,14 @@ def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> C
     return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
 
 
-def documents_of_samples(corpus: Corpus, batches: Batches, samples: NDArray[np.int64]) -> list[str]:
-    """The names of the documents that training samples hold, each once; empty when the corpus cannot say."""
+def documents_of_step(corpus: Corpus, plan: StepPlan, number: int) -> list[str]:
+    """The names of the documents in batch `number` of the plan, each once; empty when the corpus cannot say."""
     names: dict[str, None] = {}
     try:
-        for sample in samples.tolist():
-            for origin in trace_tokens(corpus, "train", *batches.token_range(sample)):
-                names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
+        for ranges in plan.token_ranges(number):
+            for start, stop in ranges:
+                for origin in trace_tokens(corpus, "train", start, stop):
+                    names[f"{origin.file}, {origin.place}" if origin.place else origin.file] = None
     except (SheepOpError, OSError):
         return []
     return list(names)
@@ -75,7 +94,7 @@ def _differences(given: Config, built: Mapping[str, Any], section: str) -> Itera
 
 
 def build_batches(
-    config: SheepOpConfig, split: TokenSplit, tokenizer: Tokenizer, *, evaluation: bool = False
+    config: SheepOpConfig, split: TokenSource, tokenizer: Tokenizer, *, evaluation: bool = False
 ) -> Batches:
     """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say.
 
@@ -96,3 +115,98 @@ def build_batches(
             "lost. Choose a stride of at most the length."
         )
     return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.pad_id, stride=stride, count_once=evaluation)
+
+
+def build_plan(
+    config: SheepOpConfig, corpus: Corpus, run: RunDirectory, console: Console, *, store: bool = True
+) -> StepPlan:
+    """Which rows every step of a run reads, as its settings say; with `store` scores of difficulty are kept in `run`.
+
+    Raises `ConfigError` or `DataError` when the settings do not fit the corpus.
+    """
+    training, tokenizer, seed = config.training, corpus.tokenizer(), config.seed
+    views = _views(training.mixture, corpus) if training.mixture else [None]
+    batches = [build_batches(config, corpus.train if view is None else view, tokenizer) for view in views]
+    orders: list[Order]
+    if training.curriculum == "easy_to_hard":
+        scores = _difficulty(config, corpus, views, batches, run, console, store=store)
+        orders = [
+            EasyToHardOrder(
+                score,
+                _source_seed(seed, number, len(views)),
+                epochs=training.curriculum_epochs,
+                jitter=training.curriculum_jitter,
+            )
+            for number, score in enumerate(scores)
+        ]
+    else:
+        orders = [
+            SampleOrder(cut.num_samples, _source_seed(seed, number, len(views))) for number, cut in enumerate(batches)
+        ]
+    sizes = training.batch_sizes()
+    return StepPlan(
+        sources=[RowSource(*parts) for parts in zip(batches, orders, views, strict=True)],
+        sizes=sizes,
+        lengths=training.row_lengths(batches[0].max_length),
+        seed=seed,
+        mixture=MixtureSchedule([s.weights for s in training.mixture], sizes) if training.mixture else None,
+    )
+
+
+def _source_seed(seed: int, number: int, num_sources: int) -> int:
+    """The seed of a source's order; where there is one source alone, the seed itself."""
+    return seed if num_sources == 1 else derive_seed(seed, "mixture source", number)
+
+
+def _views(mixture: Sequence[ScheduledSource], corpus: Corpus) -> list[DocumentView | None]:
+    """The training documents of every source of a mixture; a document belongs to the first whose pattern matches."""
+    found = corpus.sources("train")
+    patterns = SourceNumbers(mixture)
+    of_name = np.array([patterns.number(name) for name in found.names], dtype=np.int64)
+    of_document = of_name[found.numbers]
+    if (of_document < 0).any():
+        name = found.names[int(found.numbers[of_document < 0][0])]
+        raise DataError(
+            f"training.mixture: {np.count_nonzero(of_document < 0):,} training documents match no pattern, such as "
+            f"those of {name!r}. Add a source with the pattern '*' at the end, with the weight 0 to leave them out."
+        )
+    views: list[DocumentView | None] = []
+    for number, source in enumerate(mixture):
+        (documents,) = np.nonzero(of_document == number)
+        if documents.size == 0:
+            raise DataError(
+                f"training.mixture: no training document matches {source.pattern!r}, or an earlier pattern took them "
+                "all. Patterns are compared with the file names that 'sheepop data stats' shows, as in a .gitignore."
+            )
+        views.append(DocumentView(corpus.train, documents))
+    return views
+
+
+def _difficulty(
+    config: SheepOpConfig,
+    corpus: Corpus,
+    views: Sequence[DocumentView | None],
+    batches: Sequence[Batches],
+    run: RunDirectory,
+    console: Console,
+    *,
+    store: bool,
+) -> list[NDArray[np.float64]]:
+    """The difficulty of every row of every source: what the run has stored for these rows, or else computed."""
+    name, path = config.training.difficulty, run.path / DIFFICULTY
+    identity = {
+        "corpus": corpus.fingerprint,
+        "difficulty": name,
+        "rows": f"packing {config.data.packing}, length {batches[0].max_length}, stride {config.data.stride}",
+        "sources": ", ".join(repr(source.pattern) for source in config.training.mixture),
+    }
+    scores = read_difficulty(path, identity, [cut.num_samples for cut in batches])
+    if scores is None:
+        tokenizer = corpus.tokenizer()
+        scores = [
+            row_difficulty(name, corpus.train if view is None else view, cut, tokenizer, console)
+            for view, cut in zip(views, batches, strict=True)
+        ]
+        if store:
+            write_difficulty(path, identity, scores)
+    return scores

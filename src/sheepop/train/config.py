@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
+from sheepop.core.errors import ConfigError
+from sheepop.data.difficulty import DifficultyName
+from sheepop.data.mixing import ScheduledSource
+from sheepop.data.mixture_schedule import first_empty_step
+from sheepop.data.stages import Stages
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
 from sheepop.train.schedule import ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 
 Count = Annotated[int, Field(ge=1)]
+Warmup = tuple[tuple[Count, Count], ...]
 Precision = Literal["auto", "fp32", "bf16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
@@ -53,7 +60,15 @@ class TrainingConfig(Config):
         None, description="measured once, turned into steps, and written back as max_steps"
     )
     global_batch_size: Count = Field(32, description="sequences per optimizer step")
+    batch_size_warmup: Warmup = Field((), description="pairs [until step, sequences]; then global_batch_size")
     micro_batch_size: Count | None = Field(None, description="sequences per forward pass; null is all of them")
+    sequence_length_warmup: Warmup = Field((), description="pairs [until step, tokens]; then rows are whole")
+    curriculum: Literal["none", "easy_to_hard"] = "none"
+    difficulty: DifficultyName = Field("rarity", description="what easy_to_hard sorts by")
+    curriculum_epochs: Count = Field(1, description="epochs from easy to hard, before those in random order")
+    curriculum_jitter: float = Field(0.1, ge=0, le=1, description="how far rows move at random, in shares of an epoch")
+    mixture: tuple[ScheduledSource, ...] = ()
+    prefetch: int = Field(2, ge=0, le=1000, description="steps whose batches are prepared ahead")
     optimizer: OptimizerName = "adamw"
     momentum: Beta | None = Field(None, description="null is the customary one of the optimizer")
     layers: tuple[LayerConfig, ...] = Field((), description="of several that match a name the first counts")
@@ -73,6 +88,7 @@ class TrainingConfig(Config):
     precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
     compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
     log_interval: Count = 10
+    log_batch_hash: bool = False
     eval_interval: Count | None = Field(None, description="null is a tenth of the steps")
     eval_tokens: Count | None = Field(
         None, description="tokens per validation while training; null is all. The last one always sees all"
@@ -109,6 +125,36 @@ class TrainingConfig(Config):
         given = OptimizerSettings(self.betas, self.eps, self.momentum)
         check_optimizer(self.optimizer, given, schedule=self.schedule, ema_decay=self.ema_decay)
         return self
+
+    @model_validator(mode="after")
+    def _check_order(self) -> TrainingConfig:
+        for name in ("batch_size_warmup", "sequence_length_warmup"):
+            stages = getattr(self, name)
+            if any(step <= before or size < smaller for (before, smaller), (step, size) in pairwise(stages)):
+                raise ValueError(f"{name} = {[list(stage) for stage in stages]}: steps and sizes must grow")
+        if any(size > self.global_batch_size for _, size in self.batch_size_warmup):
+            raise ValueError(f"batch_size_warmup goes above global_batch_size = {self.global_batch_size}")
+        if self.curriculum == "none":
+            for name in ("difficulty", "curriculum_epochs", "curriculum_jitter"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} has no effect without curriculum = easy_to_hard")
+        if self.mixture and (step := first_empty_step([source.weights for source in self.mixture])) is not None:
+            raise ValueError(f"mixture: all weights are 0 at step {step}; at least one source must have one there")
+        return self
+
+    def batch_sizes(self) -> Stages:
+        """The sequences of every step."""
+        return Stages(self.batch_size_warmup, self.global_batch_size)
+
+    def row_lengths(self, max_length: int) -> Stages:
+        """The tokens in a row at every step; raises `ConfigError` for a length that does not divide `max_length`."""
+        for _, length in self.sequence_length_warmup:
+            if max_length % length:
+                raise ConfigError(
+                    f"training.sequence_length_warmup has the length {length}, which does not divide the rows of "
+                    f"{max_length} tokens (data.max_length, or else model.max_seq_len). Choose a divisor."
+                )
+        return Stages(self.sequence_length_warmup, max_length)
 
     def resolved(self) -> ResolvedTraining:
         """The settings a loop needs; raises `ValueError` while one of them is still null or ``auto``."""

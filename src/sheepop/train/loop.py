@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, Interrupted
 from sheepop.core.random import seed_torch
-from sheepop.data import Batches, SampleOrder
+from sheepop.data import StepPlan
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.evaluation_weights import EvaluationWeights
@@ -27,10 +26,11 @@ from sheepop.train.interrupt import Interruption, StopRequestedError, catch_inte
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizers import clip_gradients, set_learning_rate
+from sheepop.train.prefetch import Prefetch
 from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
-from sheepop.train.step import accumulate_gradients, apply_gradients
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 from sheepop.train.trouble import find_trouble
 from sheepop.train.validation import Scores
 from sheepop.train.verification import Recomputation
@@ -43,7 +43,7 @@ VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
 class Trainer:
     """A run about to start or go on. `validate`, `sample` and `describe` are handed in by whoever owns those stages.
 
-    `describe` names the documents of samples. With `saves_the_beginning` there is a checkpoint of step 0.
+    `describe` names the documents of a batch. With `saves_the_beginning` there is a checkpoint of step 0.
     `flops_per_token` and `peak_flops` give the metric ``mfu``: the share of the machine's measured matrix peak that the
     model's own arithmetic uses.
     """
@@ -52,8 +52,7 @@ class Trainer:
     forward: Network  # what training steps call: the model, or its compiled form
     optimizers: Sequence[torch.optim.Optimizer]
     evaluation: EvaluationWeights  # what is validated, sampled from and saved as the model
-    batches: Batches
-    order: SampleOrder
+    plan: StepPlan
     config: TrainingConfig
     resolved: ResolvedTraining
     schedule: Schedule
@@ -70,8 +69,11 @@ class Trainer:
     objective: Objective = field(default_factory=NextToken)
     sinks: Sequence[Sink] = ()
     console: Console = field(default_factory=Console.silent)
-    describe: Callable[[NDArray[Any]], list[str]] = lambda samples: []
+    describe: Callable[[int], list[str]] = lambda number: []
     saves_the_beginning: bool = False
+
+    def __post_init__(self) -> None:
+        self._prefetch = Prefetch(self._prepare, self.config.prefetch)
 
     def run(self) -> TrainingState:
         """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end.
@@ -85,6 +87,7 @@ class Trainer:
         self._log_mark = (time.monotonic(), self.state.tokens)
         with (
             catch_interrupts() as interruption,
+            self._prefetch,
             self.console.progress("Training", total, "steps") as progress,
             closing(self.checkpointer),
         ):
@@ -113,15 +116,15 @@ class Trainer:
     def _step(self, interruption: Interruption, progress: Progress) -> None:
         """One optimizer step over the global batch, unless its numbers are in trouble."""
         self.checkpointer.check()
-        size = self.config.global_batch_size
-        samples = self.order.indices(self.state.batch_number * size, size)
         with interruption.leaving():
-            loss, norm, num_tokens = self._gradients(samples)
+            prepared = self._prefetch.take(self.state.batch_number)
+            assert prepared is not None  # nothing asks the wait for data to stop
+            loss, norm = self._gradients(prepared)
         trouble = find_trouble(loss, norm, self.state.window, self.config.trouble)
         if trouble is not None:
             self.model.zero_grad(set_to_none=True)
             before = self.state.step
-            self.state = self._rescue.meet(trouble, self.state, samples, self)
+            self.state = self._rescue.meet(trouble, self.state, self)
             if self.state.step > before:
                 self.state = self.state.after(due=self._due_after(self.state.step))
             progress.advance(self.state.step - before)
@@ -132,28 +135,26 @@ class Trainer:
         step = self.state.step + 1
         self.state = self.state.after(
             step=step,
-            tokens=self.state.tokens + num_tokens,
+            tokens=self.state.tokens + prepared.num_tokens,
             window=self.state.window.after(loss, norm, self.config.trouble.window),
             skips_in_a_row=0,
             due=self._due_after(step),
         )
         if step % self.config.log_interval == 0 or step == self.resolved.total_steps:
-            self._log(loss, norm, progress)
+            self._log(loss, norm, prepared.batch_hash, progress)
         progress.advance()
 
-    def _gradients(self, samples: NDArray[Any]) -> tuple[float, float, int]:
-        """Puts the clipped gradient of a step into the parameters; its loss, the norm before clipping, its tokens."""
+    def _gradients(self, prepared: PreparedStep) -> tuple[float, float]:
+        """Puts the clipped gradient of a step into the parameters; its mean loss and the norm before clipping."""
         step = self.state.step
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         every = self.config.verify_interval
         recomputation = Recomputation(self.model) if every is not None and (step + 1) % every == 0 else None
-        loss, num_tokens = accumulate_gradients(
+        loss, _ = accumulate_gradients(
             self.forward,
             self.objective,
-            self.batches,
-            samples,
-            self.resolved.micro_batch_size,
+            prepared,
             device=self.device,
             precision=self.resolved.precision,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
@@ -162,7 +163,7 @@ class Trainer:
         if recomputation is not None and recomputation.differences:
             self._report_corruption(recomputation.differences)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
-        return loss, norm, num_tokens
+        return loss, norm
 
     def _do_what_is_due(self, interruption: Interruption) -> None:
         """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
@@ -191,7 +192,13 @@ class Trainer:
         }
         return tuple(name for name, due in names.items() if due)
 
-    def _log(self, loss: float, norm: float, progress: Progress) -> None:
+    def _prepare(self, step: int) -> PreparedStep:
+        """The batch of a step as micro-batches; those of shorter rows have more of them, and as many tokens."""
+        batch = self.plan.batch(step)
+        rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
+        return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
+
+    def _log(self, loss: float, norm: float, batch_hash: str | None, progress: Progress) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -206,6 +213,7 @@ class Trainer:
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
+            **({"batch_hash": batch_hash} if batch_hash is not None else {}),
         )
         progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
 

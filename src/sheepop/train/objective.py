@@ -30,12 +30,34 @@ class TensorBatch:
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
         """Copies a batch to `device`. Rows without a document boundary take the plain causal path."""
+        return cls.on_host(batch).to(device)
+
+    @classmethod
+    def on_host(cls, batch: Batch, *, pin: bool = False) -> TensorBatch:
+        """The batch in host memory; with `pin` in pages that a GPU reads by itself, beside the work of the loop."""
+
+        def tensor(array: NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(array).pin_memory() if pin else torch.from_numpy(array)
+
         packed = batch.has_boundaries
         return cls(
-            input_ids=_tensor(batch.input_ids, device),
-            labels=_tensor(batch.labels, device),
-            positions=_tensor(batch.positions, device) if packed else None,
-            document_ids=_tensor(batch.document_ids, device) if packed else None,
+            input_ids=tensor(batch.input_ids),
+            labels=tensor(batch.labels),
+            positions=tensor(batch.positions) if packed else None,
+            document_ids=tensor(batch.document_ids) if packed else None,
+        )
+
+    def to(self, device: str) -> TensorBatch:
+        """The batch on `device`; from pinned memory the copy does not hold up the host."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=tensor.is_pinned())
+
+        return TensorBatch(
+            moved(self.input_ids),
+            moved(self.labels),
+            None if self.positions is None else moved(self.positions),
+            None if self.document_ids is None else moved(self.document_ids),
         )
 
 
@@ -64,7 +86,3 @@ class NextToken:
 def logits_of(model: Network, batch: TensorBatch) -> Tensor:
     """Logits (B, T, V) of a batch under its own positions and documents."""
     return model(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
-
-
-def _tensor(array: NDArray[np.int64], device: str) -> Tensor:
-    return torch.from_numpy(array).to(device)

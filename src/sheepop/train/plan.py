@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers, clip_gradients, optimizer_settings
 from sheepop.train.precision import candidates
-from sheepop.train.step import accumulate_gradients, apply_gradients
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
@@ -128,23 +129,37 @@ def _total_steps(
     config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: int, validation_tokens: int
 ) -> int:
     limits = []
-    steps_per_epoch = num_samples / config.global_batch_size
+    sizes = config.batch_sizes()
     if config.max_steps is not None:
         limits.append(config.max_steps)
     if config.max_epochs is not None:
-        limits.append(math.ceil(config.max_epochs * steps_per_epoch))
+        limits.append(sizes.steps_to(config.max_epochs * num_samples))
     if config.max_tokens is not None:
-        limits.append(math.ceil(config.max_tokens / (config.global_batch_size * seq_len)))
+        limits.append(sizes.steps_to(config.max_tokens / seq_len))
     if config.max_minutes is not None:
         if timing is None:
             raise ValueError("a budget in minutes needs a measured step time")
-        per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
-        available = _training_seconds(config.max_minutes)
-        validations = float(_num_validations(config, timing, seq_len, validation_tokens))
-        if config.eval_interval is not None:
-            validations = available / (timing.seconds * config.eval_interval + per_validation)
-        limits.append(max(1, int((available - validations * per_validation) / timing.seconds)))
-    return min(limits) if limits else math.ceil(steps_per_epoch)
+        limits.append(_steps_in_minutes(config, config.max_minutes, timing, seq_len, validation_tokens))
+    return min(limits) if limits else sizes.steps_to(num_samples)
+
+
+def _steps_in_minutes(
+    config: TrainingConfig, minutes: float, timing: StepTime, seq_len: int, validation_tokens: int
+) -> int:
+    """The most steps that fit with their validations, at least one; a smaller batch takes its share of a step."""
+    sizes = config.batch_sizes()
+    per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
+    validations = _num_validations(config, timing, seq_len, validation_tokens)
+
+    def seconds(steps: int) -> float:
+        count = validations if config.eval_interval is None else steps / config.eval_interval
+        return sizes.total(steps) / config.global_batch_size * timing.seconds + count * per_validation
+
+    available = _training_seconds(minutes)
+    most = 1
+    while seconds(most) <= available:
+        most *= 2
+    return max(1, bisect_right(range(most), available, key=seconds) - 1)
 
 
 def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: int, validation_tokens: int) -> int:
@@ -178,7 +193,8 @@ def _time_steps(
     while number < 3 or time.monotonic() - started < seconds:
         begin = time.perf_counter()
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
-        accumulate_gradients(forward, NextToken(), batches, samples, micro, device=device, precision=precision)
+        prepared = PreparedStep.of(batches.batch(samples), micro, NextToken(), device=device)
+        accumulate_gradients(forward, NextToken(), prepared, device=device, precision=precision)
         clip_gradients(model.parameters(), config.max_grad_norm).item()
         apply_gradients(optimizers)
         evaluation.update(max(0, number))

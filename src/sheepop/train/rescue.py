@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError
 from sheepop.train.state import Checkpointer, TrainingState
@@ -33,24 +31,24 @@ class Rescued(Protocol):
 
 
 class Rescue:
-    """Carries out the policy of a run. `describe` names the documents that samples hold."""
+    """Carries out the policy of a run. `describe` names the documents of a batch."""
 
     def __init__(
         self,
         config: TroubleConfig,
         checkpointer: Checkpointer,
         console: Console,
-        describe: Callable[[NDArray[Any]], list[str]],
+        describe: Callable[[int], list[str]],
     ) -> None:
         self._config, self._checkpointer = config, checkpointer
         self._console, self._describe = console, describe
 
-    def meet(self, trouble: Trouble, state: TrainingState, samples: NDArray[Any], run: Rescued) -> TrainingState:
+    def meet(self, trouble: Trouble, state: TrainingState, run: Rescued) -> TrainingState:
         """The state to go on with after a step that is not taken; `state` is that before it.
 
         Raises `TrainingError`, after saving, when the run is to end.
         """
-        documents = self._describe(samples)
+        documents = self._describe(state.batch_number)
         row = {
             "kind": trouble.kind,
             "policy": trouble.policy,

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from sheepop.data import Batches
+from sheepop.data import Batch, batch_hash
 from sheepop.train.objective import Network, Objective, TensorBatch
 from sheepop.train.precision import autocast
 from sheepop.train.verification import Recomputation
 
 
+@dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """The global batch of a step, cut into micro-batches in host memory, and how many positions of it count."""
+
+    micro_batches: Sequence[TensorBatch]
+    num_tokens: int
+    batch_hash: str | None = None
+
+    @classmethod
+    def of(
+        cls, batch: Batch, micro_batch_size: int, objective: Objective, *, device: str, hashed: bool = False
+    ) -> PreparedStep:
+        """Cuts `batch` into micro-batches of at most `micro_batch_size` rows; the last one may be smaller."""
+        starts = range(0, len(batch.input_ids), micro_batch_size)
+        pieces = [batch.rows(slice(start, start + micro_batch_size)) for start in starts]
+        return cls(
+            [TensorBatch.on_host(piece, pin=device == "cuda") for piece in pieces],
+            sum(objective.supervised(piece) for piece in pieces),
+            batch_hash(batch) if hashed else None,
+        )
+
+
 def accumulate_gradients(
     forward: Network,
     objective: Objective,
-    batches: Batches,
-    sample_indices: NDArray[np.int64],
-    micro_batch_size: int,
+    prepared: PreparedStep,
     *,
     device: str,
     precision: str,
@@ -32,22 +51,20 @@ def accumulate_gradients(
     `before_forward` hears the number of each micro-batch, for the randomness that belongs to it. With `recomputation`
     the first micro-batch is computed twice and compared.
     """
-    starts = range(0, len(sample_indices), micro_batch_size)
-    micro_batches = [batches.batch(sample_indices[start : start + micro_batch_size]) for start in starts]
-    num_tokens = sum(objective.supervised(batch) for batch in micro_batches)
+    num_tokens = prepared.num_tokens
 
     def compute(number: int) -> float:
         if before_forward is not None:
             before_forward(number)
         with autocast(device, precision):
-            loss_sum = objective.loss_sum(forward, TensorBatch.from_numpy(micro_batches[number], device))
+            loss_sum = objective.loss_sum(forward, prepared.micro_batches[number].to(device))
         torch.autograd.backward(loss_sum / max(1, num_tokens))
         return loss_sum.item()
 
     if recomputation is not None:
         recomputation.take(compute(0))
     loss = 0.0
-    for number in range(len(micro_batches)):
+    for number in range(len(prepared.micro_batches)):
         loss += compute(number)
         if recomputation is not None and number == 0:
             recomputation.compare(loss)

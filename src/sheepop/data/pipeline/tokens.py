@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import batched_by_size, read_stored
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.pipeline.parts import ACCOUNT, part_path
@@ -34,16 +35,18 @@ class Encode:
     unknown_id: int | None
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes one shard with its index, and what is in them."""
+        """Writes one shard with its index and the files of its documents, and what is in them."""
         documents = read_stored(part_path(self.source, self.files[rank]), DOCUMENTS_PREFIX)
-        unknown = 0
+        unknown, sources = 0, []
         with TokenWriter(staging, _PREFIX, np.dtype(self.dtype), shard_tokens=2**62) as writer:
             for batch in batched_by_size(documents, _ENCODE_BYTES):
+                sources.append(DocumentSources.of(batch))
                 for token_ids, num_bytes in self.encoder(batch):
                     writer.write(token_ids, num_bytes)
                     if self.unknown_id is not None:
                         unknown += int(np.count_nonzero(token_ids == self.unknown_id))
-        write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown})
+        entry = DocumentSources.joined(sources).write(staging, _PREFIX)
+        write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown, "sources": entry})
 
 
 def place_documents(source: Path, files: Sequence[int], directory: Path, prefix: str) -> list[dict[str, Any]]:
@@ -59,7 +62,8 @@ def place_documents(source: Path, files: Sequence[int], directory: Path, prefix:
 
 
 def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: str) -> dict[str, Any]:
-    """Puts the shards that `Encode` wrote in place and joins their indexes; returns the split's manifest entry."""
+    """Puts the shards that `Encode` wrote in place and joins the rest; returns the split's manifest entry."""
+    sources: list[DocumentSources] = []
     shards: list[dict[str, Any]] = []
     total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
     index = directory / f"{prefix}.idx"
@@ -74,6 +78,7 @@ def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: st
             shards.append({**shard, "file": name})
             offsets = np.fromfile(encoded / account["index"]["file"], _INDEX_TYPE)
             file.write((offsets[1:] + total["tokens"]).astype(_INDEX_TYPE).tobytes())
+            sources.append(DocumentSources.read(encoded, account["sources"], account["documents"]))
             for key in total:
                 total[key] += account[key]
     entry = {"file": index.name, "sha256": sha256_file(index)}
@@ -83,6 +88,7 @@ def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: st
         "bytes": total["bytes"],
         "shards": shards,
         "index": entry,
+        "sources": DocumentSources.joined(sources).write(directory, prefix),
         "unknown": total["unknown"],
     }
 

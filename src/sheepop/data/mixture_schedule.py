@@ -1,0 +1,115 @@
+"""How many rows each source gives to every step of a run when the weights of the sources change on the way.
+
+The target of source i after s steps is ``C_i(s) = sum over t < s of B_t w_i(t) / sum_j w_j(t)``, B_t being the rows of
+step t. What is taken, a whole number N_i(s), never strays from it by more than a row, adds up to all rows of the steps,
+and never shrinks. Rounding each step's targets alone cannot promise that; the m-th row of a source is therefore given
+a step before which it is too early (``C_i <= m - 1``) and one by which it is due (``C_i >= m``), and the rows that are
+due first are taken first. As the targets themselves keep these terms in fractions of rows, whole rows can (compare
+Tijdeman 1980, "The chairman assignment problem").
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.data.stages import Stages
+
+# Targets are whole numbers of such parts of a row, so that their sums are exact.
+_UNIT = 2**64
+Knots = Sequence[tuple[int, float]]
+
+
+def first_empty_step(knots: Sequence[Knots]) -> int | None:
+    """The first knot at which all weights are 0, if any; between knots, where lines are straight, they never are."""
+    steps = np.array(sorted({0, *(at for points in knots for at, _ in points)}))
+    empty = steps[_weights(knots, steps).sum(axis=1) == 0]
+    return int(empty[0]) if empty.size else None
+
+
+class MixtureSchedule:
+    """The rows that each of k sources has given before any step, from the weights' `knots` and the steps' sizes.
+
+    It is a function of the step; the table that it keeps is only what was computed so far. Raises ValueError when
+    all weights are 0 at some step.
+    """
+
+    def __init__(self, knots: Sequence[Knots], sizes: Stages) -> None:
+        self.num_sources = len(knots)
+        self._knots, self._sizes = tuple(tuple(points) for points in knots), sizes
+        self._last = max([sizes.last_change, *(at for points in knots for at, _ in points)])
+        if (empty := first_empty_step(knots)) is not None:
+            raise ValueError(f"all weights are 0 at step {empty}")
+        # The targets after 0, 1, ... steps, until the weights and sizes change no more.
+        *changing, self._final_quotas = self._quotas(self._last + 1)
+        self._targets = [[0, *accumulate(quotas)] for quotas in zip(*changing, strict=True)] or [[0] for _ in knots]
+        self._taken = [array("q", [0]) for _ in knots]
+        self._lock = threading.Lock()
+
+    def shares(self, step: int) -> list[float]:
+        """The share of each source in the target of one step; they add up to 1."""
+        return self._shares(np.array([step]))[0].tolist()
+
+    def taken(self, step: int) -> list[int]:
+        """How many rows each source has given to the steps before `step`, ``(k,)``."""
+        with self._lock:
+            while len(self._taken[0]) <= step:
+                for taken, count in zip(self._taken, self._next_counts(), strict=True):
+                    taken.append(count)
+            return [taken[step] for taken in self._taken]
+
+    def _next_counts(self) -> list[int]:
+        """The counts after one step more than the table has."""
+        step = len(self._taken[0])
+        targets = [self._target(source, step) for source in range(self.num_sources)]
+        counts = [max(taken[-1], target // _UNIT) for taken, target in zip(self._taken, targets, strict=True)]
+        rest = self._sizes.total(step) - sum(counts)
+        if rest:
+            started = [source for source in range(self.num_sources) if counts[source] * _UNIT < targets[source]]
+            ahead = {source: counts[source] * _UNIT - targets[source] for source in started}
+            started.sort(key=lambda source: (self._due(source, counts[source] + 1), ahead[source], source))
+            for source in started[:rest]:
+                counts[source] += 1
+        return counts
+
+    def _target(self, source: int, step: int) -> int:
+        targets = self._targets[source]
+        if step < len(targets):
+            return targets[step]
+        return targets[-1] + (step - self._last) * self._final_quotas[source]
+
+    def _due(self, source: int, count: int) -> float:
+        """The first step after which the target of a source is at least `count` rows."""
+        targets, wanted = self._targets[source], count * _UNIT
+        if targets[-1] >= wanted:
+            return bisect_left(targets, wanted)
+        quota = self._final_quotas[source]
+        return self._last - (targets[-1] - wanted) // quota if quota else math.inf
+
+    def _quotas(self, steps: int) -> list[list[int]]:
+        """What each of the steps ``0 .. steps - 1`` adds to the targets, rounded in favour of the largest share."""
+        quotas = []
+        for step, shares in enumerate(self._shares(np.arange(steps)).tolist()):
+            whole = self._sizes.at(step) * _UNIT
+            parts = [int(share * whole) for share in shares]
+            parts[shares.index(max(shares))] += whole - sum(parts)
+            quotas.append(parts)
+        return quotas
+
+    def _shares(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The shares of the sources at some steps, ``(steps, k)``."""
+        weights = _weights(self._knots, steps)
+        return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _weights(knots: Sequence[Knots], steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Straight lines from knot to knot, level before the first and after the last, ``(steps, k)``."""
+    lines = [np.interp(steps, [at for at, _ in points], [weight for _, weight in points]) for points in knots]
+    return np.stack(lines, axis=1)

@@ -1,0 +1,60 @@
+"""A whole number that grows at stated steps: the rows of a step, or the tokens of a row, during a warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The value of every step: `stages` holds pairs (until, value), each for the steps before `until`; then `final`.
+
+    Steps count from 0. With ``Stages(((10, 4), (30, 8)), 16)`` steps 0 to 9 have 4, steps 10 to 29 have 8, and all
+    others 16. Raises ValueError unless the steps grow and no value is below 1.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    final: int
+
+    def __post_init__(self) -> None:
+        untils = [0, *(until for until, _ in self.stages)]
+        if any(later <= earlier for earlier, later in pairwise(untils)):
+            raise ValueError(f"the steps of stages must grow, got {untils[1:]}")
+        if min([self.final, *(value for _, value in self.stages)]) < 1:
+            raise ValueError("the values of stages must be at least 1")
+
+    @property
+    def last_change(self) -> int:
+        """The first step from which on the value is `final`."""
+        return self.stages[-1][0] if self.stages else 0
+
+    def at(self, step: int) -> int:
+        """The value of one step."""
+        for until, value in self.stages:
+            if step < until:
+                return value
+        return self.final
+
+    def total(self, steps: int) -> int:
+        """The sum of the values of the steps ``0 .. steps - 1``."""
+        return sum(value * (min(steps, end) - begin) for begin, end, value in self._spans() if begin < steps)
+
+    def steps_to(self, total: float) -> int:
+        """The fewest steps whose values add up to at least `total`."""
+        passed = 0
+        for begin, end, value in self._spans():
+            if passed + value * (end - begin) >= total:
+                return begin + max(0, math.ceil((total - passed) / value))
+            passed += value * (end - begin)
+        return self.last_change + math.ceil((total - passed) / self.final)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """(begin, end, value) of every stage; the last one has no end that counts."""
+        begin = 0
+        for until, value in self.stages:
+            yield begin, until, value
+            begin = until
+        yield begin, 2**63, self.final
