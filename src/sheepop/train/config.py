@@ -11,7 +11,8 @@ from sheepop.core.config import Config
 from sheepop.train.schedule import ScheduleName
 
 Count = Annotated[int, Field(ge=1)]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 OptimizerName = Literal["adamw", "muon"]
 
 
@@ -23,6 +24,7 @@ class ResolvedTraining:
     warmup_steps: int
     micro_batch_size: int
     precision: str
+    activation_checkpointing: Literal["none", "selective", "full"]
     eval_interval: int
     sample_interval: int
     checkpoint_interval: int
@@ -51,7 +53,14 @@ class TrainingConfig(Config):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
-    precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
+    precision: Precision = Field("auto", description="arithmetic of the forward pass; auto measures fp32 and bf16 once and keeps the faster")
+    activation_checkpointing: ActivationCheckpointing = Field(
+        "none", description="what the backward pass computes again to save memory; auto fits memory_budget"
+    )
+    checkpointed_blocks: Count | None = Field(None, description="how many blocks it applies to; null is all of them")
+    memory_budget: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="GB that training may use, for auto; null is most of what is free"
+    )
     compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
     log_interval: Count = 10
     eval_interval: Count | None = Field(None, description="null is a tenth of the steps")
@@ -75,6 +84,16 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"min_learning_rate = {self.min_learning_rate} is above learning_rate = {self.learning_rate}"
             )
+        if self.memory_budget is not None and self.activation_checkpointing != "auto":
+            raise ValueError(
+                f"memory_budget = {self.memory_budget} is for activation_checkpointing = auto, "
+                f"not {self.activation_checkpointing}"
+            )
+        if self.checkpointed_blocks is not None and self.activation_checkpointing not in ("selective", "full"):
+            raise ValueError(
+                f"checkpointed_blocks = {self.checkpointed_blocks} is for activation_checkpointing = selective or "
+                f"full, not {self.activation_checkpointing}"
+            )
         return self
 
     def resolved(self) -> ResolvedTraining:
@@ -84,6 +103,9 @@ class TrainingConfig(Config):
             "warmup_steps": self.warmup_steps,
             "micro_batch_size": self.micro_batch_size,
             "precision": None if self.precision == "auto" else self.precision,
+            "activation_checkpointing": (
+                None if self.activation_checkpointing == "auto" else self.activation_checkpointing
+            ),
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,
