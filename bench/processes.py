@@ -31,8 +31,17 @@ def answer(measure: Callable[..., dict[str, Any]]) -> bool:
     return True
 
 
+def forget_peak(device: str) -> None:
+    """Lets `peak_bytes` begin anew from what is in use now, where the system can."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif Path("/proc/self/clear_refs").exists():
+        # Linux, proc(5): 5 sets the peak of the resident memory to its present size.
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_bytes(device: str) -> int:
-    """The most memory in use so far: of the GPU's allocator, or of the whole process."""
+    """The most memory in use since `forget_peak`: of the GPU's allocator, or of the whole process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

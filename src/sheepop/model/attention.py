@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
+from sheepop.model.document_operator import document_attention
 from sheepop.model.documents import (
     Segments,
     attend_in_blocks,
@@ -27,12 +28,13 @@ class AttentionMask:
     """Which keys a query may see. With neither part it is the plain lower triangle over the last T of S keys.
 
     `allowed` is boolean, (B, 1, T, S) or broadcastable to it; `documents` says the same of documents in a row
-    without as many entries. `causal_mask` is the only place that builds one, and what it builds lies within that
+    without as many entries, in the form that the kernel at hand reads: cut into segments, as blocks, or as running
+    numbers (B, T). `causal_mask` is the only place that builds one, and what it builds lies within that
     triangle, so no setting lets a query see the future.
     """
 
     allowed: Tensor | None = None
-    documents: Segments | BlockMask | None = None
+    documents: Segments | BlockMask | Tensor | None = None
 
 
 def causal_mask(
@@ -66,6 +68,8 @@ def causal_mask(
         # Where documents begin differs from batch to batch; compiled code would be made anew for each.
         if not torch.compiler.is_compiling():
             return AttentionMask(documents=Segments.of(documents))
+        if dropout == 0 and documents.device.type == "cpu":
+            return AttentionMask(documents=documents)
     queries = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     keys = torch.arange(num_keys, device=device)[None, :]
     allowed = (keys <= queries)[None, None]
@@ -88,6 +92,8 @@ def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, 
     if mask.documents is not None:
         if dropout:
             raise ValueError("a mask for attention without dropout was built; tell causal_mask of the dropout")
+        if isinstance(mask.documents, Tensor):
+            return document_attention(q_BHTC, k_BKSC, v_BKSC, mask.documents)[0].transpose(1, 2)
         return attend_in_blocks(q_BHTC, k_BKSC, v_BKSC, mask.documents)
     if mask.allowed is None and num_queries not in (1, num_keys):
         raise ValueError(f"{num_queries} queries over {num_keys} keys need a mask built by causal_mask")
