@@ -31,6 +31,8 @@ _MAY_CHANGE = {
     "training.sample_tokens",
     "training.checkpoint_interval",
     "training.keep_checkpoints",
+    "training.activation_checkpointing",
+    "training.checkpointed_blocks",
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }

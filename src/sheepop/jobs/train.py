@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
@@ -29,10 +30,18 @@ from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
 from sheepop.model.speed import matrix_peak
 from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState, build_optimizers, validate
+from sheepop.train.activation_checkpointing import (
+    ActivationBytes,
+    apply_activation_checkpointing,
+    measure_activations,
+    resolve_activation_checkpointing,
+)
+from sheepop.train.config import TrainingConfig
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
+from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
-from sheepop.train.precision import torch_dtype
+from sheepop.train.precision import apply_precision, candidates, choose_matrix_arithmetic, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def run_training(
     device = resolve_device(config.device)
     path = Path(config.output_dir) if config.output_dir else default_run_path()
     stored = find_resumable(path) if resume else None
+    choose_matrix_arithmetic(device)
     _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
     if stored is None:
         with (
@@ -141,10 +151,13 @@ def _start(
             "the run goes on without it."
         )
         training = training.replace(compile=False)
+    training = resolve_activation_checkpointing(
+        training, lambda: _measure_activations(config, training, batches, device), device
+    )
     timing = None
     if needs_measuring(training, device):
         timing = measure_step(
-            lambda: build_model(config.model, config.seed, device),
+            lambda: _build_network(config, training, device),
             batches,
             training,
             device,
@@ -178,6 +191,29 @@ def _start(
     return config, record
 
 
+def _build_network(config: SheepOpConfig, training: TrainingConfig, device: str) -> Transformer:
+    """The network with what precision and activation checkpointing change in it."""
+    model = build_model(config.model, config.seed, device)
+    apply_precision(model, training.precision)
+    if training.activation_checkpointing != "auto":
+        apply_activation_checkpointing(model, training.activation_checkpointing, training.checkpointed_blocks)
+    return model
+
+
+def _measure_activations(
+    config: SheepOpConfig, training: TrainingConfig, batches: Batches, device: str
+) -> ActivationBytes:
+    """What a micro-batch keeps, in the precision of those in question that keeps most."""
+    model = _build_network(config, training, device).train()
+    row = replace(TensorBatch.from_numpy(batches.batch(np.arange(1)), device), positions=None, document_ids=None)
+    rows = training.micro_batch_size or training.global_batch_size
+    found = [
+        measure_activations(model, NextToken(), row, rows, device=device, precision=precision)
+        for precision in candidates(training.precision, device)
+    ]
+    return max(found, key=lambda activations: activations.peak("none", 0))
+
+
 def _run(
     config: SheepOpConfig,
     run: RunDirectory,
@@ -189,7 +225,7 @@ def _run(
     resume: bool,
 ) -> None:
     tokenizer = corpus.tokenizer()
-    model = build_model(config.model, config.seed, device)
+    model = _build_network(config, config.training, device)
     optimizers = build_optimizers(model, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, record.provenance())
     state = _restore(run, checkpointer, console) if resume else TrainingState()

@@ -1,7 +1,8 @@
 """Training: one loop for every objective, its schedule, optimizers, validation and metrics."""
 
+from sheepop.core.errors import TrainingError
 from sheepop.train.config import TrainingConfig
-from sheepop.train.loop import Trainer, TrainingError
+from sheepop.train.loop import Trainer
 from sheepop.train.optimizer import build_optimizers, clip_gradients
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState

@@ -14,25 +14,22 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import Interrupted, SheepOpError
+from sheepop.core.errors import Interrupted, TrainingError
 from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.interrupt import catch_interrupts
+from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
-from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.optimizer import clip_gradients, set_learning_rate, unscale_gradients
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
-from sheepop.train.step import accumulate_gradients, apply_gradients
+from sheepop.train.step import accumulate_gradients, apply_gradients, clear_gradients
 from sheepop.train.validation import Scores
 
 MILESTONES = (0.10, 0.25, 0.50)
-
-
-class TrainingError(SheepOpError):
-    """Training cannot go on: the numbers stopped being numbers."""
 
 
 @dataclass
@@ -64,6 +61,10 @@ class Trainer:
     objective: Objective = field(default_factory=NextToken)
     sinks: Sequence[Sink] = ()
     console: Console = field(default_factory=Console.silent)
+
+    def __post_init__(self) -> None:
+        if self.state.loss_scale is None:
+            self.state = self.state.after(loss_scale=initial_loss_scale(self.resolved.precision))
 
     def run(self) -> TrainingState:
         """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end."""
@@ -102,6 +103,7 @@ class Trainer:
         """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
         self.model.train()
         size = self.config.global_batch_size
+        scale = self.state.loss_scale
         loss, num_tokens = accumulate_gradients(
             self.forward,
             self.objective,
@@ -110,9 +112,19 @@ class Trainer:
             self.resolved.micro_batch_size,
             device=self.device,
             precision=self.resolved.precision,
+            loss_scale=scale.scale if scale else 1.0,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
         )
+        if scale:
+            unscale_gradients(self.model.parameters(), scale.scale)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
+        if scale:
+            finite = math.isfinite(loss) and math.isfinite(norm)
+            self.state = self.state.after(loss_scale=scale.after(finite=finite))
+            if not finite:
+                clear_gradients(self.optimizers)
+                self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
+                return loss, norm
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
@@ -138,8 +150,13 @@ class Trainer:
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
+            **self._scale_metrics(),
         )
         progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
+
+    def _scale_metrics(self) -> dict[str, float]:
+        scale = self.state.loss_scale
+        return {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}
 
     def _validate(self) -> bool:
         """Writes the scores of the held-out text; true when they are the best so far."""

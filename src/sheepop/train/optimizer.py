@@ -33,6 +33,12 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], learning_rate
             group["lr"] = learning_rate
 
 
+def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divides all gradients by the scale of the loss that they were computed from."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(gradients, 1 / scale)
+
+
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scales all gradients by one factor so that their global norm is at most `max_norm`; returns the norm before.
 

@@ -13,6 +13,7 @@ from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weigh
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.loss_scale import LossScale
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class TrainingState:
     best_step: int | None = None
     metrics_bytes: int = 0
     samples_bytes: int = 0
+    loss_scale: LossScale | None = None  # of float16 only
 
     def after(self, **changes: Any) -> TrainingState:
         """A copy in which the given counters differ."""
@@ -63,6 +65,9 @@ class Checkpointer:
         load_weights(self._model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
         counters = read_training_state(directory, self._optimizers, self._names)
         known = {field.name for field in fields(TrainingState)}
+        counters = {"loss_scale": None, **counters}  # runs that were started without the key have none
+        if counters["loss_scale"] is not None:
+            counters["loss_scale"] = LossScale(**counters["loss_scale"])
         if counters.keys() != known:
             odd = ", ".join(sorted(counters.keys() ^ known))
             raise CheckpointError(f"{directory / 'state'} does not hold the counters of a run: {odd}.")
