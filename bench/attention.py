@@ -92,9 +92,7 @@ def dense_mask(document_ids: torch.Tensor) -> AttentionMask:
     """The mask of T times T entries, which a batch with padding still needs."""
     everything = torch.ones_like(document_ids, dtype=torch.bool)
     length = document_ids.shape[1]
-    return causal_mask(
-        length, length, document_ids=document_ids, key_mask=everything, device=document_ids.device
-    )
+    return causal_mask(length, length, document_ids=document_ids, key_mask=everything, device=document_ids.device)
 
 
 MASKS: Mapping[str, Callable[[torch.Tensor], AttentionMask]] = {
@@ -131,7 +129,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16")
     parser.add_argument("--compile", action="store_true", help="compile the network as well")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each kind")
-    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS), help="T of the memory table")
+    parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS), help="T of the memory table")
     parser.add_argument("--rows", type=int, default=4, help="rows of the memory table")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")

@@ -111,8 +111,6 @@ def test_what_runs_twice(mode, num_blocks, products, attentions, activations) ->
     assert again("gelu") == activations
 
 
-
-
 def one_row(length: int = LENGTH) -> TensorBatch:
     batch = packed_batch(1)
     return TensorBatch(batch["input_ids"][:, :length], batch["labels"][:, :length], positions=None, document_ids=None)

@@ -18,9 +18,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @torch.library.custom_op("sheepop::document_attention", mutates_args=(), device_types="cpu")
-def document_attention(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents_BT: Tensor
-) -> tuple[Tensor, Tensor]:
+def document_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Causal attention within documents (B, T, H, C), and the logarithms of the softmax's sums (B T, H).
 
     `documents_BT` are running numbers. The result equals that of `attend_in_segments` without dropout.

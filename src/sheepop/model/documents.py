@@ -107,7 +107,8 @@ def block_mask(documents_BT: Tensor) -> BlockMask:
     block = torch.arange(len(last), device=documents_BT.device)
     before = block[None, :] < block[:, None]
     first_key = block * BLOCK
-    full = before & (first_key >= greatest)
+    # Blocks of the last queries, where they are fewer than a block, are asked about the places that are not there.
+    full = before & (first_key >= greatest) & (first_key[:, None] + BLOCK <= length)
     needed = (before | torch.eye(len(last), dtype=torch.bool, device=before.device)) & (first_key + BLOCK > least)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

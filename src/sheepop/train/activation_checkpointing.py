@@ -73,9 +73,7 @@ def _kept_operations(model: Transformer) -> set[Any]:
     return _PRODUCTS if model.config.dropout else _PRODUCTS | _ATTENTION
 
 
-def _policy(
-    kept: set[Any], context: Any, operation: Any, *arguments: Any, **settings: Any
-) -> CheckpointPolicy:
+def _policy(kept: set[Any], context: Any, operation: Any, *arguments: Any, **settings: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 

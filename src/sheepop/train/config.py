@@ -53,7 +53,9 @@ class TrainingConfig(Config):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
-    precision: Precision = Field("auto", description="arithmetic of the forward pass; auto measures fp32 and bf16 once and keeps the faster")
+    precision: Precision = Field(
+        "auto", description="arithmetic of the forward pass; auto measures fp32 and bf16 once and keeps the faster"
+    )
     activation_checkpointing: ActivationCheckpointing = Field(
         "none", description="what the backward pass computes again to save memory; auto fits memory_budget"
     )
