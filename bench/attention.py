@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
 
+from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model, cross_entropy
 from sheepop.model.attention import AttentionMask, attend, causal_mask

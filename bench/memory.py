@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
 
+from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
 from sheepop.core.config import validate
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model

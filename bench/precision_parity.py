@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import write_results
 
+from processes import write_results
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import DeviceError
 from sheepop.core.random import torch_generator

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def slow_numbers(document_ids: Tensor) -> list[list[int]]:
     rows = []
     for ids in document_ids.tolist():
         numbers = [0]
-        for before, now in zip(ids, ids[1:], strict=False):
+        for before, now in itertools.pairwise(ids):
             numbers.append(numbers[-1] + (before != now))
         rows.append(numbers)
     return rows

@@ -109,7 +109,7 @@ def test_float16_is_refused_where_there_is_no_kernel(monkeypatch: pytest.MonkeyP
         raise RuntimeError("not implemented for 'Half'")
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", no_kernel)
-    with pytest.raises(DeviceError, match="fp16 does not work on cpu .* not implemented for 'Half'"):
+    with pytest.raises(DeviceError, match=r"fp16 does not work on cpu .* not implemented for 'Half'"):
         check_precision("fp16", "cpu")
 
 

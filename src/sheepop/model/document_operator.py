@@ -62,15 +62,16 @@ def _document_attention_backward(
     for group, q, k, v, *rest in zip(
         segments.groups,
         *(_by_group(heads, segments) for heads in (q_BHTC, k_BKTC, v_BKTC)),
-        *(part.split(sizes) for part in (gradient, *places)),
+        *(torch.split(part, sizes) for part in (gradient, *places)),
         strict=True,
     ):
-        gradient_out, out, sums = (part.unflatten(0, group).transpose(1, 2) for part in rest)
+        gradient_out, out, sums = (_of_documents(part, group) for part in rest)
         found = _backward(gradient_out, q, _repeat(k, q), _repeat(v, q), out, sums, 0.0, True)
         for of_heads, kept, part in zip((q, k, v), gradients, found, strict=True):
             kept.append(_sum_repeated(part, of_heads).transpose(1, 2).flatten(0, 1))
     gradient_q, gradient_k, gradient_v = (
-        torch.cat(parts).index_select(0, segments.scatter).unflatten(0, documents_BT.shape) for parts in gradients
+        torch.cat(parts).index_select(0, segments.scatter).view(*documents_BT.shape, *parts[0].shape[1:])
+        for parts in gradients
     )
     return gradient_q, gradient_k, gradient_v
 
@@ -107,8 +108,13 @@ def _by_group(heads_BHTC: Tensor, segments: Segments) -> list[Tensor]:
     """The heads of every group's documents, (documents, heads, padded length, C)."""
     batch, heads, length, width = heads_BHTC.shape
     places = heads_BHTC.transpose(1, 2).reshape(batch * length, heads, width).index_select(0, segments.gather)
-    parts = places.split([count * padded for count, padded in segments.groups])
-    return [part.unflatten(0, group).transpose(1, 2) for part, group in zip(parts, segments.groups, strict=True)]
+    parts = torch.split(places, [count * padded for count, padded in segments.groups])
+    return [_of_documents(part, group) for part, group in zip(parts, segments.groups, strict=True)]
+
+
+def _of_documents(places: Tensor, group: tuple[int, int]) -> Tensor:
+    """The places of one group as (documents, heads, padded length, ...)."""
+    return places.view(*group, *places.shape[1:]).transpose(1, 2)
 
 
 def _repeat(few: Tensor, many: Tensor) -> Tensor:
@@ -119,4 +125,7 @@ def _repeat(few: Tensor, many: Tensor) -> Tensor:
 
 def _sum_repeated(gradient: Tensor, few: Tensor) -> Tensor:
     """The gradient of heads that `_repeat` repeated."""
-    return gradient.unflatten(1, (few.shape[1], -1)).sum(2) if gradient.shape[1] != few.shape[1] else gradient
+    if gradient.shape[1] == few.shape[1]:
+        return gradient
+    documents, _, length, width = gradient.shape
+    return gradient.reshape(documents, few.shape[1], -1, length, width).sum(2)

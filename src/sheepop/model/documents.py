@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,9 @@ def attend_in_segments(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, segments:
     batch, heads, length, width = q_BHTC.shape
     sizes = [count * padded for count, padded in segments.groups]
     gathered = (
-        heads_BHTC.transpose(1, 2).reshape(batch * length, -1, width).index_select(0, segments.gather).split(sizes)
+        torch.split(
+            heads_BHTC.transpose(1, 2).reshape(batch * length, -1, width).index_select(0, segments.gather), sizes
+        )
         for heads_BHTC in (q_BHTC, k_BKTC, v_BKTC)
     )
     outputs = []
@@ -122,8 +125,9 @@ def block_mask(documents_BT: Tensor) -> BlockMask:
 def attend_in_blocks(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, mask: BlockMask) -> Tensor:
     """FlexAttention (Dong et al. 2024) under a block mask; (B, H, T, C)."""
     # Inside a network that is being compiled it is compiled with the rest.
-    kernel = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
-    return kernel(q_BHTC, k_BKTC, v_BKTC, block_mask=mask, enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1])
+    kernel: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    out: Tensor = kernel(q_BHTC, k_BKTC, v_BKTC, block_mask=mask, enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1])
+    return out
 
 
 def has_block_kernel(device: torch.device, head_dim: int) -> bool:
@@ -146,6 +150,6 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys (B, 1, rows) are marked, and their indices (B, 1, rows, columns), the marked ones first."""
+    """How many blocks are marked in each row (B, 1, rows), and the columns (B, 1, rows, columns), marked ones first."""
     indices = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], indices.int()[:, None]

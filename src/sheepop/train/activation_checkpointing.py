@@ -59,7 +59,7 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
     policy = partial(_policy, _kept_operations(model))
     options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
     for block in list(model.blocks)[:count]:
-        block.forward = partial(_run_checkpointed, block.forward, options)  # type: ignore[method-assign]
+        block.forward = partial(_run_checkpointed, block.forward, options)
 
 
 def _run_checkpointed(forward: Callable[..., Tensor], options: dict[str, Any], *arguments: Any) -> Tensor:
@@ -132,7 +132,7 @@ def measure_activations(
             return forward(x_BTD, *arguments)
 
     original = block.forward
-    block.forward = partial(counted, original)  # type: ignore[method-assign]
+    block.forward = partial(counted, original)
     try:
         with (
             torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack),
@@ -174,11 +174,11 @@ class _Kept:
         return tensor
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the results that `selective` keeps."""
 
     def __init__(self, kept: set[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_bytes = 0
         self._operations = kept
 

@@ -32,8 +32,8 @@ class LossScale:
         if not finite:
             if self.scale / 2 < FLOOR:
                 raise TrainingError(
-                    f"Gradients overflow float16 even with loss scale {self.scale:g}, after {self.skipped_steps} skipped "
-                    "steps. Lower training.learning_rate, or use training.precision = bf16 or fp32."
+                    f"Gradients overflow float16 even with loss scale {self.scale:g}, after {self.skipped_steps} "
+                    "skipped steps. Lower training.learning_rate, or use training.precision = bf16 or fp32."
                 )
             return LossScale(self.scale / 2, 0, self.skipped_steps + 1)
         if self.good_steps + 1 == _GROWTH_STEPS:

@@ -28,7 +28,8 @@ def accumulate_gradients(
     """Adds the gradient of the mean loss of all samples to the parameters; returns that loss and its tokens.
 
     The loss is divided by the tokens of the whole step, so every token weighs the same however the step is cut.
-    Gradients come out multiplied by `loss_scale`, which is no part of the loss returned. `before_forward` hears the number of each micro-batch, for the randomness that belongs to it.
+    Gradients come out multiplied by `loss_scale`, which is no part of the loss returned.
+    `before_forward` hears the number of each micro-batch, for the randomness that belongs to it.
     """
     starts = range(0, len(sample_indices), micro_batch_size)
     micro_batches = [batches.batch(sample_indices[start : start + micro_batch_size]) for start in starts]
