@@ -50,6 +50,10 @@ class CheckpointError(SheepOpError):
     exit_code = 3
 
 
+class TrainingError(SheepOpError):
+    """Training cannot go on: the numbers stopped being numbers."""
+
+
 class StorageError(SheepOpError):
     """The file system refused a write: full, read-only, or not permitted."""
 

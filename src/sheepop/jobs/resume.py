@@ -42,6 +42,8 @@ _MAY_CHANGE = {
     "training.trouble.max_skips",
     "training.trouble.max_rewinds",
     "training.verify_interval",
+    "training.activation_checkpointing",
+    "training.checkpointed_blocks",
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }

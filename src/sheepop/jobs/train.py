@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
@@ -18,7 +19,7 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, Interrupted, SheepOpError
 from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.data import Corpus, StepPlan
+from sheepop.data import Batches, Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
@@ -46,10 +47,18 @@ from sheepop.train import (
     check_layers,
     validate,
 )
+from sheepop.train.activation_checkpointing import (
+    ActivationBytes,
+    apply_activation_checkpointing,
+    measure_activations,
+    resolve_activation_checkpointing,
+)
+from sheepop.train.config import TrainingConfig
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
+from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
-from sheepop.train.precision import torch_dtype
+from sheepop.train.precision import apply_precision, candidates, choose_matrix_arithmetic, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ def _locked_run(
 ) -> TrainOutcome:
     device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
+    choose_matrix_arithmetic(device)
     _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
     origin = None
     if stored is None:
@@ -196,10 +206,13 @@ def _start(
             "the run goes on without it."
         )
         training = training.replace(compile=False)
+    training = resolve_activation_checkpointing(
+        training, lambda: _measure_activations(config, training, batches, device), device
+    )
     timing = None
     if needs_measuring(training, device):
         timing = measure_step(
-            lambda: build_model(config.model, config.seed, device),
+            lambda: _build_network(config, training, device),
             batches,
             training,
             device,
@@ -234,6 +247,29 @@ def _start(
     return config, record
 
 
+def _build_network(config: SheepOpConfig, training: TrainingConfig, device: str) -> Transformer:
+    """The network with what precision and activation checkpointing change in it."""
+    model = build_model(config.model, config.seed, device)
+    apply_precision(model, training.precision)
+    if training.activation_checkpointing != "auto":
+        apply_activation_checkpointing(model, training.activation_checkpointing, training.checkpointed_blocks)
+    return model
+
+
+def _measure_activations(
+    config: SheepOpConfig, training: TrainingConfig, batches: Batches, device: str
+) -> ActivationBytes:
+    """What a micro-batch keeps, in the precision of those in question that keeps most."""
+    model = _build_network(config, training, device).train()
+    row = replace(TensorBatch.from_numpy(batches.batch(np.arange(1)), device), positions=None, document_ids=None)
+    rows = training.micro_batch_size or training.global_batch_size
+    found = [
+        measure_activations(model, NextToken(), row, rows, device=device, precision=precision)
+        for precision in candidates(training.precision, device)
+    ]
+    return max(found, key=lambda activations: activations.peak("none", 0))
+
+
 def _run(
     config: SheepOpConfig,
     run: RunDirectory,
@@ -246,7 +282,7 @@ def _run(
     fork: Fork | None,
 ) -> None:
     tokenizer = corpus.tokenizer()
-    model = build_model(config.model, config.seed, device)
+    model = _build_network(config, config.training, device)
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
     optimizers = build_optimizers(model, config.training)

@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
 
         `positions` (B, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its left
-        padding not counted; `document_ids` (B, T) keep attention within equal ids. Raises `ValueError` for a
+        padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError` for a
         sequence longer than `max_seq_len`, or an argument of another shape.
         """
         if input_ids.ndim != 2:
@@ -73,7 +73,13 @@ class Transformer(nn.Module):
             x_BTD = self.added_positions(x_BTD, positions)
         rotary = None if self.rotary_positions is None else self.rotary_positions(num_tokens, positions)
         mask = causal_mask(
-            num_tokens, past + num_tokens, document_ids=document_ids, key_mask=key_mask, device=input_ids.device
+            num_tokens,
+            past + num_tokens,
+            document_ids=document_ids,
+            key_mask=key_mask,
+            device=input_ids.device,
+            head_dim=self.config.head_size,
+            dropout=self.config.dropout if self.training else 0.0,
         )
         x_BTD = self.dropout(x_BTD)
         for block in self.blocks:

@@ -1,10 +1,10 @@
 """Training: one loop for every objective, its schedule, optimizers, validation and metrics."""
 
+from sheepop.core.errors import TrainingError
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
 from sheepop.train.loop import Trainer
 from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
-from sheepop.train.rescue import TrainingError
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.validation import Scores, validate

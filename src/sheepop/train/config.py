@@ -20,7 +20,8 @@ from sheepop.train.trouble import TroubleConfig
 
 Count = Annotated[int, Field(ge=1)]
 Warmup = tuple[tuple[Count, Count], ...]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
@@ -34,6 +35,7 @@ class ResolvedTraining:
     decay_steps: int
     micro_batch_size: int
     precision: str
+    activation_checkpointing: Literal["none", "selective", "full"]
     eval_interval: int
     sample_interval: int
     checkpoint_interval: int
@@ -85,7 +87,16 @@ class TrainingConfig(Config):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="validate, sample and save an exponential average of the weights; null does not average"
     )
-    precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
+    precision: Precision = Field(
+        "auto", description="arithmetic of the forward pass; auto measures fp32 and bf16 once and keeps the faster"
+    )
+    activation_checkpointing: ActivationCheckpointing = Field(
+        "none", description="what the backward pass computes again to save memory; auto fits memory_budget"
+    )
+    checkpointed_blocks: Count | None = Field(None, description="how many blocks it applies to; null is all of them")
+    memory_budget: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="GB that training may use, for auto; null is most of what is free"
+    )
     compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
     log_interval: Count = 10
     log_batch_hash: bool = False
@@ -124,6 +135,16 @@ class TrainingConfig(Config):
         )
         given = OptimizerSettings(self.betas, self.eps, self.momentum)
         check_optimizer(self.optimizer, given, schedule=self.schedule, ema_decay=self.ema_decay)
+        if self.memory_budget is not None and self.activation_checkpointing != "auto":
+            raise ValueError(
+                f"memory_budget = {self.memory_budget} is for activation_checkpointing = auto, "
+                f"not {self.activation_checkpointing}"
+            )
+        if self.checkpointed_blocks is not None and self.activation_checkpointing not in ("selective", "full"):
+            raise ValueError(
+                f"checkpointed_blocks = {self.checkpointed_blocks} is for activation_checkpointing = selective or "
+                f"full, not {self.activation_checkpointing}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -164,6 +185,9 @@ class TrainingConfig(Config):
             "decay_steps": self.decay_steps if self.schedule == "wsd" else 0,
             "micro_batch_size": self.micro_batch_size,
             "precision": None if self.precision == "auto" else self.precision,
+            "activation_checkpointing": (
+                None if self.activation_checkpointing == "auto" else self.activation_checkpointing
+            ),
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,

@@ -23,9 +23,10 @@ from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
+from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.metrics import JsonLines, Sink
 from sheepop.train.objective import Network, NextToken, Objective
-from sheepop.train.optimizers import clip_gradients, set_learning_rate
+from sheepop.train.optimizers import clip_gradients, set_learning_rate, unscale_gradients
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
@@ -74,6 +75,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._prefetch = Prefetch(self._prepare, self.config.prefetch)
+        if self.state.loss_scale is None:
+            self.state = self.state.after(loss_scale=initial_loss_scale(self.resolved.precision))
 
     def run(self) -> TrainingState:
         """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end.
@@ -120,6 +123,13 @@ class Trainer:
             prepared = self._prefetch.take(self.state.batch_number)
             assert prepared is not None  # nothing asks the wait for data to stop
             loss, norm = self._gradients(prepared)
+        scale = self.state.loss_scale
+        if scale:
+            is_finite = math.isfinite(norm)
+            self.state = self.state.after(loss_scale=scale.after(finite=is_finite))
+            if math.isfinite(loss) and not is_finite:
+                self._pass_over(loss, norm, prepared, progress)
+                return
         trouble = find_trouble(loss, norm, self.state.window, self.config.trouble)
         if trouble is not None:
             self.model.zero_grad(set_to_none=True)
@@ -140,9 +150,21 @@ class Trainer:
             skips_in_a_row=0,
             due=self._due_after(step),
         )
-        if step % self.config.log_interval == 0 or step == self.resolved.total_steps:
+        self._finish_step(loss, norm, prepared, progress)
+
+    def _finish_step(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+        if self.state.step % self.config.log_interval == 0 or self.state.step == self.resolved.total_steps:
             self._log(loss, norm, prepared.batch_hash, progress)
         progress.advance()
+
+    def _pass_over(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+        """Takes a step whose scaled gradients overflowed as done, without changing the weights."""
+        self.model.zero_grad(set_to_none=True)
+        step = self.state.step + 1
+        self.state = self.state.after(
+            step=step, tokens=self.state.tokens + prepared.num_tokens, due=self._due_after(step)
+        )
+        self._finish_step(loss, norm, prepared, progress)
 
     def _gradients(self, prepared: PreparedStep) -> tuple[float, float]:
         """Puts the clipped gradient of a step into the parameters; its mean loss and the norm before clipping."""
@@ -151,17 +173,21 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         every = self.config.verify_interval
         recomputation = Recomputation(self.model) if every is not None and (step + 1) % every == 0 else None
+        scale = self.state.loss_scale
         loss, _ = accumulate_gradients(
             self.forward,
             self.objective,
             prepared,
             device=self.device,
             precision=self.resolved.precision,
+            loss_scale=scale.scale if scale else 1.0,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
             recomputation=recomputation,
         )
         if recomputation is not None and recomputation.differences:
             self._report_corruption(recomputation.differences)
+        if scale:
+            unscale_gradients(self.model.parameters(), scale.scale)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
         return loss, norm
 
@@ -213,9 +239,14 @@ class Trainer:
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
+            **self._scale_metrics(),
             **({"batch_hash": batch_hash} if batch_hash is not None else {}),
         )
         progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
+
+    def _scale_metrics(self) -> dict[str, float]:
+        scale = self.state.loss_scale
+        return {"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}
 
     def _validated(self) -> Callable[[], None]:
         """Scores the held-out text; what is returned writes the scores down and remembers the best."""

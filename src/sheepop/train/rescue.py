@@ -6,15 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sheepop.core.console import Console
-from sheepop.core.errors import SheepOpError
+from sheepop.core.errors import TrainingError
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.trouble import Trouble, TroubleConfig
 
 _NAMED_DOCUMENTS = 20
-
-
-class TrainingError(SheepOpError):
-    """Training cannot go on: the numbers stopped being numbers, or jumped."""
 
 
 class Rescued(Protocol):

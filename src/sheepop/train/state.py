@@ -17,6 +17,7 @@ from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.evaluation_weights import EvaluationWeights
+from sheepop.train.loss_scale import LossScale
 from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.trouble import Window
 
@@ -43,6 +44,7 @@ class TrainingState:
     rewinds: int = 0
     rewound_to: int | None = None
     left_out: tuple[int, ...] = ()
+    loss_scale: LossScale | None = None  # of float16 only
 
     def after(self, **changes: Any) -> TrainingState:
         """A copy in which the given counters differ."""
@@ -68,6 +70,8 @@ class TrainingState:
         }
         if "window" in record:
             given["window"] = Window(**{name: tuple(values) for name, values in record["window"].items()})
+        if record.get("loss_scale") is not None:
+            given["loss_scale"] = LossScale(**record["loss_scale"])
         return cls(**given)
 
 

@@ -42,12 +42,14 @@ def accumulate_gradients(
     *,
     device: str,
     precision: str,
+    loss_scale: float = 1.0,
     before_forward: Callable[[int], None] | None = None,
     recomputation: Recomputation | None = None,
 ) -> tuple[float, int]:
     """Adds the gradient of the mean loss of all samples to the parameters; returns that loss and its tokens.
 
     The loss is divided by the tokens of the whole step, so every token weighs the same however the step is cut.
+    Gradients come out multiplied by `loss_scale`, which is no part of the loss returned.
     `before_forward` hears the number of each micro-batch, for the randomness that belongs to it. With `recomputation`
     the first micro-batch is computed twice and compared.
     """
@@ -58,7 +60,8 @@ def accumulate_gradients(
             before_forward(number)
         with autocast(device, precision):
             loss_sum = objective.loss_sum(forward, prepared.micro_batches[number].to(device))
-        torch.autograd.backward(loss_sum / max(1, num_tokens))
+        # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+        torch.autograd.backward(loss_sum / max(1, num_tokens) * loss_scale)
         return loss_sum.item()
 
     if recomputation is not None:
@@ -75,4 +78,10 @@ def apply_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Moves every parameter by its gradient and clears the gradients."""
     for optimizer in optimizers:
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def clear_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Leaves the parameters where they are and clears the gradients."""
+    for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)

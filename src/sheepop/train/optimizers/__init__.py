@@ -2,7 +2,7 @@
 
 from sheepop.train.optimizers.adafactor import Adafactor
 from sheepop.train.optimizers.build import build_optimizers, optimizer_settings
-from sheepop.train.optimizers.clipping import clip_gradients
+from sheepop.train.optimizers.clipping import clip_gradients, unscale_gradients
 from sheepop.train.optimizers.groups import check_layers, set_learning_rate
 from sheepop.train.optimizers.lion import Lion
 from sheepop.train.optimizers.muon import Muon, orthogonalize
@@ -21,4 +21,5 @@ __all__ = [
     "optimizer_slots",
     "orthogonalize",
     "set_learning_rate",
+    "unscale_gradients",
 ]

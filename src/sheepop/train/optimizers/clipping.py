@@ -19,3 +19,9 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
         factor = torch.clamp(max_norm / norm, max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
     return norm
+
+
+def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divides all gradients by the scale of the loss that they were computed from."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(gradients, 1 / scale)

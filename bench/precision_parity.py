@@ -1,0 +1,110 @@
+"""Loss curves of one small network in every precision that this machine computes in: do they fall alike?
+
+The same network, data order and steps; only the arithmetic differs. The table holds the largest and the mean
+distance from float32, relative to its loss, and the final losses; the picture shows the curves and the distances.
+
+python bench/precision_parity.py --text FILE --picture parity.png --json bench/results/precision_parity.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from processes import write_results
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import DeviceError
+from sheepop.core.random import torch_generator
+from sheepop.model import ModelConfig, build_model
+from sheepop.train import Schedule, TrainingConfig, build_optimizers, clip_gradients
+from sheepop.train.loss_scale import initial_loss_scale
+from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.optimizers import set_learning_rate, unscale_gradients
+from sheepop.train.precision import apply_precision, autocast, check_precision, choose_matrix_arithmetic
+from sheepop.train.step import apply_gradients, clear_gradients
+
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+ROWS, LENGTH = 16, 128
+
+
+def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str) -> list[float]:
+    """The loss of every step on bytes of `text`, drawn by step number."""
+    config = ModelConfig(preset=preset, vocab_size=256, max_seq_len=LENGTH, dropout=0.0)
+    model = build_model(config, 0, device).train()
+    apply_precision(model, precision)
+    settings = TrainingConfig()
+    optimizers = build_optimizers(model, settings)
+    schedule = Schedule("cosine", settings.learning_rate, 0.0, max(1, steps // 20), steps)
+    tokens, scale, losses = torch.tensor(list(text)), initial_loss_scale(precision), []
+    for step in range(steps):
+        starts = torch.randint(len(tokens) - LENGTH, (ROWS, 1), generator=torch_generator(0, "parity", step))
+        rows = tokens[starts + torch.arange(LENGTH + 1)].to(device)
+        batch = TensorBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), positions=None, document_ids=None)
+        with autocast(device, precision):
+            loss = NextToken().loss_sum(model, batch) / batch.labels.numel()
+        torch.autograd.backward(loss * (scale.scale if scale else 1.0))
+        if scale:
+            unscale_gradients(model.parameters(), scale.scale)
+        finite = bool(clip_gradients(model.parameters(), settings.max_grad_norm).isfinite())
+        scale = scale.after(finite=finite) if scale else None
+        set_learning_rate(optimizers, schedule(step))
+        (apply_gradients if finite else clear_gradients)(optimizers)
+        losses.append(loss.item())
+    return losses
+
+
+def draw(curves: dict[str, list[float]], path: Path) -> None:
+    """The curves above, their distance from float32 below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for name, losses in curves.items():
+        above.plot(range(1, len(losses) + 1), losses, label=name, linewidth=1)
+        if name != "fp32":
+            distance = [100 * (one / exact - 1) for one, exact in zip(losses, curves["fp32"], strict=True)]
+            below.plot(range(1, len(losses) + 1), distance, label=name, linewidth=1)
+    above.set_ylabel("loss (nats per byte)")
+    below.set_ylabel("distance from fp32 (%)")
+    below.set_xlabel("step")
+    above.legend()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Trains in every precision, prints the table, writes picture and JSON when they were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="file whose bytes are learned")
+    parser.add_argument("--preset", default="llama-1m", help="model preset")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--picture", type=Path, help="file for the picture, .png or .svg")
+    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    options = parser.parse_args()
+    device = resolve_device(options.device)
+    choose_matrix_arithmetic(device)
+    text, curves, refused = options.text.read_bytes(), {}, {}
+    print(f"{'precision':<10} {'largest':>9} {'mean':>9} {'final loss':>11}")
+    for precision in PRECISIONS:
+        try:
+            check_precision(precision, device)
+        except DeviceError as error:
+            refused[precision] = str(error)
+            print(f"{precision:<10} {error}")
+            continue
+        curves[precision] = loss_curve(text, precision, device, options.steps, options.preset)
+        exact = torch.tensor(curves["fp32"])
+        distance = (torch.tensor(curves[precision]) / exact - 1).abs()
+        last = sum(curves[precision][-10:]) / 10
+        print(f"{precision:<10} {distance.max():>9.3%} {distance.mean():>9.3%} {last:>11.4f}")
+    if options.picture is not None:
+        draw(curves, options.picture)
+    results: dict[str, Any] = {"device": device, "preset": options.preset, "losses": curves, "refused": refused}
+    write_results(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
