@@ -2,12 +2,13 @@
 
 from sheepop.checkpoint.model_directory import LoadedModel, load_model, save_model, write_model
 from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
-from sheepop.checkpoint.training_state import read_training_state, write_training_state
+from sheepop.checkpoint.training_state import read_counters, read_training_state, write_training_state
 
 __all__ = [
     "LoadedModel",
     "RunDirectory",
     "load_model",
+    "read_counters",
     "read_training_state",
     "resolve_model_directory",
     "save_model",

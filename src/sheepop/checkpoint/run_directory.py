@@ -33,6 +33,8 @@ RUN_ENTRIES = frozenset(
         "report.html",
         "plots",
         "tensorboard",
+        "wandb",
+        "profile",
         "corpus",
         ".corpus.building",
         "checkpoints",

@@ -38,14 +38,7 @@ def read_training_state(
 ) -> dict[str, Any]:
     """Restores the optimizers in place and returns the counters; raises `CheckpointError` when they do not fit."""
     folder = directory / "state"
-    record = read_json(folder / COUNTERS)
-    if not isinstance(record, dict) or not isinstance(record.get("format_version"), int) or "counters" not in record:
-        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
-    if record["format_version"] > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{folder} has training-state version {record['format_version']}; this SheepOp reads up to "
-            f"{FORMAT_VERSION}. Install a newer SheepOp."
-        )
+    record = _read_record(folder)
     by_name = {names[parameter]: (optimizer, parameter) for optimizer, parameter in _parameters(optimizers)}
     for key, value in {**read_weights(folder / OPTIMIZER), **record["optimizer_scalars"]}.items():
         name, _, slot = key.rpartition("/")
@@ -56,6 +49,24 @@ def read_training_state(
         owner.state[parameter][slot] = value.to(parameter.device) if tensor else value
     counters: dict[str, Any] = record["counters"]
     return counters
+
+
+def read_counters(directory: Path) -> dict[str, Any]:
+    """The counters of the checkpoint in `directory` alone; raises `CheckpointError` when there are none."""
+    counters: dict[str, Any] = _read_record(directory / "state")["counters"]
+    return counters
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    record = read_json(folder / COUNTERS)
+    if not isinstance(record, dict) or not isinstance(record.get("format_version"), int) or "counters" not in record:
+        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
+    if record["format_version"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has training-state version {record['format_version']}; this SheepOp reads up to "
+            f"{FORMAT_VERSION}. Install a newer SheepOp."
+        )
+    return record
 
 
 def _flatten(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
@@ -13,6 +17,7 @@ from sheepop.core.config import read_config_file, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
+from sheepop.core.version_control import git_state
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 
@@ -24,8 +29,11 @@ _MAY_CHANGE = {
     "output_dir",
     "training.max_steps",
     "training.log_interval",
+    "training.sinks",
     "training.eval_interval",
     "training.eval_tokens",
+    "training.early_stopping",
+    "training.early_stopping_delta",
     "training.sample_interval",
     "training.sample_prompts",
     "training.sample_tokens",
@@ -38,7 +46,11 @@ _MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Where and with what a run was started, and what was measured then."""
+    """Where and with what a run was started, and what was measured then.
+
+    `git` is the commit of the working directory and whether tracked files differed from it; `compute` the device,
+    the threads and the accelerator's libraries; `resumed` has an entry for every time the run went on.
+    """
 
     sheepop_version: str
     corpus_fingerprint: str
@@ -47,10 +59,22 @@ class RunRecord:
     step_seconds: float | None
     asked: dict[str, Any]  # the configuration before anything was derived or measured, as of the last start
     machine: dict[str, Any]
+    # Records written before these were kept do not hold them.
+    seed: int | None = None
+    started: str | None = None  # ISO 8601, UTC
+    git: dict[str, Any] | None = None
+    compute: dict[str, Any] | None = None
+    resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def create(
-        cls, corpus: Corpus, *, asked: SheepOpConfig, step_seconds: float | None, matrix_peak_flops: float
+        cls,
+        corpus: Corpus,
+        *,
+        asked: SheepOpConfig,
+        step_seconds: float | None,
+        matrix_peak_flops: float,
+        device: str,
     ) -> RunRecord:
         """The record of a run that starts on this machine now."""
         return cls(
@@ -61,7 +85,29 @@ class RunRecord:
             step_seconds=step_seconds,
             asked=asked.model_dump(mode="json"),
             machine=describe_machine().to_dict(),
+            seed=asked.seed,
+            started=_now(),
+            git=git_state(),
+            compute=_compute(device),
         )
+
+    def going_on(self, *, asked: SheepOpConfig, step: int, device: str) -> RunRecord:
+        """The record of a run that goes on from `step` on this machine now."""
+        session = {
+            "step": step,
+            "time": _now(),
+            "sheepop_version": sheepop.__version__,
+            "git": git_state(),
+            "compute": _compute(device),
+            "machine": describe_machine().to_dict(),
+        }
+        return replace(self, asked=asked.model_dump(mode="json"), resumed=[*self.resumed, session])
+
+    @property
+    def identity(self) -> str:
+        """A name for the run that no other has, the same however often it is resumed or moved."""
+        what = f"{self.started} {self.corpus_fingerprint} {self.tokenizer_fingerprint} {self.seed}"
+        return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
     def write(self, run: RunDirectory) -> None:
         """Writes ``environment.json`` into the run."""
@@ -71,7 +117,9 @@ class RunRecord:
     def read(cls, path: Path) -> RunRecord:
         """Reads it back; raises `CheckpointError` when it is missing or not a record."""
         found = read_json(path / RECORD)
-        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
+        known = {entry.name for entry in fields(cls)}
+        added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
+        if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
             raise CheckpointError(f"{path / RECORD} is not the record of a run.")
         return cls(**found)
 
@@ -150,6 +198,20 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus) -> 
     if steps < stored.step:
         raise ConfigError(f"training.max_steps = {steps}, but the run has taken {stored.step} steps already.")
     return config
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _compute(device: str) -> dict[str, Any]:
+    """What computes, beside the machine's own description."""
+    return {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if device == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
+    }
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -30,9 +30,12 @@ from sheepop.model.cost import training_flops_per_token
 from sheepop.model.speed import matrix_peak
 from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState, build_optimizers, validate
 from sheepop.train.interrupt import interrupts_advise
-from sheepop.train.metrics import JsonLines, tensorboard
+from sheepop.train.metrics import JsonLines
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import torch_dtype
+from sheepop.train.profiler import DIRECTORY as PROFILE
+from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.sinks import RunDescription, open_sinks, require_sinks
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,26 @@ class TrainOutcome:
     steps: int
     tokens: int
     best_step: int
+    ended_early: bool  # because the held-out loss no longer fell
     scores: Scores | None  # of the best checkpoint on the whole held-out split, if one is held out
 
 
 def train(
-    config: SheepOpConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+    config: SheepOpConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+    profile_steps: int | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
     path = config.output_dir or str(default_run_path())
     config = config.model_copy(update={"output_dir": path})
     with interrupts_advise(f"Go on with: sheepop train --resume {shlex.quote(path)}"):
-        outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+        outcome = run_training(
+            config, resume=resume, overwrite=overwrite, console=console, times=times, profile_steps=profile_steps
+        )
         record = RunRecord.read(outcome.run)
         write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
     return outcome
@@ -67,8 +78,11 @@ def run_training(
     overwrite: bool = False,
     console: Console | None = None,
     times: StageTimes | None = None,
+    profile_steps: int | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
+
+    With `profile_steps` that many steps are profiled into the run's ``profile/``.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
     stands; without a run there it starts. Raises `Interrupted` after a signal, with everything saved.
@@ -76,6 +90,7 @@ def run_training(
     console = console or Console.silent()
     times = times or StageTimes()
     device = resolve_device(config.device)
+    require_sinks(config.training.sinks)
     path = Path(config.output_dir) if config.output_dir else default_run_path()
     stored = find_resumable(path) if resume else None
     _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
@@ -92,12 +107,12 @@ def run_training(
     else:
         run = RunDirectory.open(path)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
-        record = replace(stored.record, asked=config.model_dump(mode="json"))
+        record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
-        _run(config, run, corpus, record, device, console, resume=stored is not None)
+        _run(config, run, corpus, record, device, console, resume=stored is not None, profile_steps=profile_steps)
     with times("Scoring"):
         return score_run(run, corpus, config, device, console)
 
@@ -111,7 +126,8 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
     """The best checkpoint's scores on the whole held-out split."""
     loaded = load_model(run.path, device)
     steps, provenance = run.steps(), loaded.provenance
-    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), None)
+    early = steps[-1] < config.training.resolved().total_steps
+    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early, None)
     if corpus.validation.num_tokens == 0:
         return outcome
     batches = build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
@@ -135,6 +151,11 @@ def _start(
     asked, config = config, _fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
+    if training.early_stopping is not None and corpus.validation.num_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "Raise data.validation_fraction, or leave early_stopping out."
+        )
     if training.compile and device == "cpu" and not _has_compiler():
         console.warn(
             "training.compile needs a C++ compiler and Python's headers, and they were not found; "
@@ -171,6 +192,7 @@ def _start(
         asked=asked,
         step_seconds=timing.seconds if timing else None,
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
+        device=device,
     )
     config = config.replace(training=training.model_dump())
     record.write(run)
@@ -187,6 +209,7 @@ def _run(
     console: Console,
     *,
     resume: bool,
+    profile_steps: int | None,
 ) -> None:
     tokenizer = corpus.tokenizer()
     model = build_model(config.model, config.seed, device)
@@ -201,6 +224,19 @@ def _run(
         stack.callback(metrics.close)
         samples = JsonLines(run.samples_file, state.samples_bytes)
         stack.callback(samples.close)
+        sinks = stack.enter_context(
+            open_sinks(config.training.sinks, _description(run, record, config, state), console)
+        )
+        around_step: AroundStep = unobserved
+        if profile_steps is not None:
+            around_step = StepProfiler(
+                run.path / PROFILE,
+                profile_steps,
+                steps_to_go=settings.total_steps - state.step,
+                device=device,
+                console=console,
+            )
+            stack.callback(around_step.close)
         trainer = Trainer(
             model=model,
             # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
@@ -227,7 +263,8 @@ def _run(
             flops_per_token=training_flops_per_token(config.model, train_batches.max_length),
             peak_flops=record.matrix_peak_flops,
             state=state,
-            sinks=[stack.enter_context(tensorboard(run.path / "tensorboard", state.step + 1))],
+            sinks=[sinks],
+            around_step=around_step,
             console=console,
         )
         try:
@@ -239,6 +276,11 @@ def _run(
             except SheepOpError as error:
                 console.warn(f"The report was not written: {error}")
             raise
+
+
+def _description(run: RunDirectory, record: RunRecord, config: SheepOpConfig, state: TrainingState) -> RunDescription:
+    path = run.path.resolve()
+    return RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
 
 
 def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, device: str) -> Callable[[], Scores] | None:

@@ -13,17 +13,21 @@ from typing import Any
 
 import torch
 
-from sheepop.core.console import Console, Progress
+from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, SheepOpError
 from sheepop.core.random import seed_torch
 from sheepop.data import Batches, SampleOrder
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
+from sheepop.train.early_stopping import EarlyStopping
 from sheepop.train.interrupt import catch_interrupts
-from sheepop.train.metrics import JsonLines, Sink
+from sheepop.train.live_view import LiveView, measured_peak
+from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
+from sheepop.train.profiler import AroundStep, unobserved
 from sheepop.train.schedule import Schedule
+from sheepop.train.sinks import Sink
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.step import accumulate_gradients, apply_gradients
 from sheepop.train.validation import Scores
@@ -63,29 +67,36 @@ class Trainer:
     state: TrainingState = field(default_factory=TrainingState)
     objective: Objective = field(default_factory=NextToken)
     sinks: Sequence[Sink] = ()
+    around_step: AroundStep = unobserved
     console: Console = field(default_factory=Console.silent)
 
     def run(self) -> TrainingState:
-        """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end."""
+        """Trains to the last step, or until patience ends.
+
+        Raises `Interrupted`, with everything saved, when a signal asks for an end.
+        """
         total = self.resolved.total_steps
         self._resumed_seconds, self._started = self.state.seconds, time.monotonic()
         self._log_mark = (time.monotonic(), self.state.tokens)
         with (
             catch_interrupts() as interrupt,
-            self.console.progress("Training", total, "steps") as progress,
+            self.console.progress("Training", total, "steps", done=self.state.step) as progress,
         ):
-            progress.advance(self.state.step)
-            while self.state.step < total:
-                loss, norm = self._step(self.state.step)
+            peak = measured_peak(self.peak_flops, self.resolved.precision)
+            self._view = LiveView(progress, total, self.state.step, peak, self.device)
+            while self.state.step < total and not self._early_stopping.is_over(self.state):
+                with self.around_step(self.state.step):
+                    loss, norm = self._step(self.state.step)
                 step = self.state.step
                 if step % self.config.log_interval == 0 or step == total:
-                    self._log(loss, norm, progress)
+                    self._log(loss, norm)
                 improved = self._validate() if self._due(self.resolved.eval_interval) else False
                 if self._due(self.resolved.sample_interval):
                     self._sample()
                 # Asked once, so that a signal never ends the run at a step that was not saved.
                 stopping = bool(interrupt)
-                if improved or self._checkpoint_due() or stopping:
+                last = self._early_stopping.is_over(self.state)
+                if improved or self._checkpoint_due() or stopping or last:
                     self._save(improved)
                 progress.advance()
                 if stopping:
@@ -95,6 +106,11 @@ class Trainer:
                 f"Stopped after step {self.state.step:,} of {total:,}; everything is saved in "
                 f"{self.checkpointer.run.path}.",
                 interrupt.signal_number,
+            )
+        if self.state.step < total:
+            self.console.info(
+                f"Stopped early after step {self.state.step:,} of {total:,}: "
+                f"{self.state.stale_validations} validations in a row brought no improvement."
             )
         return self.state
 
@@ -123,7 +139,7 @@ class Trainer:
         self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
         return loss, norm
 
-    def _log(self, loss: float, norm: float, progress: Progress) -> None:
+    def _log(self, loss: float, norm: float) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -139,7 +155,6 @@ class Trainer:
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
         )
-        progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
 
     def _validate(self) -> bool:
         """Writes the scores of the held-out text; true when they are the best so far."""
@@ -158,6 +173,7 @@ class Trainer:
         )
         self.console.info(f"Step {self.state.step:,}: held out {scores}")
         self._leave_out(time.monotonic() - started)
+        self.state = self._early_stopping.after(self.state, scores.loss)
         if self.state.best_loss is not None and scores.loss >= self.state.best_loss:
             return False
         self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step)
@@ -168,6 +184,7 @@ class Trainer:
         started = time.monotonic()
         for row in self.sample(self.state.step):
             self.samples.append({"step": self.state.step, **row})
+            self._view.sampled({"step": self.state.step, **row})
             self.console.info(f"  {row['prompt']!r} -> {row['text']!r}")
         self._leave_out(time.monotonic() - started)
 
@@ -183,6 +200,10 @@ class Trainer:
         self.checkpointer.run.prune(self.state.step, self.config.keep_checkpoints, self._milestones())
         self._leave_out(time.monotonic() - started)
 
+    @property
+    def _early_stopping(self) -> EarlyStopping:
+        return EarlyStopping(self.config.early_stopping, self.config.early_stopping_delta)
+
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.resolved.total_steps
 
@@ -195,6 +216,7 @@ class Trainer:
     def _write(self, **row: Any) -> None:
         row = {"step": self.state.step, **row}
         self.metrics.append(row)
+        self._view.heard(row)
         for sink in self.sinks:
             sink.write(row)
 

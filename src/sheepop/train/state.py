@@ -14,6 +14,9 @@ from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
+# What states written before these were counted do not hold; they begin at their defaults.
+_ADDED_LATER = {"reference_loss", "stale_validations"}
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -26,6 +29,8 @@ class TrainingState:
     best_step: int | None = None
     metrics_bytes: int = 0
     samples_bytes: int = 0
+    reference_loss: float | None = None  # the validation loss that later ones are to improve on
+    stale_validations: int = 0  # validations in a row that did not
 
     def after(self, **changes: Any) -> TrainingState:
         """A copy in which the given counters differ."""
@@ -63,7 +68,7 @@ class Checkpointer:
         load_weights(self._model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
         counters = read_training_state(directory, self._optimizers, self._names)
         known = {field.name for field in fields(TrainingState)}
-        if counters.keys() != known:
-            odd = ", ".join(sorted(counters.keys() ^ known))
+        odd = ", ".join(sorted((counters.keys() ^ known) - (_ADDED_LATER - counters.keys())))
+        if odd:
             raise CheckpointError(f"{directory / 'state'} does not hold the counters of a run: {odd}.")
         return TrainingState(**counters)
