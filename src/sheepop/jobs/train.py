@@ -148,7 +148,7 @@ def _start(
     config: SheepOpConfig, run: RunDirectory, corpus: Corpus, device: str, console: Console
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
-    asked, config = config, _fit_model_to_tokenizer(config, corpus)
+    asked, config = config, fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     if training.early_stopping is not None and corpus.validation.num_tokens == 0:
@@ -317,7 +317,8 @@ def _restore(run: RunDirectory, checkpointer: Checkpointer, console: Console) ->
     return state
 
 
-def _fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """`config` with the vocabulary of the corpus; raises `ConfigError` for a smaller one."""
     vocab_size = corpus.tokenizer().vocab_size
     if config.model.vocab_size is None:
         return config.replace(model={**config.model.model_dump(), "vocab_size": vocab_size})

@@ -11,6 +11,7 @@ from sheepop.report.charts import (
 from sheepop.report.figures import save_png, training_curves
 from sheepop.report.formatting import MISSING, data_size, duration, shown
 from sheepop.report.page import Page
+from sheepop.report.range_test import range_test_figure
 from sheepop.report.series import Series, number, series, smooth
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "learning_rate_chart",
     "loss_chart",
     "number",
+    "range_test_figure",
     "save_png",
     "series",
     "shown",

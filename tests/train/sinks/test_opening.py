@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import io
+import json
 import struct
 import sys
 from collections.abc import Iterator
@@ -142,7 +143,7 @@ def test_mlflow_keeps_a_setting_that_is_too_long_for_a_parameter(
 def test_weights_and_biases_records_offline_where_nobody_is_logged_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb", reason="needs Weights & Biases: the extra tracking")
+    wandb = pytest.importorskip("wandb", reason="needs Weights & Biases: the extra tracking")
     from wandb.proto import wandb_internal_pb2
 
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"):
@@ -151,13 +152,14 @@ def test_weights_and_biases_records_offline_where_nobody_is_logged_in(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     said = record("wandb", description(tmp_path), ROWS)
     assert said == f"Weights & Biases: not logged in here, so the run is recorded in {tmp_path / 'wandb'}.\n"
+    wandb.teardown()  # its own process writes the file, and ends now
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[float]] = {}
     for data in logged(file.read_bytes()):
         entry = wandb_internal_pb2.Record()
         entry.ParseFromString(data)
         for item in entry.history.item:
-            found.setdefault(item.key or "/".join(item.nested_key), []).append(item.value_json)
-    assert found["train/loss"] == ["2.25", "2.0"]
-    assert found["validation/loss"] == ["2.5"]
-    assert found["_step"] == ["4", "8"]
+            found.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+    assert found["train/loss"] == [2.25, 2.0]
+    assert found["validation/loss"] == [2.5]
+    assert found["_step"] == [4, 8]
