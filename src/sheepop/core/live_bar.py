@@ -19,9 +19,11 @@ from sheepop.core.facts import Fact, visible
 _REDRAWS_PER_SECOND = 4
 _BAR_WIDTH = 24
 _SHORTEST_BAR = 6
-_COLUMN_WIDTH = 25  # of a label and its value
+_COLUMNS_BESIDE_PANEL = 3  # description, bar, share: the panel says the rest
+_COLUMN_WIDTH = 24  # of a label and its value
 _WIDEST_PANEL = 118
 _FRAME_WIDTH = 4  # borders and padding
+_ECHO_WIDTH = 3  # what a terminal writes behind the panel on Ctrl-C must not begin a new line
 
 
 class LiveBar:
@@ -65,10 +67,11 @@ class LiveBar:
         self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
 
     def show(self, facts: Sequence[Fact]) -> None:
-        """Replaces the panel."""
+        """Replaces the panel; the time that is left belongs into it."""
         self._facts = tuple(facts)
         if self._facts:
             self._progress.update(self._task, detail="")
+            self._progress.columns = self._progress.columns[:_COLUMNS_BESIDE_PANEL]
 
     def _render(self) -> Group:
         parts = [self._progress.get_renderable()]
@@ -84,7 +87,7 @@ class FactPanel:
         self._facts = facts
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, _WIDEST_PANEL)
+        width = min(options.max_width - _ECHO_WIDTH, _WIDEST_PANEL)
         num_columns = max(1, (width - _FRAME_WIDTH) // _COLUMN_WIDTH)
         narrow = [fact for fact in self._facts if not fact.wide]
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)

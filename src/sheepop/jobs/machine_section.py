@@ -41,7 +41,7 @@ def _add_circumstances(page: Page, record: RunRecord) -> None:
             "Seed": record.seed,
             "Working directory's commit": git.get("commit"),
             "Its tracked files": None if dirty is None else "changed since" if dirty else "unchanged",
-            **{_label(key): value for key, value in compute.items()},
+            **{_label(key): value for key, value in compute.items() if value is not None},
         }
     )
     if record.resumed:
