@@ -23,7 +23,7 @@ _COLUMNS_BESIDE_PANEL = 3  # description, bar, share: the panel says the rest
 _COLUMN_WIDTH = 24  # of a label and its value
 _WIDEST_PANEL = 118
 _FRAME_WIDTH = 4  # borders and padding
-_ECHO_WIDTH = 3  # what a terminal writes behind the panel on Ctrl-C must not begin a new line
+_ECHO_WIDTH = 3  # what a terminal writes behind the last line on Ctrl-C must not begin a new one
 
 
 class LiveBar:
@@ -63,7 +63,7 @@ class LiveBar:
     def describe(self, detail: str) -> None:
         """Replaces the words behind the bar, unless a panel is shown, which says more."""
         # On a narrow terminal the end of the detail gives way, not the share that is done.
-        room = max(0, self._console.width - self._width_before_detail)
+        room = max(0, self._console.width - self._width_before_detail - _ECHO_WIDTH)
         self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
 
     def show(self, facts: Sequence[Fact]) -> None:

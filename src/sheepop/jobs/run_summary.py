@@ -127,7 +127,7 @@ def _candidates(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a directory. Name a run, or a folder of runs.")
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        if RunDirectory(path).holds_run():
+        if RunDirectory(path).holds_run() or not folders:
             yield path
         else:
             yield from folders
