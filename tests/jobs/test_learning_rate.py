@@ -11,6 +11,8 @@ from sheepop.core.errors import UsageError
 from sheepop.jobs import learning_rate
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.learning_rate import find_rate
+from sheepop.jobs.train import train
+from sheepop.train.metrics import read_json_lines
 
 
 def config(folder: Path, output: Path, *settings: str) -> SheepOpConfig:
@@ -51,9 +53,16 @@ def test_a_range_test_writes_its_result_and_starts_no_run(
     assert written["rates"][0] == pytest.approx(1e-6)
     assert written["rates"][1] / written["rates"][0] == pytest.approx(10 ** (6 / 39))
     assert 1e-6 < written["suggestion"] <= written["lowest"] <= 1.0
-    assert written["losses"][0] == pytest.approx(4.85, abs=0.3)  # ln 128
     again = find_rate(config(text, tmp_path / "again"))
     assert again.test == found.test
+
+
+def test_its_first_batch_is_that_of_a_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning_rate, "NUM_STEPS", 40)
+    found = find_rate(config(text, tmp_path / "out", "model.dropout=0"))
+    train(config(text, tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
+    first = read_json_lines(tmp_path / "run" / "metrics.jsonl")[0][0]
+    assert (first["step"], first["loss"]) == (1, found.test.losses[0])
 
 
 def test_a_place_that_holds_a_run_is_refused(text: Path, tmp_path: Path) -> None:

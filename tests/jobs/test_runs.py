@@ -78,7 +78,7 @@ def test_runs_are_listed_best_first_with_their_scores(folder: Path) -> None:
     assert row(listing.runs[1].summary) == (
         "good",
         "finished",
-        "35k",
+        "35.1k",
         "100 of 100",
         "12.8k",
         "15.0 s",

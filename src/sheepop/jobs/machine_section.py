@@ -31,13 +31,15 @@ def add_machine(page: Page, record: RunRecord) -> None:
 
 def _add_circumstances(page: Page, record: RunRecord) -> None:
     """When, with which seed and which revision of the user's own files the run was started, and went on."""
+    if record.started is None:  # a record written before these were kept
+        return
     page.add_heading("Start")
     git = record.git or {}
     dirty = git.get("dirty")
     compute = record.compute or {}
     page.add_facts(
         {
-            "Started (UTC)": None if record.started is None else record.started[:19].replace("T", " "),
+            "Started (UTC)": record.started[:19].replace("T", " "),
             "Seed": record.seed,
             "Working directory's commit": git.get("commit"),
             "Its tracked files": None if dirty is None else "changed since" if dirty else "unchanged",
