@@ -80,7 +80,13 @@ def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path:
 
 def test_a_run_consists_of_known_entries(trained: Path) -> None:
     """Others would keep --overwrite from replacing it."""
-    assert {entry.name for entry in trained.iterdir()} == RUN_ENTRIES - {REPLACED, MOVING, ".corpus.building"}
+    assert {entry.name for entry in trained.iterdir()} == RUN_ENTRIES - {
+        REPLACED,
+        MOVING,
+        ".corpus.building",
+        "wandb",
+        "profile",
+    }
 
 
 def test_a_finished_run_resumes_to_the_same_scores(run: Run, trained: Path) -> None:

@@ -5,9 +5,12 @@ import re
 import sys
 
 import pytest
+from rich.console import Console as RichConsole
 
 from sheepop.core import console as console_module
 from sheepop.core.console import Console
+from sheepop.core.facts import Fact
+from sheepop.core.live_bar import FactPanel, LiveBar
 
 
 class Terminal(io.StringIO):
@@ -53,9 +56,7 @@ def test_quiet_keeps_warnings_and_silent_keeps_nothing():
     assert silent_file.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"), [("40", "loss 3.913"), ("200", "loss 3.913  norm 0.63  123 tokens/s")]
-)
+@pytest.mark.parametrize(("columns", "expected"), [("40", "loss 3.9"), ("200", "loss 3.913  norm 0.63  123 tokens/s")])
 def test_on_a_narrow_terminal_the_share_stays_and_the_detail_is_cut(
     monkeypatch: pytest.MonkeyPatch, columns: str, expected: str
 ):
@@ -153,3 +154,75 @@ def test_rich_is_not_loaded_for_plain_lines():
         "sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+FACTS = [
+    Fact("Loss", "3.9134"),
+    Fact("Gradient norm", "0.630"),
+    Fact("Tokens/s", "12,345"),
+    Fact("Held out", "a long line that says how well the model does " * 3, wide=True),
+    Fact("Sample", "\x1b[31mred\x07\nnext", wide=True),
+]
+
+
+def panel(width: int) -> list[str]:
+    file = io.StringIO()
+    RichConsole(file=file, width=width, force_terminal=True, color_system=None).print(FactPanel(FACTS))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "rows"), [(80, 1), (60, 2), (30, 3)])
+def test_facts_stand_in_as_many_columns_as_fit(width: int, rows: int) -> None:
+    lines = panel(width)
+    assert len(lines) == 2 + rows + 2
+    assert {len(line) for line in lines} == {width - 3}  # room for what Ctrl-C writes
+    assert re.findall(r"Loss 3\.9134|Gradient norm 0\.630|Tokens/s 12,345", " ".join(lines)) == [
+        "Loss 3.9134",
+        "Gradient norm 0.630",
+        "Tokens/s 12,345",
+    ]
+
+
+def test_a_wide_fact_is_cut_at_the_end_of_its_line_and_moves_no_cursor() -> None:
+    *_, held_out, sample, _ = panel(80)
+    assert held_out.startswith("│ Held out a long line that says") and held_out.endswith("… │")
+    assert sample.strip("│ ") == "Sample \\x1b[31mred\\x07⏎next"
+
+
+def test_a_panel_is_drawn_below_the_bar_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    with Console(file=file).progress("Training", 100, "steps", done=40) as progress:
+        progress.advance(2)
+        progress.describe("words that the panel replaces")
+        progress.show(FACTS)
+        progress.describe("words that the panel replaces")
+    last = file.getvalue().rsplit("Training", 1)[1]
+    assert "42%" in last and "Loss " in last and "words" not in last
+    assert file.getvalue().endswith("\x1b[1A\x1b[2K" * 6)  # every line of it is erased
+    assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h")
+
+
+def test_a_terminal_made_narrower_is_drawn_on_an_empty_screen() -> None:
+    file = Terminal()
+    console = RichConsole(file=file, width=80, height=24, force_terminal=True)
+    with LiveBar(console, "Training", 10, "steps") as bar:
+        bar.show(FACTS)
+        bar._live.refresh()
+        assert "\x1b[2J" not in file.getvalue()
+        console.width = 60
+        bar._live.refresh()
+        assert file.getvalue().count("\x1b[2J\x1b[H") == 1
+        console.width = 100
+        bar._live.refresh()
+    assert file.getvalue().count("\x1b[2J\x1b[H") == 1
+
+
+def test_lines_count_the_time_of_this_session_for_what_is_left(clock: Clock) -> None:
+    file = io.StringIO()
+    with Console(file=file).progress("Training", 100, "steps", done=80) as progress:
+        clock.now += 10
+        progress.advance(5)
+        progress.show(FACTS)
+    assert file.getvalue().splitlines() == ["Training:  85% (85 of 100 steps), 30 s left"]

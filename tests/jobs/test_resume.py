@@ -150,3 +150,37 @@ def test_a_run_older_than_a_setting_had_its_default(run: Path) -> None:
     assert steps(run) == 5
     with pytest.raises(ConfigError, match=r"training\.ema_decay was None, now 0\.9"):
         resume(run, "training.ema_decay=0.9")
+
+
+def test_the_record_says_where_a_run_started_and_went_on(run: Path) -> None:
+    before = json.loads((run / "environment.json").read_text())
+    assert (before["seed"], before["resumed"]) == (0, [])
+    assert before["compute"]["device"] == "cpu"
+    assert before["started"].endswith("+00:00")
+    resume(run, "training.max_steps=6", "training.sinks=[]", "training.early_stopping=50")
+    after = json.loads((run / "environment.json").read_text())
+    (session,) = after["resumed"]
+    assert (session["step"], session["machine"]["python"]) == (4, before["machine"]["python"])
+    assert after["started"] == before["started"] < session["time"]
+
+
+def test_a_record_of_before_is_still_read(run: Path) -> None:
+    record = json.loads((run / "environment.json").read_text())
+    for key in ("seed", "started", "git", "compute", "resumed"):
+        del record[key]
+    (run / "environment.json").write_text(json.dumps(record))
+    resume(run, "training.max_steps=5")
+    assert steps(run) == 5
+
+
+def test_a_state_of_before_is_still_read(run: Path) -> None:
+    from sheepop.core.files import write_checksums
+
+    state = run / "checkpoints" / "step-00000004" / "state" / "state.json"
+    content = json.loads(state.read_text())
+    for key in ("reference_loss", "stale_validations"):
+        del content["counters"][key]
+    state.write_text(json.dumps(content))
+    write_checksums(state.parents[1])
+    resume(run, "training.max_steps=5")
+    assert steps(run) == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,43 @@ def test_hostile_text_stays_text(run: RunDirectory, record: RunRecord) -> None:
     assert "img" not in page.texts
     assert page.texts["pre"][:2] == [HOSTILE * 2, HOSTILE * 2 + "\ufffd"]
     assert page.facts["Machine"]["Processor"] == HOSTILE
+
+
+def test_seed_revision_and_resumptions_are_shown(run: RunDirectory, record: RunRecord) -> None:
+    session = {"step": 40, "time": "2026-02-04T05:06:07.000001+00:00", "git": {"commit": "e" * 40, "dirty": False}}
+    complete = replace(
+        record,
+        seed=7,
+        started="2026-02-03T04:05:06.000001+00:00",
+        git={"commit": "d" * 40, "dirty": True},
+        compute={"device": "cuda", "threads": 8, "cuda": "13.0", "cudnn": None},
+        resumed=[session],
+    )
+    write_run_report(run, None, complete)
+    page = read(run)
+    expected = {
+        "Started (UTC)": "2026-02-03 04:05:06",
+        "Seed": "7",
+        "Working directory's commit": "d" * 40,
+        "Its tracked files": "changed since",
+        "Device": "cuda",
+        "Threads": "8",
+        "Cuda": "13.0",
+    }
+    assert expected.items() <= page.facts["Machine"].items()
+    assert "Cudnn" not in page.facts["Machine"]
+    assert ["2026-02-04 05:06:07", "40", "e" * 40] in page.rows
+
+
+def test_a_run_that_ended_early_says_why(run: RunDirectory, record: RunRecord) -> None:
+    model = {"vocab_size": 300, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 64}
+    tree = {"model": model, "training": {"max_steps": 100, "early_stopping": 3}}
+    run.config_file.write_text(dump_config(validate(SheepOpConfig, tree)))
+    state = run.checkpoint(40) / "state"
+    state.mkdir(parents=True)
+    counters = {"format_version": 1, "counters": {"step": 40, "stale_validations": 3}}
+    (state / "state.json").write_text(json.dumps(counters))
+    write_run_report(run, None, record)
+    words = " ".join(read(run).texts["p"])
+    assert "The run is finished. It ended early, after step 40 of 100: 3 validations in a row" in words
+    assert "Go on with it" not in words

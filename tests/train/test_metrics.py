@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import CheckpointError
-from sheepop.train.metrics import JsonLines, TensorBoard, read_json_lines
+from sheepop.train.metrics import JsonLines, read_json_lines
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -57,15 +57,3 @@ def test_lines_that_hold_no_row_are_counted(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n[1]\n\n{"step": 2, "lo')
     assert read_json_lines(path) == ([{"step": 1}], 2)
     assert read_json_lines(tmp_path / "absent.jsonl") == ([], 0)
-
-
-def test_tensorboard_holds_every_number_under_its_split(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sink = TensorBoard(tmp_path, first_step=1)
-    sink.write({"step": 4, "split": "train", "loss": 2.25, "grad_norm": None})
-    sink.write({"step": 8, "split": "validation", "loss": 2.5})
-    sink.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert sorted(events.Tags()["scalars"]) == ["train/loss", "validation/loss"]
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(4, 2.25)]

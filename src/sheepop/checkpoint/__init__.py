@@ -2,13 +2,19 @@
 
 from sheepop.checkpoint.model_directory import LoadedModel, load_model, save_model, write_model
 from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
-from sheepop.checkpoint.training_state import optimizer_state, read_training_state, write_training_state
+from sheepop.checkpoint.training_state import (
+    optimizer_state,
+    read_counters,
+    read_training_state,
+    write_training_state,
+)
 
 __all__ = [
     "LoadedModel",
     "RunDirectory",
     "load_model",
     "optimizer_state",
+    "read_counters",
     "read_training_state",
     "resolve_model_directory",
     "save_model",

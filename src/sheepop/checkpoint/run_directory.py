@@ -36,6 +36,8 @@ RUN_ENTRIES = frozenset(
         "plots",
         "tensorboard",
         "difficulty.safetensors",
+        "wandb",
+        "profile",
         "corpus",
         ".corpus.building",
         "checkpoints",

@@ -112,6 +112,12 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
     return None
 
 
+def read_counters(directory: Path) -> dict[str, Any]:
+    """The counters of the checkpoint in `directory` alone; raises `CheckpointError` when there are none."""
+    counters: dict[str, Any] = _read_record(directory / "state")["counters"]
+    return counters
+
+
 def _read_record(folder: Path) -> dict[str, Any]:
     record = read_json(folder / COUNTERS)
     version = record.get("format_version") if isinstance(record, dict) else None

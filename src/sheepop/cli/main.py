@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import sheepop
-from sheepop.cli import bench, data, doctor, generate, quickstart, tokenizer, train
+from sheepop.cli import bench, data, doctor, generate, quickstart, runs, tokenizer, train
 from sheepop.core.errors import SheepOpError
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
+app.command("runs")(runs.runs)
 app.command("generate")(generate.generate)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")

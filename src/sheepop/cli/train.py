@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheepop.jobs.config import SheepOpConfig
 
 
 def train(
@@ -33,6 +36,14 @@ def train(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Trace a few steps and list their costliest operations.")
+    ] = False,
+    profile_steps: Annotated[int, typer.Option(min=1, help="Steps that --profile records.")] = 5,
+    find_rate: Annotated[
+        bool,
+        typer.Option("--find-learning-rate", help="Test ever higher rates, suggest one, and train nothing."),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -47,6 +58,9 @@ def train(
       sheepop train --resume runs/notes
 
       sheepop train --fork runs/notes --data letters/ --output runs/letters training.learning_rate=1e-4
+      sheepop train --data notes/ --find-learning-rate
+
+      sheepop train --data notes/ --output runs/notes --profile
     """
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable
@@ -71,26 +85,57 @@ def train(
     if path is not None:
         options["output_dir"] = str(path)
     settings = load_config(config, overrides or (), options=options)
+    if find_rate:
+        if resume is not None or overwrite or profile:
+            raise UsageError(
+                "--find-learning-rate starts no run, so --resume, --overwrite and --profile have no place beside it."
+            )
+        _find_rate(settings, quiet, as_json)
+        return
     stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
     if resume == "auto" and settings.output_dir is None:
         raise UsageError("--resume auto needs to know the run: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
     outcome = train_job(
-        settings, resume=resume is not None, overwrite=overwrite, fork=fork, console=make_console(quiet)
+        settings,
+        resume=resume is not None,
+        overwrite=overwrite,
+        fork=fork,
+        console=make_console(quiet),
+        profile_steps=profile_steps if profile else None,
     )
     result = {
         "run": str(outcome.run),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "best_step": outcome.best_step,
+        "ended": "early_stopping" if outcome.ended_early else "max_steps",
         **(outcome.scores.to_dict() if outcome.scores else {}),
     }
     if as_json:
         print_json(result)
     elif not quiet:
-        typer.echo(f"Done: {outcome.run}")
+        early = ", stopped early: the held-out loss no longer improved" if outcome.ended_early else ""
+        typer.echo(f"Done: {outcome.run}{early}")
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
         typer.echo(f"Report: {outcome.run / 'report.html'}")
         typer.echo(f'Next: sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."')
+
+
+def _find_rate(settings: SheepOpConfig, quiet: bool, as_json: bool) -> None:
+    """The range test of ``--find-learning-rate``."""
+    from sheepop.jobs.learning_rate import PICTURE, find_rate
+
+    found = find_rate(settings, console=make_console(quiet))
+    test = found.test
+    if as_json:
+        summary = {"suggestion": test.suggestion, "lowest": test.lowest, "diverged": test.diverged}
+        print_json({"directory": str(found.directory), **summary})
+        return
+    typer.echo(f"Suggested: training.learning_rate={test.suggestion:.1e}")
+    if not quiet:
+        end = f"diverged at {test.diverged:.1e}" if test.diverged else "did not diverge"
+        typer.echo(f"The loss fell fastest there, was lowest at {test.lowest:.1e} and {end}.")
+        typer.echo(f"Picture: {found.directory / PICTURE}")

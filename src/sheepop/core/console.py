@@ -1,7 +1,7 @@
 """What a person sees while work goes on: messages and progress, on standard error.
 
-On a terminal progress is a live bar; elsewhere it is one plain line every few seconds. Standard output is left
-to results, so that it can be piped.
+On a terminal progress is a live bar, with a panel of facts below it where there are any; elsewhere it is one plain
+line every few seconds. Standard output is left to results, so that it can be piped.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from sheepop.core.facts import Fact, visible
+
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+
+    from sheepop.core.live_bar import LiveBar
 
 _LINE_EVERY_SECONDS = 5.0
-_BAR_WIDTH = 24
-_SHORTEST_BAR = 6
-# File names and samples may hold escape sequences that would move a terminal's cursor or change its title.
-_VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Progress(Protocol):
@@ -32,7 +30,10 @@ class Progress(Protocol):
         """Reports `amount` more units done."""
 
     def describe(self, detail: str) -> None:
-        """Replaces the words shown behind the bar."""
+        """Replaces the words shown behind the bar, or at the end of a plain line."""
+
+    def show(self, facts: Sequence[Fact]) -> None:
+        """Replaces the panel below a live bar, which then takes the place of the words behind it."""
 
 
 class Console:
@@ -65,34 +66,28 @@ class Console:
             self._print(f"Warning: {message}", style="yellow")
 
     @contextmanager
-    def progress(self, description: str, total: float | None, unit: str = "") -> Iterator[Progress]:
-        """Shows the progress of one piece of work; `total` is None when it is not known beforehand."""
+    def progress(self, description: str, total: float | None, unit: str = "", *, done: float = 0) -> Iterator[Progress]:
+        """Shows the progress of one piece of work; `total` is None when it is not known beforehand.
+
+        `done` units were finished before: they count for the share, not for the time that is left.
+        """
         if self.quiet:
             yield _NoProgress()
         elif self.is_terminal and os.environ.get("TERM") != "dumb":
-            with self._live_bar(description, total, unit) as bar:
+            with self._live_bar(description, total, unit, done) as bar:
                 yield bar
         else:
-            lines = _PlainProgress(self, description, total, unit)
+            lines = _PlainProgress(self, description, total, unit, done)
             yield lines
             lines.close()
 
-    @contextmanager
-    def _live_bar(self, description: str, total: float | None, unit: str) -> Iterator[Progress]:
-        from rich import progress as rich_progress
+    def _live_bar(self, description: str, total: float | None, unit: str, done: float) -> LiveBar:
+        from sheepop.core.live_bar import LiveBar
 
-        columns = (
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(bar_width=_BAR_WIDTH),
-            rich_progress.TaskProgressColumn(),
-            rich_progress.TimeRemainingColumn(compact=True),
-            rich_progress.TextColumn("{task.fields[detail]}"),
-        )
-        with rich_progress.Progress(*columns, console=self._console(), transient=True) as live:
-            yield _LiveProgress(live, live.add_task(description, total=total, detail=unit), description)
+        return LiveBar(self._console(), description, total, unit, done)
 
     def _print(self, message: str, style: str | None = None) -> None:
-        message = message.translate(_VISIBLE_CONTROLS)
+        message = visible(message)
         if self.is_terminal:
             self._console().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -113,25 +108,15 @@ class _NoProgress:
     def describe(self, detail: str) -> None:
         """Nothing is shown."""
 
-
-class _LiveProgress:
-    def __init__(self, live: RichProgress, task: TaskID, description: str) -> None:
-        self._live, self._task = live, task
-        self._width_before_detail = len(f"{description}  100% 0:00:00 ") + _SHORTEST_BAR
-
-    def advance(self, amount: float = 1) -> None:
-        self._live.advance(self._task, amount)
-
-    def describe(self, detail: str) -> None:
-        # On a narrow terminal the end of the detail gives way, not the share that is done.
-        room = max(0, self._live.console.width - self._width_before_detail)
-        self._live.update(self._task, detail=detail[:room])
+    def show(self, facts: Sequence[Fact]) -> None:
+        """Nothing is shown."""
 
 
 class _PlainProgress:
-    def __init__(self, console: Console, description: str, total: float | None, unit: str) -> None:
+    def __init__(self, console: Console, description: str, total: float | None, unit: str, done: float) -> None:
         self._console, self._description, self._total, self._unit = console, description, total, unit
-        self._done, self._shown, self._detail = 0.0, 0.0, ""
+        self._before = self._done = self._shown = float(done)
+        self._detail = ""
         self._started = self._printed = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
@@ -142,6 +127,9 @@ class _PlainProgress:
 
     def describe(self, detail: str) -> None:
         self._detail = detail
+
+    def show(self, facts: Sequence[Fact]) -> None:
+        """Lines have no room for a panel."""
 
     def close(self) -> None:
         if self._printed > self._started and self._done != self._shown:
@@ -155,9 +143,11 @@ class _PlainProgress:
         elapsed = now - self._started
         done = f"{self._done:,.0f}"
         if self._total:
-            share = self._done / self._total
-            remaining = elapsed / share - elapsed if share > 0 else 0.0
-            progress = f"{share:4.0%} ({done} of {self._total:,.0f} {self._unit}), {remaining:,.0f} s left"
+            finished = self._done - self._before
+            remaining = elapsed / finished * (self._total - self._done) if finished > 0 else 0.0
+            progress = (
+                f"{self._done / self._total:4.0%} ({done} of {self._total:,.0f} {self._unit}), {remaining:,.0f} s left"
+            )
         else:
             progress = f"{done} {self._unit}, {elapsed:,.0f} s"
         return f"{self._description}: {progress}" + (f", {self._detail}" if self._detail else "")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
@@ -14,6 +18,7 @@ from sheepop.core.config import read_config_file, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
+from sheepop.core.version_control import git_state
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -29,8 +34,11 @@ _MAY_CHANGE = {
     "training.prefetch",
     "training.log_interval",
     "training.log_batch_hash",
+    "training.sinks",
     "training.eval_interval",
     "training.eval_tokens",
+    "training.early_stopping",
+    "training.early_stopping_delta",
     "training.sample_interval",
     "training.sample_prompts",
     "training.sample_tokens",
@@ -51,7 +59,11 @@ _MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Where and with what a run was started, and what was measured then."""
+    """Where and with what a run was started, and what was measured then.
+
+    `git` is the commit of the working directory and whether tracked files differed from it; `compute` the device,
+    the threads and the accelerator's libraries; `resumed` has an entry for every time the run went on.
+    """
 
     sheepop_version: str
     corpus_fingerprint: str
@@ -60,7 +72,13 @@ class RunRecord:
     step_seconds: float | None
     asked: dict[str, Any]  # the configuration before anything was derived or measured, as of the last start
     machine: dict[str, Any]
+    # Records written before these were kept do not hold them.
     forked_from: dict[str, Any] | None = None
+    seed: int | None = None
+    started: str | None = None  # ISO 8601, UTC
+    git: dict[str, Any] | None = None
+    compute: dict[str, Any] | None = None
+    resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def create(
@@ -70,6 +88,7 @@ class RunRecord:
         asked: SheepOpConfig,
         step_seconds: float | None,
         matrix_peak_flops: float,
+        device: str,
         fork: Fork | None = None,
     ) -> RunRecord:
         """The record of a run that starts on this machine now."""
@@ -82,7 +101,29 @@ class RunRecord:
             asked=asked.model_dump(mode="json"),
             machine=describe_machine().to_dict(),
             forked_from=fork.as_record() if fork is not None else None,
+            seed=asked.seed,
+            started=_now(),
+            git=git_state(),
+            compute=_compute(device),
         )
+
+    def going_on(self, *, asked: SheepOpConfig, step: int, device: str) -> RunRecord:
+        """The record of a run that goes on from `step` on this machine now."""
+        session = {
+            "step": step,
+            "time": _now(),
+            "sheepop_version": sheepop.__version__,
+            "git": git_state(),
+            "compute": _compute(device),
+            "machine": describe_machine().to_dict(),
+        }
+        return replace(self, asked=asked.model_dump(mode="json"), resumed=[*self.resumed, session])
+
+    @property
+    def identity(self) -> str:
+        """A name for the run that no other has, the same however often it is resumed or moved."""
+        what = f"{self.started} {self.corpus_fingerprint} {self.tokenizer_fingerprint} {self.seed}"
+        return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
     def write(self, run: RunDirectory) -> None:
         """Writes ``environment.json`` into the run."""
@@ -92,9 +133,9 @@ class RunRecord:
     def read(cls, path: Path) -> RunRecord:
         """Reads it back; raises `CheckpointError` when it is missing or not a record."""
         found = read_json(path / RECORD)
-        names = {field.name: field.default is MISSING for field in fields(cls)}
-        needed = {name for name, is_needed in names.items() if is_needed}
-        if not isinstance(found, dict) or not needed <= found.keys() <= names.keys():
+        known = {entry.name for entry in fields(cls)}
+        added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
+        if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
             raise CheckpointError(f"{path / RECORD} is not the record of a run.")
         return cls(**found)
 
@@ -183,6 +224,20 @@ def _how_to_fork(path: Path) -> str:
         "Start a new run with another --output; to begin it with what this one has learned, add "
         f"--fork {shlex.quote(str(path))}."
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _compute(device: str) -> dict[str, Any]:
+    """What computes, beside the machine's own description."""
+    return {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if device == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
+    }
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

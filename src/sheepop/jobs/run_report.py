@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file, validate
 from sheepop.core.errors import ConfigError, DataError
@@ -22,8 +20,12 @@ from sheepop.data.manifest import read_manifest
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.machine_section import add_machine
+from sheepop.jobs.record_values import entry, text, whole
 from sheepop.jobs.resume import RunRecord
-from sheepop.model import ModelConfig, Transformer
+from sheepop.jobs.run_summary import ended_early
+from sheepop.model import ModelConfig
+from sheepop.model.cost import num_parameters
 from sheepop.report import (
     MISSING,
     Page,
@@ -87,7 +89,7 @@ def write_run_report(
     _add_model(page, config)
     _add_data(page, manifest)
     _add_stages(page, seconds)
-    _add_machine(page, record)
+    add_machine(page, record)
     page.add_section("Settings")
     page.add_text("The configuration with everything that was derived or measured filled in.")
     page.add_source(config_text, run.config_file.name)
@@ -149,6 +151,12 @@ def _add_overview(
     total = config.training.max_steps if config else None
     if steps == 0:
         page.add_text("The run has no finished steps yet.")
+    elif config is not None and ended_early(run, config):
+        patience = config.training.early_stopping
+        page.add_text(
+            f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: {patience} validations in "
+            "a row brought no improvement."
+        )
     elif total is not None and steps < total:
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Go on with it: sheepop train --resume.")
     bits = scores.bits_per_byte if scores else number(validation.get("bits_per_byte"))
@@ -157,7 +165,7 @@ def _add_overview(
             "Bits per byte of held-out text": _score("bits_per_byte", bits),
             "Parameters": _num_parameters(config.model) if config else None,
             "Steps": f"{steps:,} of {shown(total)}",
-            "Tokens trained on": _whole(last.get("tokens")),
+            "Tokens trained on": whole(last.get("tokens")),
             "Training time": duration(number(last.get("seconds"))),
             "Best checkpoint": _step_words(run.pointer("best")),
         }
@@ -226,7 +234,7 @@ def _add_training_samples(page: Page, samples: _Log) -> None:
         page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
     samples.add_note(page)
     for row in rows:
-        page.add_sample(_text(row.get("prompt")), _text(row.get("text")), label=_step_words(row.get("step")))
+        page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
 
 
 def _add_model(page: Page, config: SheepOpConfig | None) -> None:
@@ -264,7 +272,7 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
     if isinstance(manifest, str):
         page.add_text(manifest)
         return
-    files, documents = _entry(manifest, "files"), _entry(manifest, "documents")
+    files, documents = entry(manifest, "files"), entry(manifest, "documents")
     page.add_facts(
         {
             "Inputs": manifest.get("inputs"),
@@ -276,23 +284,23 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
             "Text": data_size(number(documents.get("bytes"))),
         }
     )
-    removed = [(stage.replace("_", " "), count) for stage, count in _entry(documents, "removed").items() if count]
+    removed = [(stage.replace("_", " "), count) for stage, count in entry(documents, "removed").items() if count]
     if removed:
         page.add_table(["Stage", "Documents removed"], removed, caption="Each one is named in removed.jsonl.zst.")
-    splits = _entry(manifest, "tokens", "splits")
+    splits = entry(manifest, "tokens", "splits")
     names = {"train": "Training", "validation": "Held out"}
     columns = ("documents", "tokens", "bytes", "unknown")
     page.add_table(
         ["Split", "Documents", "Tokens", "Bytes", "Unknown tokens"],
-        [(names.get(name, name), *(_entry(splits, name).get(key) for key in columns)) for name in splits],
+        [(names.get(name, name), *(entry(splits, name).get(key) for key in columns)) for name in splits],
     )
-    words = _entry(manifest, "split").get("words")
+    words = entry(manifest, "split").get("words")
     if words:
-        page.add_text(_text(words))
+        page.add_text(text(words))
     skipped = [
         (kind, reason, count)
         for kind, key in (("files", "skipped"), ("folders", "folders_skipped"))
-        for reason, count in _entry(files, key).items()
+        for reason, count in entry(files, key).items()
     ]
     if skipped:
         page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is named in quarantine.jsonl.")
@@ -305,29 +313,9 @@ def _add_stages(page: Page, seconds: Mapping[str, float] | None) -> None:
     page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all")
 
 
-def _add_machine(page: Page, record: RunRecord) -> None:
-    page.add_section("Machine")
-    machine = dict(record.machine)
-    versions = _entry(machine, "versions")
-    machine.pop("versions", None)
-    facts = [(_label(key), _machine_value(key, value)) for key, value in machine.items()]
-    speed = number(record.matrix_peak_flops)
-    facts.append(("Matrix speed, measured", None if speed is None else f"{speed / 1e9:,.4g} GFLOP/s"))
-    if record.step_seconds is not None:
-        facts.append(("Step time, measured at the start", f"{record.step_seconds:.4g} s"))
-    page.add_facts(facts)
-    page.add_heading("Versions")
-    page.add_facts({"sheepop": record.sheepop_version, **versions})
-    page.add_heading("Fingerprints")
-    page.add_facts({"Corpus": record.corpus_fingerprint, "Tokenizer": record.tokenizer_fingerprint})
-
-
 def _num_parameters(config: ModelConfig) -> int | None:
     """Trained numbers, tied ones once; None while the vocabulary is not known."""
-    if config.vocab_size is None:
-        return None
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(config).parameters())
+    return None if config.vocab_size is None else num_parameters(config)
 
 
 def _score(key: str, value: Any) -> str:
@@ -341,40 +329,6 @@ def _score(key: str, value: Any) -> str:
     return formats.get(key, "{:.4f}").format(found)
 
 
-def _machine_value(key: str, value: Any) -> Any:
-    if key in ("memory", "memory_available", "disk_free"):
-        return data_size(number(value))
-    if key == "accelerators" and isinstance(value, list | tuple):
-        cards = [card for card in value if isinstance(card, Mapping)]
-        return [f"{shown(card.get('name'))} ({data_size(number(card.get('memory')))})" for card in cards] or "none"
-    if isinstance(value, Mapping):
-        return [f"{name}: {shown(item)}" for name, item in value.items()]
-    return value
-
-
-def _label(key: str) -> str:
-    words = key.replace("_", " ")
-    return words[:1].upper() + words[1:]
-
-
 def _step_words(step: Any) -> str:
     found = number(step)
     return MISSING if found is None else f"step {found:,.0f}"
-
-
-def _whole(value: Any) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
-
-
-def _text(value: Any) -> str:
-    """Text as it is, also when it is empty; anything else as the page shows it."""
-    return value if isinstance(value, str) else shown(value)
-
-
-def _entry(tree: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """The mapping at `path`, empty when it is not there."""
-    node: Any = tree
-    for key in path:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node if isinstance(node, Mapping) else {}

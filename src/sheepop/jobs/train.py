@@ -55,10 +55,13 @@ from sheepop.train.activation_checkpointing import (
 )
 from sheepop.train.config import TrainingConfig
 from sheepop.train.interrupt import interrupts_advise
-from sheepop.train.metrics import JsonLines, tensorboard
+from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import apply_precision, candidates, choose_matrix_arithmetic, torch_dtype
+from sheepop.train.profiler import DIRECTORY as PROFILE
+from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.sinks import RunDescription, open_sinks
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class TrainOutcome:
     steps: int
     tokens: int
     best_step: int
+    ended_early: bool  # because the held-out loss no longer fell
     scores: Scores | None  # of the best checkpoint on the whole held-out split, if one is held out
 
 
@@ -79,13 +83,22 @@ def train(
     overwrite: bool = False,
     fork: Path | None = None,
     console: Console | None = None,
+    profile_steps: int | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
     path = config.output_dir or str(default_run_path())
     config = config.model_copy(update={"output_dir": path})
     with interrupts_advise(f"Go on with: sheepop train --resume {shlex.quote(path)}"):
-        outcome = run_training(config, resume=resume, overwrite=overwrite, fork=fork, console=console, times=times)
+        outcome = run_training(
+            config,
+            resume=resume,
+            overwrite=overwrite,
+            fork=fork,
+            console=console,
+            times=times,
+            profile_steps=profile_steps,
+        )
         record = RunRecord.read(outcome.run)
         write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
     return outcome
@@ -99,8 +112,11 @@ def run_training(
     fork: Path | None = None,
     console: Console | None = None,
     times: StageTimes | None = None,
+    profile_steps: int | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
+
+    With `profile_steps` that many steps are profiled into the run's ``profile/``.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
     stands; without a run there it starts, with the weights of the model that `fork` means if given. Raises
@@ -113,7 +129,7 @@ def run_training(
             console.warn(
                 f"The file system of {path} knows no locks: make sure that no other process works on this run."
             )
-        return _locked_run(config, path, resume, overwrite, fork, console, times or StageTimes())
+        return _locked_run(config, path, resume, overwrite, fork, console, times or StageTimes(), profile_steps)
 
 
 def _locked_run(
@@ -124,7 +140,9 @@ def _locked_run(
     fork: Path | None,
     console: Console,
     times: StageTimes,
+    profile_steps: int | None,
 ) -> TrainOutcome:
+    require_sinks(config.training.sinks)
     device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
     choose_matrix_arithmetic(device)
@@ -149,12 +167,13 @@ def _locked_run(
     else:
         run = RunDirectory.open(path)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
-        record = replace(stored.record, asked=config.model_dump(mode="json"))
+        record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
-        _run(config, run, corpus, record, device, console, resume=stored is not None, fork=origin)
+        resume = stored is not None
+        _run(config, run, corpus, record, device, console, resume=resume, fork=origin, profile_steps=profile_steps)
     with times("Scoring"):
         return score_run(run, corpus, config, device, console)
 
@@ -168,7 +187,8 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
     """The best checkpoint's scores on the whole held-out split."""
     loaded = load_model(run.path, device)
     steps, provenance = run.steps(), loaded.provenance
-    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), None)
+    early = steps[-1] < config.training.resolved().total_steps
+    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early, None)
     if corpus.validation.num_tokens == 0:
         return outcome
     batches = build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
@@ -195,11 +215,16 @@ def _start(
     fork: Fork | None,
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
-    config = _fit_model_to_tokenizer(config, corpus)
+    config = fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     with torch.device("meta"):
         check_layers(dict(Transformer(config.model).named_parameters()), training.layers)
+    if training.early_stopping is not None and corpus.validation.num_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "Raise data.validation_fraction, or leave early_stopping out."
+        )
     if training.compile and device == "cpu" and not _has_compiler():
         console.warn(
             "training.compile needs a C++ compiler and Python's headers, and they were not found; "
@@ -240,6 +265,7 @@ def _start(
         step_seconds=timing.seconds if timing else None,
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
         fork=fork,
+        device=device,
     )
     config = config.replace(training=training.model_dump())
     record.write(run)
@@ -280,6 +306,7 @@ def _run(
     *,
     resume: bool,
     fork: Fork | None,
+    profile_steps: int | None,
 ) -> None:
     tokenizer = corpus.tokenizer()
     model = _build_network(config, config.training, device)
@@ -297,6 +324,19 @@ def _run(
         stack.callback(metrics.close)
         samples = JsonLines(run.samples_file, state.samples_bytes)
         stack.callback(samples.close)
+        sinks = stack.enter_context(
+            open_sinks(config.training.sinks, _description(run, record, config, state), console)
+        )
+        around_step: AroundStep = unobserved
+        if profile_steps is not None:
+            around_step = StepProfiler(
+                run.path / PROFILE,
+                profile_steps,
+                steps_to_go=settings.total_steps - state.step,
+                device=device,
+                console=console,
+            )
+            stack.callback(around_step.close)
         trainer = Trainer(
             model=model,
             # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
@@ -325,7 +365,8 @@ def _run(
             flops_per_token=training_flops_per_token(config.model, plan.max_length),
             peak_flops=record.matrix_peak_flops,
             state=state,
-            sinks=[stack.enter_context(tensorboard(run.path / "tensorboard", state.step + 1))],
+            sinks=[sinks],
+            around_step=around_step,
             console=console,
             describe=lambda number: documents_of_step(corpus, plan, number),
             saves_the_beginning=fork is not None,
@@ -339,6 +380,11 @@ def _run(
             except SheepOpError as error:
                 console.warn(f"The report was not written: {error}")
             raise
+
+
+def _description(run: RunDirectory, record: RunRecord, config: SheepOpConfig, state: TrainingState) -> RunDescription:
+    path = run.path.resolve()
+    return RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
 
 
 def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, device: str) -> Callable[[], Scores] | None:
@@ -375,7 +421,8 @@ def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, c
     return state
 
 
-def _fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """`config` with the vocabulary of the corpus; raises `ConfigError` for a smaller one."""
     vocab_size = corpus.tokenizer().vocab_size
     if config.model.vocab_size is None:
         return config.replace(model={**config.model.model_dump(), "vocab_size": vocab_size})

@@ -8,23 +8,30 @@ from sheepop.report.charts import (
     speed_chart,
     stage_times_chart,
 )
-from sheepop.report.figures import save_png, training_curves
+from sheepop.report.comparison import Curves, comparison_figure, loss_comparison_chart
+from sheepop.report.figures import save_png, save_svg, training_curves
 from sheepop.report.formatting import MISSING, data_size, duration, shown
 from sheepop.report.page import Page
+from sheepop.report.range_test import range_test_figure
 from sheepop.report.series import Series, number, series, smooth
 
 __all__ = [
     "MISSING",
+    "Curves",
     "Page",
     "Series",
     "bits_per_byte_chart",
+    "comparison_figure",
     "data_size",
     "duration",
     "gradient_norm_chart",
     "learning_rate_chart",
     "loss_chart",
+    "loss_comparison_chart",
     "number",
+    "range_test_figure",
     "save_png",
+    "save_svg",
     "series",
     "shown",
     "smooth",

@@ -21,7 +21,7 @@ def loss_chart(metrics: Metrics) -> Figure:
     """Training loss (raw and smoothed) and held-out loss by step, in nats per token."""
     figure = _by_step("Nats per token")
     _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
-    _add_line(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
+    add_curve(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
     return figure
 
 
@@ -29,19 +29,19 @@ def bits_per_byte_chart(metrics: Metrics, references: Mapping[str, float] | None
     """Bits per byte of held-out text by step; `references` are drawn as level lines, name to bits per byte."""
     figure = _by_step("Bits per byte")
     found = series(metrics, "validation", "bits_per_byte")
-    _add_line(figure, found, "This model", VALIDATION, markers=True)
+    add_curve(figure, found, "This model", VALIDATION, markers=True)
     if figure.data:
         for place, (name, value) in enumerate((references or {}).items()):
             color = REFERENCES[place % len(REFERENCES)]
             level = Series([0, max(found.steps)], [number(value)] * 2)
-            _add_line(figure, level, name, color, markers=False, dash="dash")
+            add_curve(figure, level, name, color, markers=False, dash="dash")
     return figure
 
 
 def learning_rate_chart(metrics: Metrics) -> Figure:
     """Learning rate by step."""
     figure = _by_step()
-    _add_line(figure, series(metrics, "train", "learning_rate"), "Learning rate", TRAIN)
+    add_curve(figure, series(metrics, "train", "learning_rate"), "Learning rate", TRAIN)
     figure.update_yaxes(exponentformat="e", rangemode="tozero")
     return figure
 
@@ -49,7 +49,7 @@ def learning_rate_chart(metrics: Metrics) -> Figure:
 def gradient_norm_chart(metrics: Metrics) -> Figure:
     """Norm of the gradient before clipping, by step."""
     figure = _by_step()
-    _add_line(figure, series(metrics, "train", "grad_norm"), "Gradient norm", TRAIN)
+    add_curve(figure, series(metrics, "train", "grad_norm"), "Gradient norm", TRAIN)
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -67,7 +67,7 @@ def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
     from plotly.graph_objects import Bar
 
     known = {name: value for name, value in seconds.items() if number(value) is not None}
-    figure = _empty(height=90 + 34 * len(known))
+    figure = empty_chart(height=90 + 34 * len(known))
     if known:
         bar = Bar(
             x=list(known.values()),
@@ -91,7 +91,7 @@ def bars_chart(counts: Mapping[str, float], title: str, *, horizontal: bool = Fa
     from plotly.graph_objects import Bar
 
     names, values = [_plain(name) for name in counts], list(counts.values())
-    figure = _empty(height=max(240, 80 + 22 * len(names)) if horizontal else 320)
+    figure = empty_chart(height=max(240, 80 + 22 * len(names)) if horizontal else 320)
     if horizontal:
         figure.add_trace(Bar(x=values, y=names, orientation="h", marker_color=TRAIN))
         figure.update_xaxes(title_text=title, gridcolor=GRID, rangemode="tozero", exponentformat="SI")
@@ -105,13 +105,14 @@ def bars_chart(counts: Mapping[str, float], title: str, *, horizontal: bool = Fa
 
 
 def _by_step(title: str = "") -> Figure:
-    figure = _empty(height=320)
+    figure = empty_chart(height=320)
     figure.update_xaxes(title_text="Step", gridcolor=GRID, zeroline=False, rangemode="tozero", exponentformat="none")
     figure.update_yaxes(title={"text": title, "standoff": 10}, gridcolor=GRID, zeroline=False, automargin=True)
     return figure
 
 
-def _empty(height: int) -> Figure:
+def empty_chart(height: int) -> Figure:
+    """A chart without data, drawn like all others."""
     from plotly.graph_objects import Figure
 
     # Plotly's own template would paint a light background.
@@ -133,12 +134,12 @@ def _empty(height: int) -> Figure:
 def _add_smoothed(figure: Figure, found: Series, name: str) -> None:
     """The raw line, faint behind its moving average where there are points enough for one."""
     average = found.smoothed()
-    _add_line(figure, found, name, TRAIN, opacity=0.35 if average else 1.0)
+    add_curve(figure, found, name, TRAIN, opacity=0.35 if average else 1.0)
     if average is not None:
-        _add_line(figure, average, f"{name}, smoothed", TRAIN, markers=False)
+        add_curve(figure, average, f"{name}, smoothed", TRAIN, markers=False)
 
 
-def _add_line(
+def add_curve(
     figure: Figure,
     found: Series,
     name: str,

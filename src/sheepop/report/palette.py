@@ -7,3 +7,5 @@ VALIDATION = "#d9772b"
 REFERENCES = ("#8a8f98", "#a678c4", "#4f9d77")
 NEUTRAL = "#848b94"
 GRID = "rgba(132, 139, 148, 0.28)"
+# Okabe and Ito 2008, without black and yellow, which vanish on dark or light paper.
+RUNS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")

@@ -14,9 +14,9 @@ _LARGEST_DRAWN = 1e100  # differences and margins of larger values overflow in w
 
 @dataclass(frozen=True)
 class Series:
-    """Values by optimizer step; None where a row holds no number."""
+    """Values by optimizer step, or by what else the curve is drawn over; None where a row holds no number."""
 
-    steps: list[int]
+    steps: Sequence[float]
     values: list[float | None]
 
     @property
@@ -42,13 +42,14 @@ def number(value: Any) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def series(metrics: Sequence[Mapping[str, Any]], split: str, key: str) -> Series:
-    """The values of `key` in the rows of `split` that name a step and the key, in the order of the rows.
+def series(metrics: Sequence[Mapping[str, Any]], split: str, key: str, *, over: str = "step") -> Series:
+    """The values of `key` in the rows of `split` that name it and `over`, in the order of the rows.
 
     A value too large to be drawn counts as none.
     """
-    rows = [row for row in metrics if row.get("split") == split and key in row and _drawn(row.get("step")) is not None]
-    return Series([int(row["step"]) for row in rows], [_drawn(row[key]) for row in rows])
+    rows = [row for row in metrics if row.get("split") == split and key in row and _drawn(row.get(over)) is not None]
+    places = [row[over] if over != "step" else int(row[over]) for row in rows]
+    return Series(places, [_drawn(row[key]) for row in rows])
 
 
 def smooth(values: Sequence[float | None], span: float) -> list[float | None]:

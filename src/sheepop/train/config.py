@@ -24,6 +24,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
 ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,16 @@ class TrainingConfig(Config):
     compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
     log_interval: Count = 10
     log_batch_hash: bool = False
+    sinks: tuple[SinkName, ...] = Field(("tensorboard",), description="where metrics go beside metrics.jsonl")
     eval_interval: Count | None = Field(None, description="null is a tenth of the steps")
     eval_tokens: Count | None = Field(
         None, description="tokens per validation while training; null is all. The last one always sees all"
+    )
+    early_stopping: Count | None = Field(
+        None, description="validations without improvement that end the run; null never does"
+    )
+    early_stopping_delta: float = Field(
+        0.0, ge=0, description="by how many nats per token a loss must be lower to count as an improvement"
     )
     sample_interval: Count | None = Field(None, description="null is a fifth of the steps")
     sample_prompts: tuple[str, ...] = ()
@@ -121,6 +129,10 @@ class TrainingConfig(Config):
                 f"micro_batch_size = {self.micro_batch_size} does not divide "
                 f"global_batch_size = {self.global_batch_size}"
             )
+        if len(set(self.sinks)) < len(self.sinks):
+            raise ValueError(f"sinks = {list(self.sinks)} names one twice")
+        if self.early_stopping_delta and self.early_stopping is None:
+            raise ValueError("early_stopping_delta has no effect without early_stopping, the validations to wait for")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(
                 f"min_learning_rate = {self.min_learning_rate} is above learning_rate = {self.learning_rate}"

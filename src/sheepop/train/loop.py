@@ -21,15 +21,19 @@ from sheepop.core.random import seed_torch
 from sheepop.data import StepPlan
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
+from sheepop.train.early_stopping import EarlyStopping
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
+from sheepop.train.live_view import LiveView, measured_peak
 from sheepop.train.loss_scale import initial_loss_scale
-from sheepop.train.metrics import JsonLines, Sink
+from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import Network, NextToken, Objective
 from sheepop.train.optimizers import clip_gradients, set_learning_rate, unscale_gradients
 from sheepop.train.prefetch import Prefetch
+from sheepop.train.profiler import AroundStep, unobserved
 from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
+from sheepop.train.sinks import Sink
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 from sheepop.train.trouble import find_trouble
@@ -69,6 +73,7 @@ class Trainer:
     state: TrainingState = field(default_factory=TrainingState)
     objective: Objective = field(default_factory=NextToken)
     sinks: Sequence[Sink] = ()
+    around_step: AroundStep = unobserved
     console: Console = field(default_factory=Console.silent)
     describe: Callable[[int], list[str]] = lambda number: []
     saves_the_beginning: bool = False
@@ -79,9 +84,10 @@ class Trainer:
             self.state = self.state.after(loss_scale=initial_loss_scale(self.resolved.precision))
 
     def run(self) -> TrainingState:
-        """Trains to the last step; raises `Interrupted`, with everything saved, when a signal asks for an end.
+        """Trains to the last step, or until patience ends.
 
-        Raises `TrainingError`, with everything saved, when the numbers are in trouble and the policy is to stop.
+        Raises `Interrupted`, with everything saved, when a signal asks for an end, and `TrainingError`, with
+        everything saved, when the numbers are in trouble and the policy is to stop.
         """
         total = self.resolved.total_steps
         self._rescue = Rescue(self.config.trouble, self.checkpointer, self.console, self.describe)
@@ -91,15 +97,17 @@ class Trainer:
         with (
             catch_interrupts() as interruption,
             self._prefetch,
-            self.console.progress("Training", total, "steps") as progress,
+            self.console.progress("Training", total, "steps", done=self.state.step) as progress,
             closing(self.checkpointer),
         ):
-            progress.advance(self.state.step)
+            peak = measured_peak(self.peak_flops, self.resolved.precision)
+            self._view = LiveView(progress, total, self.state.step, peak, self.device)
             self._save_the_beginning()
             try:
                 self._do_what_is_due(interruption)
-                while self.state.step < total:
-                    self._step(interruption, progress)
+                while self.state.step < total and not self._early_stopping.is_over(self.state):
+                    with self.around_step(self.state.step):
+                        self._step(interruption, progress)
                     self._do_what_is_due(interruption)
             except StopRequestedError:
                 self.save()
@@ -113,6 +121,11 @@ class Trainer:
                 f"Stopped after step {self.state.step:,} of {total:,}; everything is saved in "
                 f"{self.checkpointer.run.path}.",
                 interruption.signal_number,
+            )
+        if self.state.step < total:
+            self.console.info(
+                f"Stopped early after step {self.state.step:,} of {total:,}: "
+                f"{self.state.stale_validations} validations in a row brought no improvement."
             )
         return self.state
 
@@ -154,7 +167,7 @@ class Trainer:
 
     def _finish_step(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
         if self.state.step % self.config.log_interval == 0 or self.state.step == self.resolved.total_steps:
-            self._log(loss, norm, prepared.batch_hash, progress)
+            self._log(loss, norm, prepared.batch_hash)
         progress.advance()
 
     def _pass_over(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
@@ -224,7 +237,7 @@ class Trainer:
         rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
         return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
-    def _log(self, loss: float, norm: float, batch_hash: str | None, progress: Progress) -> None:
+    def _log(self, loss: float, norm: float, batch_hash: str | None) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -242,7 +255,6 @@ class Trainer:
             **self._scale_metrics(),
             **({"batch_hash": batch_hash} if batch_hash is not None else {}),
         )
-        progress.describe(f"loss {loss:.3f}  lr {rate:.2e}  norm {norm:.2f}  {speed:,.0f} tokens/s")
 
     def _scale_metrics(self) -> dict[str, float]:
         scale = self.state.loss_scale
@@ -269,6 +281,9 @@ class Trainer:
             if self.state.best_loss is None or scores.loss < self.state.best_loss:
                 due = (*self.state.due, *([] if SAVE in self.state.due else [SAVE]))
                 self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step, due=due)
+            self.state = self._early_stopping.after(self.state, scores.loss)
+            if self._early_stopping.is_over(self.state) and SAVE not in self.state.due:
+                self.state = self.state.after(due=(*self.state.due, SAVE))
 
         return finish
 
@@ -281,6 +296,7 @@ class Trainer:
         def finish() -> None:
             for row in rows:
                 self.samples.append({"step": self.state.step, **row})
+                self._view.sampled({"step": self.state.step, **row})
                 self.console.info(f"  {row['prompt']!r} -> {row['text']!r}")
 
         return finish
@@ -321,6 +337,10 @@ class Trainer:
         self._log_mark = (time.monotonic(), state.tokens)
         return state
 
+    @property
+    def _early_stopping(self) -> EarlyStopping:
+        return EarlyStopping(self.config.early_stopping, self.config.early_stopping_delta)
+
     def write_trouble(self, row: dict[str, Any]) -> None:
         """Writes down a step that was not taken."""
         self._write(split="trouble", **row)
@@ -348,6 +368,7 @@ class Trainer:
     def _write(self, **row: Any) -> None:
         row = {"step": self.state.step, **row}
         self.metrics.append(row)
+        self._view.heard(row)
         for sink in self.sinks:
             sink.write(row)
 

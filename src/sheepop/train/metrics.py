@@ -1,14 +1,13 @@
-"""The course of a run as data: ``metrics.jsonl``, one JSON object a line, and TensorBoard beside it."""
+"""The course of a run as data: ``metrics.jsonl``, one JSON object a line."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import storage_errors
@@ -87,39 +86,3 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         else:
             num_unreadable += 1
     return rows, num_unreadable
-
-
-class Sink(Protocol):
-    """Something that wants every row of metrics."""
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Hears one row."""
-
-
-class TensorBoard:
-    """Scalars of every row as TensorBoard events, under ``split/name`` by step."""
-
-    def __init__(self, directory: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(directory), purge_step=first_step)
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Adds the row's numbers."""
-        for key, value in row.items():
-            if key not in ("step", "split") and isinstance(value, int | float):
-                self._writer.add_scalar(f"{row['split']}/{key}", value, row["step"])
-
-    def close(self) -> None:
-        """Flushes and closes the event file."""
-        self._writer.close()
-
-
-@contextmanager
-def tensorboard(directory: Path, first_step: int) -> Iterator[TensorBoard]:
-    """A TensorBoard sink that is closed when the block ends."""
-    sink = TensorBoard(directory, first_step)
-    try:
-        yield sink
-    finally:
-        sink.close()

@@ -21,6 +21,9 @@ from sheepop.train.loss_scale import LossScale
 from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.trouble import Window
 
+# What states written before these were counted do not hold; they begin at their defaults.
+_ADDED_LATER = {"reference_loss", "stale_validations"}
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -45,6 +48,8 @@ class TrainingState:
     rewound_to: int | None = None
     left_out: tuple[int, ...] = ()
     loss_scale: LossScale | None = None  # of float16 only
+    reference_loss: float | None = None  # the validation loss that later ones are to improve on
+    stale_validations: int = 0  # validations in a row that did not
 
     def after(self, **changes: Any) -> TrainingState:
         """A copy in which the given counters differ."""

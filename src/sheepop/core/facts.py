@@ -1,0 +1,22 @@
+"""What is shown to a person beside a bar: labels and values, safe for a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# File names and samples may hold escape sequences that would move a terminal's cursor or change its title.
+_VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A label and a value of a panel; one that is `wide` has a line to itself and is cut where the line ends."""
+
+    label: str
+    value: str
+    wide: bool = False
+
+
+def visible(text: str) -> str:
+    """Text in which control characters are written out, so that none reaches a terminal."""
+    return text.translate(_VISIBLE_CONTROLS)

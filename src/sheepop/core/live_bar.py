@@ -1,0 +1,124 @@
+"""The live bar of a terminal and the panel of facts below it, redrawn a few times a second and on every resize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, Group, RenderResult
+from rich.control import Control
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from sheepop.core.facts import Fact, visible
+
+_REDRAWS_PER_SECOND = 4
+_BAR_WIDTH = 24
+_SHORTEST_BAR = 6
+_COLUMNS_BESIDE_PANEL = 3  # description, bar, share: the panel says the rest
+_COLUMN_WIDTH = 24  # of a label and its value
+_WIDEST_PANEL = 118
+_FRAME_WIDTH = 4  # borders and padding
+_ECHO_WIDTH = 3  # what a terminal writes behind the last line on Ctrl-C must not begin a new one
+
+
+class LiveBar:
+    """A bar that is drawn while the block runs and gone after it."""
+
+    def __init__(self, console: RichConsole, description: str, total: float | None, unit: str, done: float = 0) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=_BAR_WIDTH),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[detail]}", markup=False),
+            console=console,
+        )
+        self._task = self._progress.add_task(description, total=total, detail=unit)
+        self._progress.update(self._task, completed=done)
+        self._width_before_detail = len(f"{description}  100% 0:00:00 ") + _SHORTEST_BAR
+        self._facts: Sequence[Fact] = ()
+        self._live = _ResizedLive(
+            get_renderable=self._render, console=console, refresh_per_second=_REDRAWS_PER_SECOND, transient=True
+        )
+
+    def __enter__(self) -> LiveBar:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def advance(self, amount: float = 1) -> None:
+        """Reports `amount` more units done."""
+        self._progress.advance(self._task, amount)
+
+    def describe(self, detail: str) -> None:
+        """Replaces the words behind the bar, unless a panel is shown, which says more."""
+        # On a narrow terminal the end of the detail gives way, not the share that is done.
+        room = max(0, self._console.width - self._width_before_detail - _ECHO_WIDTH)
+        self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
+
+    def show(self, facts: Sequence[Fact]) -> None:
+        """Replaces the panel; the time that is left belongs into it."""
+        self._facts = tuple(facts)
+        if self._facts:
+            self._progress.update(self._task, detail="")
+            self._progress.columns = self._progress.columns[:_COLUMNS_BESIDE_PANEL]
+
+    def _render(self) -> Group:
+        parts = [self._progress.get_renderable()]
+        if self._facts:
+            parts.append(FactPanel(self._facts))
+        return Group(*parts)
+
+
+class FactPanel:
+    """Facts in as many columns as fit the width; wide ones below, a line each."""
+
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        self._facts = facts
+
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width - _ECHO_WIDTH, _WIDEST_PANEL)
+        num_columns = max(1, (width - _FRAME_WIDTH) // _COLUMN_WIDTH)
+        narrow = [fact for fact in self._facts if not fact.wide]
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for _ in range(num_columns):
+            grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for start in range(0, len(narrow), num_columns):
+            grid.add_row(*(_line(fact) for fact in narrow[start : start + num_columns]))
+        lines = [_line(fact) for fact in self._facts if fact.wide]
+        yield Panel(Group(grid, *lines), width=width, border_style="dim", padding=(0, 1))
+
+
+class _ResizedLive(Live):
+    """A live display that starts on an empty screen after the terminal was made narrower.
+
+    There the terminal has broken the lines drawn before, and nobody knows how many rows they take now.
+    """
+
+    _drawn_width = 0
+
+    def refresh(self) -> None:
+        """Draws the display again."""
+        width = self.console.width
+        if width < self._drawn_width:
+            self.console.control(Control.clear(), Control.home())
+        self._drawn_width = width
+        super().refresh()
+
+
+def _line(fact: Fact) -> Text:
+    value = visible(fact.value.replace("\n", "⏎").replace("\t", " "))
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{fact.label} ", style="dim")
+    line.append(value)
+    return line

@@ -1,0 +1,36 @@
+"""Which revision of their own files somebody works with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_SECONDS = 20.0
+
+
+def git_state(place: str | Path = ".") -> dict[str, Any] | None:
+    """The commit that is checked out at `place`, and whether a tracked file differs from it.
+
+    None outside a repository, before its first commit, and where git is missing or does not answer.
+    """
+    commit = _git(place, "rev-parse", "--verify", "HEAD")
+    if not commit:
+        return None
+    changes = _git(place, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(place: str | Path, *arguments: str) -> str | None:
+    """What git prints, or None when it is missing, fails or takes too long."""
+    # Looking must neither start a file-system monitor nor take the repository's lock.
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(place), *arguments]
+    environment = {**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

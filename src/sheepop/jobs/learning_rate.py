@@ -1,0 +1,104 @@
+"""Finds a learning rate for a configuration: a range test on a throw-away model with the batches of a real run."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import UsageError
+from sheepop.core.files import storage_errors, write_json
+from sheepop.core.random import seed_torch
+from sheepop.data import SampleOrder
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.train import fit_model_to_tokenizer
+from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
+from sheepop.model import build_model
+from sheepop.report import range_test_figure, save_png
+from sheepop.train import build_optimizers, clip_gradients
+from sheepop.train.objective import NextToken
+from sheepop.train.optimizer import set_learning_rate
+from sheepop.train.precision import candidates
+from sheepop.train.rate_finder import RangeTest, find_learning_rate
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+
+LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
+RESULT, PICTURE = "learning-rate.json", "learning-rate.png"
+
+
+@dataclass(frozen=True)
+class FoundRate:
+    """The result of a range test and where it was written."""
+
+    directory: Path
+    test: RangeTest
+
+
+def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> FoundRate:
+    """Tests `config` at ever higher rates and writes picture and numbers into its output directory.
+
+    No run is started or touched: raises `UsageError` when the directory holds one.
+    """
+    console = console or Console.silent()
+    device = resolve_device(config.device)
+    directory = Path(config.output_dir) if config.output_dir else _default_directory()
+    if RunDirectory(directory).holds_run():
+        raise UsageError(f"{directory} holds a run, and a range test is none. Choose another --output.")
+    with storage_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")
+    with scratch as place:
+        test = _test(config, RunDirectory(Path(place)), device, console)
+    write_json(directory / RESULT, test.to_dict())
+    figure = range_test_figure(test.rates, test.losses, test.smoothed, test.suggestion, test.lowest)
+    save_png(figure, directory / PICTURE)
+    return FoundRate(directory, test)
+
+
+def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Console) -> RangeTest:
+    corpus = open_corpus(config, scratch, console)
+    refuse_ignored_settings(config, corpus)
+    config = fit_model_to_tokenizer(config, corpus)
+    training = config.training
+    batches = build_batches(config, corpus.train, corpus.tokenizer())
+    order = SampleOrder(batches.num_samples, config.seed)
+    model = build_model(config.model, config.seed, device)
+    model.train()
+    optimizers = build_optimizers(model, training)
+    size = training.global_batch_size
+    micro_batch_size = training.micro_batch_size or size
+    precision = candidates(training.precision, device)[-1]
+    taken = 0
+
+    def step(rate: float) -> float:
+        nonlocal taken
+        batch = batches.batch(order.indices(taken * size, size))
+        loss, _ = accumulate_gradients(
+            model,
+            NextToken(),
+            PreparedStep.of(batch, micro_batch_size, NextToken(), device=device),
+            device=device,
+            precision=precision,
+            before_forward=lambda number: seed_torch(config.seed, "range test", taken, number),
+        )
+        clip_gradients(model.parameters(), training.max_grad_norm)
+        set_learning_rate(optimizers, rate)
+        apply_gradients(optimizers)
+        taken += 1
+        return loss
+
+    with console.progress("Range test", NUM_STEPS, "steps") as progress:
+
+        def show(rate: float, loss: float) -> None:
+            progress.advance()
+            progress.describe(f"lr {rate:.2e}  loss {loss:.3f}")
+
+        return find_learning_rate(step, start=LOWEST, end=HIGHEST, num_steps=NUM_STEPS, on_step=show)
+
+
+def _default_directory() -> Path:
+    return Path("runs") / datetime.now(UTC).astimezone().strftime("learning-rate-%Y-%m-%d-%H%M%S")

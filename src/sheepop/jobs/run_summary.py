@@ -1,0 +1,146 @@
+"""What can be said of a run from its directory alone: its size, how far it came, how well it does, its state."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sheepop.checkpoint import RunDirectory, read_counters
+from sheepop.core.config import read_config_file, validate
+from sheepop.core.errors import CheckpointError, SheepOpError
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.record_values import whole
+from sheepop.jobs.resume import RECORD
+from sheepop.model.cost import num_parameters
+from sheepop.report import number
+from sheepop.train.metrics import read_json_lines
+
+State = Literal["running", "finished", "stopped"]
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run. Scores are the best of all its validations; what is not known is None."""
+
+    name: str
+    path: str
+    state: State
+    ended_early: bool
+    parameters: int | None
+    steps: int
+    total_steps: int | None
+    tokens: int | None
+    seconds: float | None
+    best_loss: float | None
+    bits_per_byte: float | None
+    last_train_loss: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run with everything a comparison needs: its summary, its settings without nesting, its metrics."""
+
+    summary: RunSummary
+    settings: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+
+
+def find_runs(paths: Sequence[Path]) -> tuple[list[FoundRun], dict[str, str]]:
+    """The runs among `paths` and in the folders among them, and why each other folder there is left out."""
+    found, left_out = [], {}
+    for path in _candidates(paths):
+        try:
+            found.append(read_run(path))
+        except (SheepOpError, OSError) as error:
+            left_out[str(path)] = str(error)
+    return found, left_out
+
+
+def read_run(path: Path) -> FoundRun:
+    """The run at `path`; raises `CheckpointError` or `ConfigError` when it is none or cannot be read."""
+    run = RunDirectory(path)
+    if not run.config_file.is_file() and not (path / RECORD).is_file():
+        raise CheckpointError("not a run")
+    config = validate(SheepOpConfig, read_config_file(run.config_file))
+    metrics, _ = read_json_lines(run.metrics_file)
+    train = [row for row in metrics if row.get("split") == "train"]
+    last = train[-1] if train else {}
+    steps = max([*run.steps(), whole(last.get("step")) or 0])
+    early = ended_early(run, config)
+    state: State = "stopped"
+    if is_running(run):
+        state = "running"
+    elif early or (config.training.max_steps is not None and steps >= config.training.max_steps):
+        state = "finished"
+    summary = RunSummary(
+        name=path.resolve().name,
+        path=str(path),
+        state=state,
+        ended_early=early,
+        parameters=None if config.model.vocab_size is None else num_parameters(config.model),
+        steps=steps,
+        total_steps=config.training.max_steps,
+        tokens=whole(last.get("tokens")),
+        seconds=number(last.get("seconds")),
+        best_loss=_lowest(metrics, "loss"),
+        bits_per_byte=_lowest(metrics, "bits_per_byte"),
+        last_train_loss=number(last.get("loss")),
+    )
+    return FoundRun(summary, dict(_leaves(config.model_dump(mode="json"))), metrics)
+
+
+def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
+    """Whether patience came to its end before the last step."""
+    patience, steps = config.training.early_stopping, run.steps()
+    if patience is None or not steps or steps[-1] == config.training.max_steps:
+        return False
+    try:
+        counters = read_counters(run.checkpoint(steps[-1]))
+    except SheepOpError:
+        return False
+    return int(counters.get("stale_validations", 0)) >= patience
+
+
+def is_running(run: RunDirectory) -> bool:
+    """Whether a process holds the run's lock now."""
+    try:
+        with (run.path / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _candidates(paths: Sequence[Path]) -> Iterator[Path]:
+    """Each path that is a run or holds no folder, and else the folders in it; hidden ones are nobody's runs."""
+    for path in paths:
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is not a directory. Name a run, or a folder of runs.")
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        if RunDirectory(path).holds_run() or not folders:
+            yield path
+        else:
+            yield from folders
+
+
+def _lowest(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = (number(row.get(key)) for row in metrics if row.get("split") == "validation")
+    return min((value for value in values if value is not None), default=None)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,90 @@
+"""Loss curves of several runs in one picture and in one chart, by step and by training time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sheepop.report.charts import add_curve, empty_chart
+from sheepop.report.palette import GRID, RUNS
+from sheepop.report.series import Series, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from plotly.graph_objects import Figure as Chart
+
+Over = Literal["step", "seconds"]
+_AXES = {"step": "Step", "seconds": "Training time (s)"}
+_DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A run's name and the rows of its metrics."""
+
+    name: str
+    metrics: Sequence[Mapping[str, Any]]
+
+
+def comparison_figure(runs: Sequence[Curves]) -> Figure:
+    """Four panels: held-out loss above, smoothed training loss below; by step left, by training time right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2)
+    for axes, over in zip(panels[0], _AXES, strict=True):
+        _draw(axes, runs, "validation", over)
+    for axes, over in zip(panels[1], _AXES, strict=True):
+        _draw(axes, runs, "train", over)
+    lines, names = panels[0][0].get_legend_handles_labels()
+    if not names:
+        lines, names = panels[1][0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=min(4, max(1, len(names))), frameon=False, fontsize=9)
+    return figure
+
+
+def loss_comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
+    """The loss of every run in `split`, the training loss smoothed, by step or by training time."""
+    chart = empty_chart(height=360)
+    chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
+    chart.update_yaxes(title={"text": "Nats per token", "standoff": 10}, gridcolor=GRID, zeroline=False)
+    for place, run in enumerate(runs):
+        dash = _DASHES[place // len(RUNS) % len(_DASHES)][1]
+        add_curve(chart, _loss(run, split, over), run.name, RUNS[place % len(RUNS)], markers=False, dash=dash)
+    return chart
+
+
+def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> None:
+    for place, run in enumerate(runs):
+        found = _loss(run, split, over)
+        if found.is_empty:
+            continue
+        values = [math.nan if value is None else value for value in found.values]
+        axes.plot(
+            found.steps,
+            values,
+            color=RUNS[place % len(RUNS)],
+            linestyle=_DASHES[place // len(RUNS) % len(_DASHES)][0],
+            marker="o" if split == "validation" else None,
+            markersize=3,
+            linewidth=1.5,
+            label=run.name,
+        )
+    axes.set_title("Held-out loss" if split == "validation" else "Training loss, smoothed", loc="left", fontsize=11)
+    axes.set_xlabel(_AXES[over], fontsize=9)
+    axes.set_ylabel("Nats per token", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
+
+
+def _loss(run: Curves, split: str, over: str) -> Series:
+    found = series(run.metrics, split, "loss", over=over)
+    return found if split == "validation" else found.smoothed() or found

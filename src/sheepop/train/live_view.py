@@ -1,0 +1,116 @@
+"""What a person sees of a run while it trains: its numbers, its memory, the time left, what it says and scores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from sheepop.core.console import Progress
+from sheepop.core.facts import Fact
+from sheepop.report import MISSING, data_size, duration, shown
+
+
+@dataclass
+class LiveView:
+    """Turns what the loop writes into the words behind a bar and the facts below it.
+
+    `peak` says what the metric ``mfu`` is a share of; `done` steps were taken before this session.
+    """
+
+    progress: Progress
+    total_steps: int
+    done: int
+    peak: str
+    device: str
+    clock: Callable[[], float] = time.monotonic
+    _train: Mapping[str, Any] = field(default_factory=dict)
+    _validation: Mapping[str, Any] = field(default_factory=dict)
+    _best: Mapping[str, Any] = field(default_factory=dict)
+    _sample: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    def heard(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of metrics."""
+        if row["split"] == "train":
+            self._train = row
+        elif row["split"] == "validation":
+            self._validation = row
+            if not self._best or row["loss"] < self._best["loss"]:
+                self._best = row
+        self._show()
+
+    def sampled(self, row: Mapping[str, Any]) -> None:
+        """Shows what the model wrote."""
+        self._sample = row
+        self._show()
+
+    def _show(self) -> None:
+        row = self._train
+        if row:
+            self.progress.describe(
+                f"loss {row['loss']:.3f}  lr {row['learning_rate']:.2e}  norm {row['grad_norm']:.2f}  "
+                f"{row['tokens_per_second']:,.0f} tokens/s  {row['mfu']:.0%} MFU  {data_size(self._memory()[1])}"
+            )
+        self.progress.show(self.facts())
+
+    def facts(self) -> list[Fact]:
+        """Everything known, in the order in which it is shown."""
+        row = self._train
+        step = row.get("step", self.done)
+        kind, memory = self._memory()
+        facts = [
+            Fact("Step", f"{step:,} of {self.total_steps:,}"),
+            Fact("Loss", _number(row.get("loss"), ".4f")),
+            Fact("Gradient norm", _number(row.get("grad_norm"), ".3f")),
+            Fact("Learning rate", _number(row.get("learning_rate"), ".2e")),
+            Fact("Tokens/s", _number(row.get("tokens_per_second"), ",.0f")),
+            Fact(kind, data_size(memory)),
+            Fact("Tokens", shown(row.get("tokens"))),
+            Fact("Time left", duration(self._seconds_left(step))),
+            Fact("MFU", f"{_number(row.get('mfu'), '.1%')} of {self.peak}", wide=True),
+        ]
+        if self._validation:
+            facts.append(Fact("Held out", self._scores(), wide=True))
+        if self._sample:
+            text = f"step {self._sample['step']:,}: {self._sample['prompt']}{self._sample['text']}"
+            facts.append(Fact("Sample", text, wide=True))
+        return facts
+
+    def _scores(self) -> str:
+        last, best = self._validation, self._best
+        words = f"step {last['step']:,}: loss {last['loss']:.4f}, {last['bits_per_byte']:.4f} bits per byte"
+        if best["step"] == last["step"]:
+            return f"{words}, the best so far"
+        return f"{words} (best {best['loss']:.4f} at step {best['step']:,})"
+
+    def _seconds_left(self, step: int) -> float | None:
+        """From the mean time of all steps of this session, validations and checkpoints included."""
+        if step <= self.done:
+            return None
+        return (self.clock() - self._started) / (step - self.done) * (self.total_steps - step)
+
+    def _memory(self) -> tuple[str, int]:
+        """What the tensors of a GPU hold, else what the process holds, in bytes."""
+        if self.device == "cuda":
+            return "GPU memory", torch.cuda.memory_allocated()
+        if self.device == "mps":
+            return "GPU memory", torch.mps.current_allocated_memory()
+        return "Memory", psutil.Process().memory_info().rss
+
+
+def measured_peak(flops: float, precision: str) -> str:
+    """What the metric ``mfu`` is a share of, in words."""
+    unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
+    return f"{flops / size:,.3g} {unit}, the matrix peak measured in {precision}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return MISSING if value is None or not math.isfinite(value) else format(value, form)

@@ -1,0 +1,112 @@
+"""Where the time of a training step goes: a trace of a few steps, and a table of the costliest operations.
+
+Looking changes none of the numbers of a run: the profiler only notes which operations begin and end when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from sheepop.core.console import Console
+from sheepop.core.files import storage_errors, write_atomic
+
+DIRECTORY = "profile"
+TRACE = "trace.json"
+TABLE = "operations.txt"
+WARMUP_STEPS = 3  # compilation, first allocations
+_TABLE_ROWS = 40
+
+
+# What a step runs within; it hears how many steps were taken before.
+AroundStep = Callable[[int], AbstractContextManager[Any]]
+
+
+def unobserved(step: int) -> AbstractContextManager[Any]:
+    """Nothing around a step."""
+    return nullcontext()
+
+
+class StepProfiler:
+    """Records `num_steps` steps after a warm-up of this session and writes them into `directory`.
+
+    A session with fewer steps than that is recorded from as late as leaves room for them; `steps_to_go` tells how
+    many it has. What goes wrong is a warning: a run is worth more than its trace.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        num_steps: int,
+        *,
+        steps_to_go: int,
+        device: str,
+        console: Console,
+    ) -> None:
+        self._directory, self._device, self._console = directory, device, console
+        self._first = max(0, min(WARMUP_STEPS, steps_to_go - num_steps))
+        self._last = min(self._first + num_steps, steps_to_go) - 1
+        self._seen = 0
+        self._profile: Any = None
+
+    def __call__(self, step: int) -> AbstractContextManager[Any]:
+        """What to wrap the next step into; `step` names it in the trace."""
+        number, self._seen = self._seen, self._seen + 1
+        if number == self._first and number <= self._last:
+            self._begin()
+        elif number == self._last + 1:
+            self.close()
+        return record_function(f"step {step + 1}") if self._profile is not None else nullcontext()
+
+    def close(self) -> None:
+        """Writes what was recorded, if it was not written before."""
+        if self._profile is None:
+            return
+        recorded, self._profile = self._profile, None
+        try:
+            recorded.stop()
+            self._write(recorded)
+        except Exception as error:
+            self._console.warn(f"The profile was not written: {type(error).__name__}: {error}")
+        else:
+            self._console.info(
+                f"Profile: {self._directory / TABLE}, and {TRACE} beside it for https://ui.perfetto.dev."
+            )
+
+    def _begin(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device == "cuda":
+            torch.cuda.synchronize()  # what began before is not part of it
+            activities.append(ProfilerActivity.CUDA)
+        begun = profile(activities=activities, record_shapes=True)
+        try:
+            begun.start()
+        except RuntimeError as error:
+            self._console.warn(f"The profiler does not work here: {error}")
+        else:
+            self._profile = begun
+
+    def _write(self, recorded: Any) -> None:
+        with storage_errors(self._directory):
+            self._directory.mkdir(exist_ok=True)
+            temporary = self._directory / f".{TRACE}.partial-profile"
+            recorded.export_chrome_trace(str(temporary))
+            temporary.replace(self._directory / TRACE)
+        key = "self_cuda_time_total" if self._device == "cuda" else "self_cpu_time_total"
+        averages = recorded.key_averages()
+        table = averages.table(sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48)
+        by_shape = recorded.key_averages(group_by_input_shape=True)
+        shapes = by_shape.table(
+            sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48, max_shapes_column_width=72
+        )
+        steps = f"{self._last - self._first + 1} steps"
+        write_atomic(
+            self._directory / TABLE,
+            f"The costliest operations of {steps}, by their own time\n\n{table}\n\n"
+            f"The same by the shapes of what they take\n\n{shapes}\n",
+        )

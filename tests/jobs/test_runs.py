@@ -1,0 +1,157 @@
+"""Listing and comparing runs, from directories written by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import dump_config, validate
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.runs import compare_runs, list_runs, row, write_comparison
+
+MODEL = {"vocab_size": 300, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 64}
+# Embedding; per layer: attention with biases, feed-forward with biases, two norms; the last norm. The head is tied.
+PARAMETERS = 300 * 32 + 2 * (4 * (32 * 32 + 32) + (32 * 128 + 128) + (128 * 32 + 32) + 4 * 32) + 2 * 32
+
+
+def make_run(
+    path: Path, losses: list[float], *, steps: int = 0, stale: int | None = None, **training: Any
+) -> RunDirectory:
+    """A run of ten steps a validation; loss and bits per byte are in the ratio of 2 to 1."""
+    run = RunDirectory.create(path)
+    settings = {"max_steps": 100, "learning_rate": 0.001, **training}
+    config = validate(SheepOpConfig, {"model": MODEL, "training": settings, "output_dir": str(path)})
+    run.config_file.write_text(dump_config(config))
+    rows = []
+    for number, loss in enumerate(losses, start=1):
+        step = {"step": number * 10, "tokens": number * 1280, "seconds": number * 1.5}
+        rows += [{**step, "split": "train", "loss": loss - 0.5}]
+        rows += [{**step, "split": "validation", "loss": loss, "bits_per_byte": loss / 2}]
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if steps:
+        state = run.checkpoint(steps) / "state"
+        state.mkdir(parents=True)
+        counters = {"step": steps, **({} if stale is None else {"stale_validations": stale})}
+        (state / "state.json").write_text(json.dumps({"format_version": 1, "counters": counters}))
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs, one of them stopped and one without a score, and two folders that hold none."""
+    runs = tmp_path / "runs"
+    make_run(runs / "good", [5.0 - 0.2 * i for i in range(10)], steps=100)
+    make_run(runs / "better", [4.0, 2.0, 2.5, 2.2], learning_rate=0.01, optimizer="muon")
+    make_run(runs / "begun", [])
+    (runs / "photos").mkdir()
+    (runs / "damaged").mkdir()
+    (runs / "damaged" / "config.yaml").write_text("model: [")
+    (runs / ".hidden").mkdir()
+    return runs
+
+
+def test_runs_are_listed_best_first_with_their_scores(folder: Path) -> None:
+    listing = list_runs([folder])
+    found = [run.summary.to_dict() for run in listing.runs]
+    assert [run["name"] for run in found] == ["better", "good", "begun"]
+    assert found[0] == {
+        "name": "better",
+        "path": str(folder / "better"),
+        "state": "stopped",
+        "ended_early": False,
+        "parameters": PARAMETERS,
+        "steps": 40,
+        "total_steps": 100,
+        "tokens": 5120,
+        "seconds": 6.0,
+        "best_loss": 2.0,
+        "bits_per_byte": 1.0,
+        "last_train_loss": pytest.approx(1.7),
+    }
+    assert row(listing.runs[1].summary) == (
+        "good",
+        "finished",
+        "35.1k",
+        "100 of 100",
+        "12.8k",
+        "15.0 s",
+        "3.2000",
+        "1.6000",
+    )
+    assert row(listing.runs[2].summary)[3:] == ("0 of 100", "–", "–", "–", "–")
+
+
+def test_what_is_no_run_is_named_with_the_reason_and_stops_nothing(folder: Path) -> None:
+    left_out = list_runs([folder]).left_out
+    assert left_out.keys() == {str(folder / "damaged"), str(folder / "photos")}
+    assert left_out[str(folder / "photos")] == "not a run"
+    assert "line 1: not valid YAML" in left_out[str(folder / "damaged")]
+
+
+@pytest.mark.parametrize(
+    ("sort", "names"),
+    [
+        ("loss", ["better", "good", "begun"]),
+        ("name", ["begun", "better", "good"]),
+        ("steps", ["good", "better", "begun"]),
+        ("tokens", ["good", "better", "begun"]),
+        ("time", ["good", "better", "begun"]),
+    ],
+)
+def test_runs_are_sorted_as_asked(folder: Path, sort: Any, names: list[str]) -> None:
+    assert [run.summary.name for run in list_runs([folder], sort=sort).runs] == names
+
+
+@pytest.mark.parametrize(("stale", "state", "early"), [(3, "finished", True), (2, "stopped", False)])
+def test_a_run_out_of_patience_is_finished(tmp_path: Path, stale: int, state: str, early: bool) -> None:
+    make_run(tmp_path / "run", [4.0, 4.1, 4.2, 4.3], steps=40, stale=stale, early_stopping=3)
+    (run,) = list_runs([tmp_path / "run"]).runs
+    assert (run.summary.state, run.summary.ended_early) == (state, early)
+
+
+def test_a_run_whose_lock_is_held_is_running(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [4.0])
+    with (tmp_path / "run" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert list_runs([tmp_path / "run"]).runs[0].summary.state == "running"
+    assert list_runs([tmp_path / "run"]).runs[0].summary.state == "stopped"
+
+
+def test_settings_that_differ_are_found(folder: Path) -> None:
+    comparison = compare_runs([folder / "good", folder / "better"])
+    assert comparison.settings == {
+        "training.optimizer": ["muon", "adamw"],
+        "training.learning_rate": [0.01, 0.001],
+    }
+
+
+def test_a_comparison_needs_two_runs(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"needs two runs, and 1 was found\. .*photos is left out: not a run"):
+        compare_runs([folder / "good", folder / "photos"])
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        list_runs([folder / "nowhere"])
+
+
+def test_page_picture_and_numbers_are_written(folder: Path, tmp_path: Path) -> None:
+    comparison = compare_runs([folder])
+    page = write_comparison(comparison, tmp_path / "out")
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} == {
+        "comparison.html",
+        "comparison.json",
+        "comparison.png",
+        "comparison.svg",
+    }
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert written == json.loads(json.dumps(comparison.to_dict()))
+    assert "<td>better</td>" in page.read_text() and "training.optimizer" in page.read_text()
+    svg = (tmp_path / "out" / "comparison.svg").read_bytes()
+    assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    write_comparison(comparison, tmp_path / "again")
+    assert (tmp_path / "again" / "comparison.svg").read_bytes() == svg

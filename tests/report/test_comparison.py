@@ -1,0 +1,60 @@
+"""Curves of several runs: what is drawn over steps and over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sheepop.report import Curves, comparison_figure, loss_comparison_chart, range_test_figure, smooth
+
+
+def rows(name: str, offset: float) -> Curves:
+    found: list[dict[str, Any]] = []
+    for step in range(10, 210, 10):
+        found.append({"step": step, "split": "train", "loss": offset + 50 / step, "seconds": step * offset})
+        if step % 50 == 0:
+            found.append({"step": step, "split": "validation", "loss": offset + 60 / step, "seconds": step * offset})
+    return Curves(name, found)
+
+
+RUNS = [rows("one", 1.0), rows("two", 1.5), Curves("empty", [])]
+
+
+def test_panels_hold_losses_over_steps_and_over_time() -> None:
+    figure = comparison_figure(RUNS)
+    by_step, by_time, train_by_step, train_by_time = figure.axes
+    assert [line.get_label() for line in by_step.lines] == ["one", "two"]
+    assert list(by_step.lines[1].get_xdata()) == [50, 100, 150, 200]
+    assert list(by_step.lines[1].get_ydata()) == [1.5 + 60 / step for step in (50, 100, 150, 200)]
+    assert list(by_time.lines[1].get_xdata()) == [75, 150, 225, 300]
+    raw = [1.0 + 50 / step for step in range(10, 210, 10)]
+    assert list(train_by_step.lines[0].get_ydata()) == smooth(raw, 3.0)
+    assert list(train_by_time.lines[1].get_xdata()) == [1.5 * step for step in range(10, 210, 10)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+
+
+def test_runs_that_have_not_begun_are_drawn_as_such() -> None:
+    figure = comparison_figure([Curves("empty", []), Curves("other", [])])
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["No values yet"] * 4
+
+
+@pytest.mark.parametrize(("over", "last"), [("step", 200), ("seconds", 300.0)])
+def test_charts_hold_the_same_curves(over: Any, last: float) -> None:
+    chart = loss_comparison_chart(RUNS, "validation", over=over)
+    assert [trace.name for trace in chart.data] == ["one", "two"]
+    assert chart.data[1].x[-1] == last
+    assert chart.data[0].line.color != chart.data[1].line.color
+
+
+def test_many_runs_are_told_apart_by_dashes() -> None:
+    chart = loss_comparison_chart([rows(str(number), 1.0) for number in range(18)], "train", over="step")
+    assert len({(trace.line.color, trace.line.dash) for trace in chart.data}) == 18
+
+
+def test_a_range_test_is_drawn_with_its_two_rates() -> None:
+    rates, losses = [1e-4, 1e-3, 1e-2, 1e-1], [5.0, 4.0, 3.0, 90.0]
+    (axes,) = range_test_figure(rates, losses, losses, 1e-3, 1e-2).axes
+    assert axes.get_xscale() == "log"
+    assert [list(line.get_xdata()) for line in axes.lines[2:]] == [[1e-3, 1e-3], [1e-2, 1e-2]]
+    assert axes.get_ylim() == pytest.approx((2.7, 5.6))

@@ -1,0 +1,84 @@
+"""What a person sees of a run: the facts of the panel, and the words where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sheepop.core.facts import Fact
+from sheepop.train.live_view import LiveView, measured_peak
+
+
+@dataclass
+class Shown:
+    words: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+
+    def advance(self, amount: float = 1) -> None:
+        pass
+
+    def describe(self, detail: str) -> None:
+        self.words = detail
+
+    def show(self, facts: Sequence[Fact]) -> None:
+        self.facts = {fact.label: fact.value for fact in facts}
+
+
+def row(step: int, **values: Any) -> dict[str, Any]:
+    train = {"step": step, "split": "train", "loss": 3.25, "learning_rate": 0.00095, "grad_norm": 0.625}
+    return {**train, "tokens": 51200, "tokens_per_second": 12345.6, "mfu": 0.4321, "seconds": 9.0, **values}
+
+
+def held_out(step: int, loss: float) -> dict[str, Any]:
+    return {"step": step, "split": "validation", "loss": loss, "bits_per_byte": loss / 2}
+
+
+def view(shown: Shown, done: int = 0) -> tuple[LiveView, list[float]]:
+    now = [1000.0]
+    peak = measured_peak(2.0e12, "bf16")
+    return LiveView(shown, 1000, done, peak, "cpu", clock=lambda: now[0]), now
+
+
+def test_numbers_stand_in_the_panel() -> None:
+    shown = Shown()
+    live, now = view(shown)
+    now[0] += 50
+    live.heard(row(100))
+    memory = shown.facts.pop("Memory")
+    assert memory.endswith(("MB", "GB"))
+    assert shown.facts == {
+        "Step": "100 of 1,000",
+        "Loss": "3.2500",
+        "Gradient norm": "0.625",
+        "Learning rate": "9.50e-04",
+        "Tokens/s": "12,346",
+        "Tokens": "51,200",
+        "Time left": "7 min 30 s",  # 100 steps in 50 s, 900 to go
+        "MFU": "43.2% of 2 TFLOP/s, the matrix peak measured in bf16",
+    }
+    assert shown.words.startswith("loss 3.250  lr 9.50e-04  norm 0.62  12,346 tokens/s  43% MFU  ")
+
+
+def test_time_left_counts_the_steps_of_this_session_only() -> None:
+    shown = Shown()
+    live, now = view(shown, done=900)
+    now[0] += 30
+    live.heard(row(910))
+    assert shown.facts["Time left"] == "4 min 30 s"
+
+
+def test_the_last_and_the_best_validation_and_the_last_sample_are_shown() -> None:
+    shown = Shown()
+    live, _ = view(shown)
+    live.heard(held_out(20, 4.0))
+    assert shown.facts["Held out"] == "step 20: loss 4.0000, 2.0000 bits per byte, the best so far"
+    live.heard(held_out(40, 4.5))
+    assert shown.facts["Held out"] == "step 40: loss 4.5000, 2.2500 bits per byte (best 4.0000 at step 20)"
+    live.sampled({"step": 40, "prompt": "Oh", "text": " sheep\n"})
+    assert shown.facts["Sample"] == "step 40: Oh sheep\n"
+    assert shown.facts["Loss"] == "–"
+
+
+def test_a_peak_below_a_teraflop_is_said_in_gigaflops() -> None:
+    assert measured_peak(76.5e9, "fp32") == "76.5 GFLOP/s, the matrix peak measured in fp32"
