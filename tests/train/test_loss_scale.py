@@ -49,19 +49,27 @@ def test_only_float16_is_scaled() -> None:
 
 
 def test_an_overflow_skips_the_step_and_the_run_goes_on(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer("run", precision="fp16", max_steps=6)
+    trainer = make_trainer("run", precision="fp16", max_steps=6, sample_interval=1)
     # At this scale the gradients of float16 results are beyond 65504; a few steps bring it down.
     trainer.state = TrainingState(loss_scale=LossScale(scale=2.0**34))
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer._step(0)
-    assert (trainer.state.step, trainer.state.loss_scale) == (1, LossScale(2.0**33, 0, 1))
-    assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters())
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    assert not any(optimizer.state for optimizer in trainer.optimizers)
+
+    def look(step: int) -> list[dict[str, object]]:
+        if step == 1:
+            assert trainer.state.loss_scale == LossScale(2.0**33, 0, 1)
+            assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters())
+            assert all(parameter.grad is None for parameter in trainer.model.parameters())
+            assert not any(optimizer.state for optimizer in trainer.optimizers)
+            looked.append(step)
+        return []
+
+    looked: list[int] = []
+    trainer.sample = look
     trainer.run()
+    assert looked == [1]
     rows = [row for row in read_json_lines(trainer.checkpointer.run.metrics_file)[0] if row["split"] == "train"]
     scales = [(row["loss_scale"], row["skipped_steps"]) for row in rows]
-    assert scales[0] == (2.0**32, 2)
+    assert scales[0] == (2.0**33, 1)
     assert all(scale == 2.0 ** (34 - skipped) for scale, skipped in scales)
 
 

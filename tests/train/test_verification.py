@@ -17,7 +17,7 @@ MakeTrainer = Callable[..., Trainer]
 
 
 def layer_with(gradient: Tensor) -> nn.Linear:
-    layer = nn.Linear(3, 2, bias=False)
+    layer = nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
     layer.weight.grad = gradient
     return layer
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint import RunDirectory, read_counters
 from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
@@ -21,6 +21,7 @@ from sheepop.jobs.training_data import build_plan
 from sheepop.train.interrupt import interrupts_advise
 
 EngineName = Literal["local", "ray"]
+from sheepop.train import TrainingState
 
 
 def build(
@@ -108,7 +109,10 @@ def show_step(directory: Path, step: int) -> Iterator[tuple[int, Origin]]:
         raise UsageError(f"--step counts from 1, got {step}.")
     corpus = _corpus_of_run(run, config)
     plan = build_plan(config, corpus, run, Console.silent(), store=False)
-    for row, ranges in enumerate(plan.token_ranges(step - 1)):
+    latest = run.pointer("latest")
+    state = TrainingState() if latest is None else TrainingState.from_record(read_counters(run.checkpoint(latest)))
+    # Batches that the run left out after trouble are passed over here too.
+    for row, ranges in enumerate(plan.token_ranges(state.after(step=step - 1).batch_number)):
         for start, stop in ranges:
             for origin in trace_tokens(corpus, "train", start, stop):
                 yield row, origin

@@ -104,7 +104,7 @@ def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, 
         attn_mask=mask.allowed,
         dropout_p=dropout,
         # One query is the newest position and may see every key; otherwise T = S and the triangle is meant.
-        is_causal=mask.allowed is None and num_queries > 1,
+        is_causal=mask.allowed is None and bool(num_queries > 1),  # compiled, the comparison is a symbol
         enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
     )
 
