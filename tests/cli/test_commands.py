@@ -84,6 +84,7 @@ def test_a_run_consists_of_known_entries(trained: Path) -> None:
         REPLACED,
         MOVING,
         ".corpus.building",
+        "difficulty.safetensors",
         "wandb",
         "profile",
     }

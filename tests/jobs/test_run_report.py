@@ -353,7 +353,7 @@ def test_a_run_that_ended_early_says_why(run: RunDirectory, record: RunRecord) -
     run.config_file.write_text(dump_config(validate(SheepOpConfig, tree)))
     state = run.checkpoint(40) / "state"
     state.mkdir(parents=True)
-    counters = {"format_version": 1, "counters": {"step": 40, "stale_validations": 3}}
+    counters = {"format_version": 1, "counters": {"step": 40, "stale_validations": 3}, "optimizer_scalars": {}}
     (state / "state.json").write_text(json.dumps(counters))
     write_run_report(run, None, record)
     words = " ".join(read(run).texts["p"])

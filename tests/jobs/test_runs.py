@@ -39,7 +39,9 @@ def make_run(
         state = run.checkpoint(steps) / "state"
         state.mkdir(parents=True)
         counters = {"step": steps, **({} if stale is None else {"stale_validations": stale})}
-        (state / "state.json").write_text(json.dumps({"format_version": 1, "counters": counters}))
+        (state / "state.json").write_text(
+            json.dumps({"format_version": 1, "counters": counters, "optimizer_scalars": {}})
+        )
     return run
 
 

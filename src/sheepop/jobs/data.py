@@ -18,10 +18,10 @@ from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.training_data import build_plan
+from sheepop.train import TrainingState
 from sheepop.train.interrupt import interrupts_advise
 
 EngineName = Literal["local", "ray"]
-from sheepop.train import TrainingState
 
 
 def build(

@@ -21,7 +21,7 @@ from sheepop.model import build_model
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_optimizers, clip_gradients
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizer import set_learning_rate
+from sheepop.train.optimizers import set_learning_rate
 from sheepop.train.precision import candidates
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
 from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients

@@ -97,14 +97,16 @@ def attend(q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: AttentionMask, 
         return attend_in_blocks(q_BHTC, k_BKSC, v_BKSC, mask.documents)
     if mask.allowed is None and num_queries not in (1, num_keys):
         raise ValueError(f"{num_queries} queries over {num_keys} keys need a mask built by causal_mask")
+    # One query is the newest position and may see every key; otherwise T = S and the triangle is meant. Compiled, the
+    # comparison is a symbol, which only a branch turns into a bool.
+    is_causal = True if mask.allowed is None and num_queries > 1 else False  # noqa: SIM210
     return F.scaled_dot_product_attention(
         q_BHTC,
         k_BKSC,
         v_BKSC,
         attn_mask=mask.allowed,
         dropout_p=dropout,
-        # One query is the newest position and may see every key; otherwise T = S and the triangle is meant.
-        is_causal=mask.allowed is None and bool(num_queries > 1),  # compiled, the comparison is a symbol
+        is_causal=is_causal,
         enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
     )
 
