@@ -96,8 +96,8 @@ class ActivationBytes:
     def peak(self, mode: Mode, num_blocks: int) -> int:
         """The estimated peak when `num_blocks` blocks are checkpointed.
 
-        ``fixed + 3 rest + (L - n) block + n kept``, and ``block`` once more while one of n is run again. Most of `rest`
-        are log-probabilities, and as many numbers are their gradient and that of the logits, all alive at once.
+        ``fixed + 3 rest + (L - n) block + n kept``, and ``block`` once more while one of n is run again. Most of
+        `rest` are log-probabilities; their gradient and that of the logits are as large and alive at the same time.
         """
         if mode == "none" or num_blocks == 0:
             return self.fixed + 3 * self.rest + self.num_blocks * self.block
