@@ -145,8 +145,8 @@ def test_measuring_leaves_the_network_as_it_was() -> None:
     assert torch.equal(loss_and_gradients(model)[0], before)
 
 
-# Fixed 950, three times the rest is 150, four blocks of 100: 1500. Selective keeps 50 of a block and full 10, and one block
-# is whole while it is run again: 1600 - 50 n and 1600 - 90 n for n of them.
+# Fixed 950, three times the rest is 150, four blocks of 100: 1500. Selective keeps 50 of a block and full 10, and one
+# block is whole while it is run again: 1600 - 50 n and 1600 - 90 n for n of them.
 EXAMPLE = ActivationBytes(block=100, products=40, block_input=10, rest=50, fixed=950, num_blocks=4)
 
 
