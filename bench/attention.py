@@ -125,7 +125,7 @@ def attention_memory(kind: str, length: int, rows: int, device: str) -> dict[str
 def main() -> None:
     """Measures, prints two tables and writes the JSON that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16")
     parser.add_argument("--compile", action="store_true", help="compile the network as well")
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each kind")

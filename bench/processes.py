@@ -44,6 +44,11 @@ def peak_bytes(device: str) -> int:
     """The most memory in use since `forget_peak`: of the GPU's allocator, or of the whole process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not ru_maxrss, which on Linux begins with what the parent process had in use.
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -96,14 +96,14 @@ class ActivationBytes:
     def peak(self, mode: Mode, num_blocks: int) -> int:
         """The estimated peak when `num_blocks` blocks are checkpointed.
 
-        ``fixed + 2 rest + (L - n) block + n kept``, and ``block`` once more while one of n is run again; the second
-        `rest` is for the gradient of the logits and what the loss works with.
+        ``fixed + 3 rest + (L - n) block + n kept``, and ``block`` once more while one of n is run again. Most of
+        `rest` are log-probabilities; their gradient and that of the logits are as large and alive at the same time.
         """
         if mode == "none" or num_blocks == 0:
-            return self.fixed + 2 * self.rest + self.num_blocks * self.block
+            return self.fixed + 3 * self.rest + self.num_blocks * self.block
         kept = self.block_input + (self.products if mode == "selective" else 0)
         plain = (self.num_blocks - num_blocks) * self.block
-        return self.fixed + 2 * self.rest + plain + num_blocks * kept + self.block
+        return self.fixed + 3 * self.rest + plain + num_blocks * kept + self.block
 
     def cheapest(self, budget: int) -> tuple[Mode, int] | None:
         """The first mode of none, selective and full that fits, with the fewest blocks; None when none fits."""
