@@ -15,6 +15,7 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import Checkpointer, Schedule, Trainer, TrainingConfig, TrainingState, build_optimizers, validate
 from sheepop.train.metrics import JsonLines
+from sheepop.train.network import Network
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
 
@@ -71,7 +72,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
         trainer = Trainer(
             model=model,
-            forward=model,
+            network=Network(model, precision="fp32", device="cpu"),
             optimizers=optimizers,
             batches=batches,
             order=SampleOrder(batches.num_samples, seed),

@@ -31,6 +31,7 @@ from sheepop.model.speed import matrix_peak
 from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState, build_optimizers, validate
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
+from sheepop.train.network import Network
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import torch_dtype
 
@@ -203,8 +204,9 @@ def _run(
         stack.callback(samples.close)
         trainer = Trainer(
             model=model,
-            # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
-            forward=torch.compile(model) if config.training.compile else model,
+            network=Network(
+                model, precision=settings.precision, device=device, compiled=settings.compile
+            ),
             optimizers=optimizers,
             batches=train_batches,
             order=SampleOrder(train_batches.num_samples, config.seed),

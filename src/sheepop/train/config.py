@@ -23,6 +23,7 @@ class ResolvedTraining:
     warmup_steps: int
     micro_batch_size: int
     precision: str
+    compile: bool
     eval_interval: int
     sample_interval: int
     checkpoint_interval: int
@@ -52,7 +53,11 @@ class TrainingConfig(Config):
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
     precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
-    compile: bool = Field(False, description="torch.compile; needs a C++ compiler on a CPU")
+    compile: bool | Literal["auto"] = Field(
+        False, description="torch.compile of the blocks; auto measures once and keeps the faster; needs a C++ compiler on a CPU"
+    )
+    z_loss: float = Field(0.0, ge=0, description="coefficient of the squared log-sum-exp of every token's logits")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     log_interval: Count = 10
     eval_interval: Count | None = Field(None, description="null is a tenth of the steps")
     eval_tokens: Count | None = Field(
@@ -84,6 +89,7 @@ class TrainingConfig(Config):
             "warmup_steps": self.warmup_steps,
             "micro_batch_size": self.micro_batch_size,
             "precision": None if self.precision == "auto" else self.precision,
+            "compile": None if self.compile == "auto" else self.compile,
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,

@@ -21,7 +21,8 @@ from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.interrupt import catch_interrupts
 from sheepop.train.metrics import JsonLines, Sink
-from sheepop.train.objective import Network, NextToken, Objective
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken, Objective
 from sheepop.train.optimizer import clip_gradients, set_learning_rate
 from sheepop.train.schedule import Schedule
 from sheepop.train.state import Checkpointer, TrainingState
@@ -44,7 +45,7 @@ class Trainer:
     """
 
     model: Transformer
-    forward: Network  # what training steps call: the model, or its compiled form
+    network: Network  # the model as training steps run it
     optimizers: Sequence[torch.optim.Optimizer]
     batches: Batches
     order: SampleOrder
@@ -102,17 +103,16 @@ class Trainer:
         """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
         self.model.train()
         size = self.config.global_batch_size
-        loss, num_tokens = accumulate_gradients(
-            self.forward,
+        losses = accumulate_gradients(
+            self.network,
             self.objective,
             self.batches,
             self.order.indices(step * size, size),
             self.resolved.micro_batch_size,
-            device=self.device,
-            precision=self.resolved.precision,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
         )
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
+        objective, loss = losses.means()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
@@ -120,7 +120,7 @@ class Trainer:
             )
         set_learning_rate(self.optimizers, self.schedule(step))
         apply_gradients(self.optimizers)
-        self.state = self.state.after(step=step + 1, tokens=self.state.tokens + num_tokens)
+        self.state = self.state.after(step=step + 1, tokens=self.state.tokens + losses.num_tokens)
         return loss, norm
 
     def _log(self, loss: float, norm: float, progress: Progress) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,30 +11,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.data import Batch
-from sheepop.model import IGNORE_INDEX, cross_entropy_sum
-
-# A model, or its compiled form: token ids, positions and document ids in, logits out.
-Network = Callable[..., Tensor]
+from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, linear_cross_entropy
+from sheepop.train.network import Network
 
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows."""
+    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows.
+
+    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do.
+    """
 
     input_ids: Tensor
     labels: Tensor
     positions: Tensor | None
     document_ids: Tensor | None
+    supervised: Tensor | slice
 
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
         """Copies a batch to `device`. Rows without a document boundary take the plain causal path."""
         packed = batch.has_boundaries
+        # Found here and not on the device, which would have to be waited for.
+        supervised = np.flatnonzero(batch.labels != IGNORE_INDEX)
         return cls(
             input_ids=_tensor(batch.input_ids, device),
             labels=_tensor(batch.labels, device),
             positions=_tensor(batch.positions, device) if packed else None,
             document_ids=_tensor(batch.document_ids, device) if packed else None,
+            supervised=slice(None) if supervised.size == batch.labels.size else _tensor(supervised, device),
         )
 
 
@@ -45,25 +49,33 @@ class Objective(Protocol):
     def supervised(self, batch: Batch) -> int:
         """How many positions of the batch count."""
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
-        """The summed loss (scalar, float32) of the positions that count."""
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
 
 
+@dataclass(frozen=True)
 class NextToken:
-    """Cross-entropy of the next token, the objective of pre-training."""
+    """Cross-entropy of the next token, the objective of pre-training, with what `terms` add to it."""
+
+    terms: LossTerms = field(default_factory=LossTerms)
 
     def supervised(self, batch: Batch) -> int:
         """Positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
-        """``-sum log p(label)`` over those positions."""
-        return cross_entropy_sum(logits_of(model, batch), batch.labels)
-
-
-def logits_of(model: Network, batch: TensorBatch) -> Tensor:
-    """Logits (B, T, V) of a batch under its own positions and documents."""
-    return model(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """``-sum log p(label)`` over those positions, without and with the added terms."""
+        hidden_BTD = network.hidden_states(
+            batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
+        )
+        return linear_cross_entropy(
+            hidden_BTD,
+            network.head,
+            batch.labels,
+            self.terms,
+            places=batch.supervised,
+            weight_cast=network.head_cast,
+        )
 
 
 def _tensor(array: NDArray[np.int64], device: str) -> Tensor:

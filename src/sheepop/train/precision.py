@@ -1,4 +1,4 @@
-"""The arithmetic of the forward pass: float32, or bfloat16 by autocast with float32 weights."""
+"""The arithmetic of the forward pass: float32, or bfloat16 with float32 weights behind it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def autocast(device: str, precision: str) -> AbstractContextManager[None]:
 def torch_dtype(precision: str) -> torch.dtype:
     """The dtype that a resolved precision computes matrix products in."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def working_dtype(precision: str) -> torch.dtype | None:
+    """The data type of the weights that training steps compute with, or None when they are the model's own."""
+    return torch.bfloat16 if precision == "bf16" else None
 
 
 def check_precision(precision: str, device: str) -> None:
