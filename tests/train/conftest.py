@@ -72,7 +72,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
         trainer = Trainer(
             model=model,
-            network=Network(model, precision="fp32", device="cpu"),
+            network=Network(model, precision=resolved.precision, device="cpu"),
             optimizers=optimizers,
             batches=batches,
             order=SampleOrder(batches.num_samples, seed),

@@ -32,6 +32,7 @@ from sheepop.train import Checkpointer, Schedule, Scores, Trainer, TrainingState
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.metrics import JsonLines, tensorboard
 from sheepop.train.network import Network
+from sheepop.train.objective import NextToken
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import torch_dtype
 
@@ -137,10 +138,11 @@ def _start(
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     if training.compile and device == "cpu" and not _has_compiler():
-        console.warn(
-            "training.compile needs a C++ compiler and Python's headers, and they were not found; "
-            "the run goes on without it."
-        )
+        if training.compile is True:
+            console.warn(
+                "training.compile needs a C++ compiler and Python's headers, and they were not found; "
+                "the run goes on without it."
+            )
         training = training.replace(compile=False)
     timing = None
     if needs_measuring(training, device):
@@ -204,9 +206,7 @@ def _run(
         stack.callback(samples.close)
         trainer = Trainer(
             model=model,
-            network=Network(
-                model, precision=settings.precision, device=device, compiled=settings.compile
-            ),
+            network=Network(model, precision=settings.precision, device=device, compiled=settings.compile),
             optimizers=optimizers,
             batches=train_batches,
             order=SampleOrder(train_batches.num_samples, config.seed),
@@ -229,6 +229,7 @@ def _run(
             flops_per_token=training_flops_per_token(config.model, train_batches.max_length),
             peak_flops=record.matrix_peak_flops,
             state=state,
+            objective=NextToken.configured(config.training),
             sinks=[stack.enter_context(tensorboard(run.path / "tensorboard", state.step + 1))],
             console=console,
         )

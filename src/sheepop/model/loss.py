@@ -85,7 +85,7 @@ def linear_cross_entropy(
     labels_N = labels.flatten()
     if places is None:
         places = _places(labels_N)
-    objective, plain = _LinearCrossEntropy.apply(
+    objective, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2), weight_VD, labels_N, places, weight_cast, terms or LossTerms(), chunk_bytes
     )
     return LossSums(objective, plain)
@@ -104,7 +104,7 @@ def score_tokens(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> tuple[Ten
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in work.chunks(labels_N, _places(labels_N), None):
                 logits_RV = hidden_ND[rows].to(work.dtype) @ work.weight.t()
-                for part, wanted in zip(*work.blocks(logits_RV, labels_N[rows]), strict=True):
+                for part, wanted in work.blocks(logits_RV, labels_N[rows]):
                     loss += F.cross_entropy(part.to(work.exact), wanted, reduction="sum")
                     correct += (part.argmax(-1) == wanted).sum()
         return loss, correct
@@ -147,13 +147,15 @@ class _Work:
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
 
-    def blocks(self, logits_RV: Tensor, labels_R: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def blocks(self, logits_RV: Tensor, labels_R: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels cut into as many rows as are worked through together."""
-        limit = _BLOCK_BYTES.get(logits_RV.device.type)
-        if limit is None:
-            return (logits_RV,), (labels_R,)
-        rows = max(1, limit // (logits_RV.shape[1] * self.exact.itemsize))
-        return logits_RV.split(rows), labels_R.split(rows)
+        rows = self.block_rows(logits_RV)
+        return zip(torch.split(logits_RV, rows), torch.split(labels_R, rows), strict=True)
+
+    def block_rows(self, matrix: Tensor) -> int:
+        """How many rows of a matrix are worked through together."""
+        limit = _BLOCK_BYTES.get(matrix.device.type)
+        return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -179,7 +181,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows in work.chunks(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(work.dtype)
                 logits_RV = hidden_RD @ work.weight.t()
-                for part, wanted in zip(*work.blocks(logits_RV, labels_N[rows]), strict=True):
+                for part, wanted in work.blocks(logits_RV, labels_N[rows]):
                     sums += _losses_then_gradients(part, wanted, terms, work.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ work.weight).to(hidden_ND.dtype)
@@ -203,19 +205,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _WeightGradient:
-    """The sum over chunks of ``dlogits^T hidden`` (V, D), added up in float32 when there is more than one."""
+    """The sum over chunks of ``dlogits^T hidden`` (V, D).
+
+    Products in half precision are added up in float32, a few rows of the vocabulary at a time, so that on a CPU a
+    product is still in its cache when it is added.
+    """
 
     def __init__(self, work: _Work) -> None:
         self._work = work
         self._sum: Tensor | None = None
 
     def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
+        first = self._sum is None
         if self._sum is None:
-            self._sum = gradients_RV.t() @ hidden_RD
-        elif self._work.dtype == self._work.exact:
-            self._sum.addmm_(gradients_RV.t(), hidden_RD)
-        else:
-            self._sum = self._sum.to(self._work.exact).add_(gradients_RV.t() @ hidden_RD)
+            self._sum = torch.empty_like(self._work.weight, dtype=self._work.exact)
+        if self._work.dtype == self._work.exact:
+            self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
+            return
+        size = self._work.block_rows(self._sum)
+        for part, gradients in zip(torch.split(self._sum, size), torch.split(gradients_RV, size, dim=1), strict=True):
+            product = gradients.t() @ hidden_RD
+            part.copy_(product) if first else part.add_(product)
 
     def result(self, weight_VD: Tensor) -> Tensor:
         """In the weight's data type; zeros when there was no chunk."""

@@ -54,7 +54,8 @@ class TrainingConfig(Config):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
     precision: Precision = Field("auto", description="auto measures fp32 and bf16 once and keeps the faster")
     compile: bool | Literal["auto"] = Field(
-        False, description="torch.compile of the blocks; auto measures once and keeps the faster; needs a C++ compiler on a CPU"
+        False,
+        description="torch.compile; auto measures once and keeps the faster; needs a C++ compiler on a CPU",
     )
     z_loss: float = Field(0.0, ge=0, description="coefficient of the squared log-sum-exp of every token's logits")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")

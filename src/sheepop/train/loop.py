@@ -77,10 +77,10 @@ class Trainer:
         ):
             progress.advance(self.state.step)
             while self.state.step < total:
-                loss, norm = self._step(self.state.step)
+                loss, objective, norm = self._step(self.state.step)
                 step = self.state.step
                 if step % self.config.log_interval == 0 or step == total:
-                    self._log(loss, norm, progress)
+                    self._log(loss, objective, norm, progress)
                 improved = self._validate() if self._due(self.resolved.eval_interval) else False
                 if self._due(self.resolved.sample_interval):
                     self._sample()
@@ -99,8 +99,11 @@ class Trainer:
             )
         return self.state
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step over the global batch; returns its mean loss and the gradient norm before clipping."""
+    def _step(self, step: int) -> tuple[float, float, float]:
+        """One optimizer step over the global batch.
+
+        Returns its mean cross-entropy, the mean of what was minimised, and the gradient norm before clipping.
+        """
         self.model.train()
         size = self.config.global_batch_size
         losses = accumulate_gradients(
@@ -113,17 +116,17 @@ class Trainer:
         )
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
         objective, loss = losses.means()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if not (math.isfinite(objective) and math.isfinite(norm)):
             raise TrainingError(
-                f"Step {step + 1} gave loss {loss} and gradient norm {norm}. The checkpoints before it are intact; "
-                "lower training.learning_rate or raise training.warmup_steps and start again."
+                f"Step {step + 1} gave loss {objective} and gradient norm {norm}. The checkpoints before it are "
+                "intact; lower training.learning_rate or raise training.warmup_steps and start again."
             )
         set_learning_rate(self.optimizers, self.schedule(step))
         apply_gradients(self.optimizers)
         self.state = self.state.after(step=step + 1, tokens=self.state.tokens + losses.num_tokens)
-        return loss, norm
+        return loss, objective, norm
 
-    def _log(self, loss: float, norm: float, progress: Progress) -> None:
+    def _log(self, loss: float, objective: float, norm: float, progress: Progress) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -132,6 +135,7 @@ class Trainer:
         self._write(
             split="train",
             loss=loss,
+            **({"objective": objective} if self.config.z_loss or self.config.label_smoothing else {}),
             learning_rate=rate,
             grad_norm=norm,
             tokens=self.state.tokens,

@@ -6,7 +6,6 @@ import copy
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model import Transformer
@@ -38,7 +37,7 @@ class Network:
             self._masters.append(self._head_weight)
             self._working.append(self._head_cast)
             sparse = device == "cpu" and self._head_weight is model.embedding.weight
-            self._modules.embedding = _CastEmbedding(model.embedding.weight, dtype, sparse)
+            self._modules.embedding = _CastEmbedding(model.embedding, dtype, sparse)
         if compiled:
             # One block at a time: all of them share one compilation, and none waits for the whole network's.
             for block in self._modules.blocks:
@@ -82,23 +81,23 @@ class Network:
                 master.grad.add_(gradient)
 
         if master.requires_grad:
-            working.register_post_accumulate_grad_hook(hand_over)
+            working.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
         return working
 
 
-class _CastEmbedding(nn.Module):
+class _CastEmbedding(nn.Embedding):
     """Looks up float32 vectors and casts what was found.
 
     A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. It is sparse
     where the output projection, which is the same parameter, has filled in the rest by then.
     """
 
-    def __init__(self, weight: nn.Parameter, dtype: torch.dtype, sparse: bool) -> None:
-        super().__init__()
-        self.weight, self._dtype, self._sparse = weight, dtype, sparse
+    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype, sparse: bool) -> None:
+        super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
+        self.weight, self._dtype = embedding.weight, dtype
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return F.embedding(input_ids, self.weight, sparse=self._sparse).to(self._dtype)
+        return super().forward(input_ids).to(self._dtype)
 
 
 def _computed_with(model: Transformer) -> list[nn.Parameter]:

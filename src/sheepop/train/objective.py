@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, linear_cross_entropy
+from sheepop.train.config import TrainingConfig
 from sheepop.train.network import Network
 
 
@@ -59,15 +60,18 @@ class NextToken:
 
     terms: LossTerms = field(default_factory=LossTerms)
 
+    @classmethod
+    def configured(cls, config: TrainingConfig) -> NextToken:
+        """The objective with the terms that a run's configuration asks for."""
+        return cls(LossTerms(z_loss=config.z_loss, label_smoothing=config.label_smoothing))
+
     def supervised(self, batch: Batch) -> int:
         """Positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """``-sum log p(label)`` over those positions, without and with the added terms."""
-        hidden_BTD = network.hidden_states(
-            batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
-        )
+        hidden_BTD = network.hidden_states(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
         return linear_cross_entropy(
             hidden_BTD,
             network.head,

@@ -70,8 +70,8 @@ def validate(
                     hidden_BTD = model.hidden_states(
                         batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
                     )
-                    loss, right = score_tokens(hidden_BTD, model.lm_head.weight, batch.labels)
-                loss_sum += loss.item()
+                    batch_loss, right = score_tokens(hidden_BTD, model.lm_head.weight, batch.labels)
+                loss_sum += batch_loss.item()
                 correct += int(right)
                 labels = samples.labels[samples.labels != IGNORE_INDEX]
                 num_tokens += labels.size
