@@ -29,6 +29,7 @@ def main() -> int:
     against = parser.add_argument_group("beside nanoGPT")
     against.add_argument("--against", type=Path, metavar="PATH", help="a checkout of nanoGPT")
     against.add_argument("--shapes", nargs="+", choices=("small", "gpt2"), default=["small", "gpt2"])
+    against.add_argument("--settings", nargs="+", help="of nanoGPT's, by name; fp32, the reference, is always run")
     against.add_argument("--batch", type=int, help="rows per step instead of the shape's own")
     against.add_argument("--seq-len", type=int, help="tokens per row instead of the shape's own")
     against.add_argument("--rounds", type=int, default=5, help="turns of each")
@@ -49,13 +50,16 @@ def compare(options: argparse.Namespace) -> int:
 
     device = resolve_device(options.device)
     pace = training_race.Pace(options.warmup, options.rounds, options.seconds)
+    unknown = set(options.settings or ()) - training_race.SETTINGS.keys()
+    if unknown:
+        sys.exit(f"unknown settings {sorted(unknown)}; known: {', '.join(training_race.SETTINGS)}")
     changes = {"batch": options.batch, "seq_len": options.seq_len}
     results = {}
     for name in options.shapes:
         shape = replace(
             training_race.SHAPES[name], **{key: value for key, value in changes.items() if value is not None}
         )
-        results[name] = training_race.race(name, shape, str(options.against.resolve()), device, pace)
+        results[name] = training_race.race(name, shape, str(options.against.resolve()), device, pace, options.settings)
     print("\n".join(training_race.table(results)))
     report = training_race.report(results, device)
     if options.json is not None:

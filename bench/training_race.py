@@ -83,13 +83,16 @@ def running(contestant: Contestant) -> Iterator[Runner]:
             process.kill()
 
 
-def race(name: str, shape: Shape, nanogpt: str, device: str, pace: Pace) -> dict[str, Any]:
-    """Both in every setting of nanoGPT's; rates, ratios, losses and memory as plain data."""
+def race(
+    name: str, shape: Shape, nanogpt: str, device: str, pace: Pace, only: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Both in every setting of nanoGPT's, or in float32 and `only` some; rates, ratios, losses and memory."""
     own = chosen_setting(shape, device)
     _say(f"{name}: SheepOp chose {own.precision}{' compiled' if own.compiled else ''}")
     settings: dict[str, dict[str, Any]] = {}
     for setting, (precision, compiled) in SETTINGS.items():
-        reason = reason_to_skip(precision, compiled, device)
+        asked = only is None or setting in (*only, "fp32")
+        reason = reason_to_skip(precision, compiled, device) if asked else "not asked for"
         if reason is not None:
             settings[setting] = {"skipped": reason}
             _say(f"{name}: nanoGPT {setting} skipped: {reason}")

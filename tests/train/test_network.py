@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +165,43 @@ def test_the_objective_and_the_plain_loss_are_told_apart() -> None:
     assert same == without
     # The logits of a fresh network are close to equal: the first term is about half of ln(V) squared.
     assert minimised - plain == pytest.approx(0.5 * np.log(V) ** 2, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_gives_the_same_bits_again_under_deterministic_algorithms(precision: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients = []
+        for _ in range(2):
+            model = make_model()
+            step(model, precision, micro=3)
+            gradients.append([parameter.grad for parameter in model.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilations: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compilations.append(len(inputs))
+        return graph.forward
+
+    compile_in_place = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_in_place(self, backend=count))
+    torch._dynamo.reset()
+    model, plain = make_model(), make_model()
+    found = step(model, precision, compiled=True).means()
+    assert len(compilations) == 1
+    assert found == step(plain, precision).means()
+    for parameter, same in zip(model.parameters(), plain.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert same.grad is not None
+        torch.testing.assert_close(parameter.grad, same.grad)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert len(compilations) == 1

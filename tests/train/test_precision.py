@@ -7,7 +7,7 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.train import TrainingConfig
-from sheepop.train.plan import StepTime, measure_step
+from sheepop.train.plan import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.precision import candidates
 
 
@@ -47,3 +47,29 @@ def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.Mo
         console=Console.silent(),
     )
     assert chosen == StepTime("bf16", 2.0)
+
+
+@pytest.mark.parametrize(("compiled_seconds", "expected"), [(0.4, True), (0.6, False)])
+def test_what_is_fastest_is_timed_compiled_too(
+    monkeypatch: pytest.MonkeyPatch, compiled_seconds: float, expected: bool
+) -> None:
+    times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
+    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    config = TrainingConfig(compile="auto", max_steps=10)
+    timing = measure_step(
+        lambda: None,  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
+        config,
+        "cpu",
+        seconds=1.0,
+        console=Console.silent(),
+    )
+    assert timing == StepTime("bf16", min(0.5, compiled_seconds), expected)
+    resolved = resolve_training(config, timing, device="cpu", num_samples=10, seq_len=8, validation_tokens=0)
+    assert (resolved.precision, resolved.compile) == ("bf16", expected)
+
+
+def test_a_choice_of_compilation_is_measured_even_where_nothing_else_is() -> None:
+    assert needs_measuring(TrainingConfig(precision="fp32", compile="auto"), "cpu")
+    assert not needs_measuring(TrainingConfig(precision="fp32", compile=True), "cpu")
