@@ -5,7 +5,11 @@ python bench/generate_speed.py --seconds 10 --json bench/results/generate_speed.
 
 from __future__ import annotations
 
-from measure import run
+import argparse
+
+from measure import add_options, run
 
 if __name__ == "__main__":
-    run("generate", __doc__, presets=("llama-1m", "llama-4m", "sheepop-tiny"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, ("llama-1m", "llama-4m", "sheepop-tiny"))
+    run("generate", parser.parse_args())

@@ -12,14 +12,16 @@ from sheepop.core.machine import describe_machine
 from sheepop.jobs.bench import bench, render_bench
 
 
-def run(name: str, description: str | None, presets: Sequence[str]) -> None:
-    """Runs the benchmark `name` for every preset; prints the tables and writes the JSON that was asked for."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
+    """What every benchmark of presets can be told."""
     parser.add_argument("--presets", nargs="+", default=list(presets), help="model presets to measure")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each measurement")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
-    options = parser.parse_args()
+
+
+def run(name: str, options: argparse.Namespace) -> None:
+    """Runs the benchmark `name` for every preset; prints the tables and writes the JSON that was asked for."""
     results = []
     for preset in options.presets:
         results.append(

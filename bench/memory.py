@@ -24,9 +24,10 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing, measure_activations
+from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
-from sheepop.train.precision import apply_precision, autocast
-from sheepop.train.step import apply_gradients
+from sheepop.train.precision import apply_precision
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 
 MEBIBYTE = 2**20
 
@@ -39,28 +40,28 @@ def measure_mode(
     if config.vocab_size is None:
         config = config.replace(vocab_size=4096)
     tokens = torch.randint(config.vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
-    batch = TensorBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions=None, document_ids=None)
-    objective = NextToken()
-    _load_libraries(objective, device, precision)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    batch = TensorBatch(inputs, labels, positions=None, document_ids=None, supervised=slice(None))
+    prepared = PreparedStep([batch], labels.numel())
+    _load_libraries(device, precision)
     forget_peak(device)
     before = peak_bytes(device)
     model = build_model(config, 0, device).train()
     apply_precision(model, precision)
-    row = TensorBatch(batch.input_ids[:1], batch.labels[:1], positions=None, document_ids=None)
-    estimate = measure_activations(model, objective, row, rows, device=device, precision=precision)
+    row = TensorBatch(inputs[:1], labels[:1], positions=None, document_ids=None, supervised=slice(None))
+    estimate = measure_activations(Network(model, precision=precision, device=device), row, rows)
     apply_activation_checkpointing(model, mode, blocks)  # type: ignore[arg-type]
     optimizers = build_optimizers(model, TrainingConfig())
+    network = Network(model, precision=precision, device=device)
     forget_peak(device)
     seconds, losses = [], []
     clock = time.process_time if device == "cpu" else time.perf_counter
     for _ in range(steps + 1):
         synchronize(device)
         started = clock()
-        with autocast(device, precision):
-            loss = objective.loss_sum(model, batch) / batch.labels.numel()
-        torch.autograd.backward(loss)
+        found = accumulate_gradients(network, NextToken(), prepared)
         apply_gradients(optimizers)
-        losses.append(loss.item())
+        losses.append(found.means()[1])
         synchronize(device)
         seconds.append(clock() - started)
     return {
@@ -73,14 +74,14 @@ def measure_mode(
     }
 
 
-def _load_libraries(objective: NextToken, device: str, precision: str) -> None:
+def _load_libraries(device: str, precision: str) -> None:
     """One step of a toy network: the pages of the libraries that it touches are no memory of a step."""
     model = build_model(ModelConfig(vocab_size=64, d_model=64, num_layers=1, num_heads=2, max_seq_len=64), 0, device)
     tokens = torch.zeros(1, 64, dtype=torch.long, device=device)
     optimizers = build_optimizers(model, TrainingConfig())
-    with autocast(device, precision):
-        loss = objective.loss_sum(model, TensorBatch(tokens, tokens, positions=None, document_ids=None))
-    torch.autograd.backward(loss)
+    batch = TensorBatch(tokens, tokens, positions=None, document_ids=None, supervised=slice(None))
+    network = Network(model, precision=precision, device=device)
+    accumulate_gradients(network, NextToken(), PreparedStep([batch], tokens.numel()))
     apply_gradients(optimizers)
 
 

@@ -21,10 +21,11 @@ from sheepop.core.random import torch_generator
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import Schedule, TrainingConfig, build_optimizers, clip_gradients
 from sheepop.train.loss_scale import initial_loss_scale
+from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.optimizers import set_learning_rate, unscale_gradients
-from sheepop.train.precision import apply_precision, autocast, check_precision, choose_matrix_arithmetic
-from sheepop.train.step import apply_gradients, clear_gradients
+from sheepop.train.precision import apply_precision, check_precision, choose_matrix_arithmetic
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients, clear_gradients
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 ROWS, LENGTH = 16, 128
@@ -35,6 +36,7 @@ def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str
     config = ModelConfig(preset=preset, vocab_size=256, max_seq_len=LENGTH, dropout=0.0)
     model = build_model(config, 0, device).train()
     apply_precision(model, precision)
+    network = Network(model, precision=precision, device=device)
     settings = TrainingConfig()
     optimizers = build_optimizers(model, settings)
     schedule = Schedule("cosine", settings.learning_rate, 0.0, max(1, steps // 20), steps)
@@ -42,17 +44,17 @@ def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str
     for step in range(steps):
         starts = torch.randint(len(tokens) - LENGTH, (ROWS, 1), generator=torch_generator(0, "parity", step))
         rows = tokens[starts + torch.arange(LENGTH + 1)].to(device)
-        batch = TensorBatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), positions=None, document_ids=None)
-        with autocast(device, precision):
-            loss = NextToken().loss_sum(model, batch) / batch.labels.numel()
-        torch.autograd.backward(loss * (scale.scale if scale else 1.0))
+        inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        batch = TensorBatch(inputs, labels, positions=None, document_ids=None, supervised=slice(None))
+        prepared = PreparedStep([batch], labels.numel())
+        found = accumulate_gradients(network, NextToken(), prepared, loss_scale=scale.scale if scale else 1.0)
         if scale:
             unscale_gradients(model.parameters(), scale.scale)
         finite = bool(clip_gradients(model.parameters(), settings.max_grad_norm).isfinite())
         scale = scale.after(finite=finite) if scale else None
         set_learning_rate(optimizers, schedule(step))
         (apply_gradients if finite else clear_gradients)(optimizers)
-        losses.append(loss.item())
+        losses.append(found.means()[1])
     return losses
 
 

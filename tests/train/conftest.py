@@ -24,6 +24,7 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.metrics import JsonLines
+from sheepop.train.network import Network
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
 
@@ -81,7 +82,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
         trainer = Trainer(
             model=model,
-            forward=model,
+            network=Network(model, precision=resolved.precision, device="cpu"),
             optimizers=optimizers,
             evaluation=evaluation,
             plan=StepPlan(

@@ -170,7 +170,7 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
             chosen = batch.labels[batch.labels != -100]
             losses += (-torch.log_softmax(logits[batch.labels != -100], -1)[torch.arange(len(chosen)), chosen]).tolist()
     prepared = trainer._prepare(0)
-    loss, _ = trainer._gradients(prepared)
+    (loss, _), _ = trainer._gradients(prepared)
     assert prepared.num_tokens == sum(counts)
     assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 

@@ -13,7 +13,7 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.train import Trainer, TrainingConfig
 from sheepop.train.float8 import use_float8
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.plan import StepTime, measure_step
+from sheepop.train.plan import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic
 
 
@@ -148,3 +148,29 @@ def test_matrix_products_are_rounded_to_tensor_float_32_on_nvidia_only(device: s
         assert torch.get_float32_matmul_precision() == expected
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("compiled_seconds", "expected"), [(0.4, True), (0.6, False)])
+def test_what_is_fastest_is_timed_compiled_too(
+    monkeypatch: pytest.MonkeyPatch, compiled_seconds: float, expected: bool
+) -> None:
+    times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
+    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    config = TrainingConfig(compile="auto", max_steps=10)
+    timing = measure_step(
+        lambda: None,  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
+        config,
+        "cpu",
+        seconds=1.0,
+        console=Console.silent(),
+    )
+    assert timing == StepTime("bf16", min(0.5, compiled_seconds), expected)
+    resolved = resolve_training(config, timing, device="cpu", num_samples=10, seq_len=8, validation_tokens=0)
+    assert (resolved.precision, resolved.compile) == ("bf16", expected)
+
+
+def test_a_choice_of_compilation_is_measured_even_where_nothing_else_is() -> None:
+    assert needs_measuring(TrainingConfig(precision="fp32", compile="auto"), "cpu")
+    assert not needs_measuring(TrainingConfig(precision="fp32", compile=True), "cpu")

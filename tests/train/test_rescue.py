@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from sheepop.data import Batch
+from sheepop.model import LossSums
 from sheepop.train import Trainer, TrainingError
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import Network, NextToken, TensorBatch
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken, TensorBatch
 
 MakeTrainer = Callable[..., Trainer]
 STEPS = 40
@@ -33,10 +34,14 @@ class Poisoned:
     def supervised(self, batch: Batch) -> int:
         return self.usual.supervised(batch)
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
-        loss = self.usual.loss_sum(model, batch)
-        is_poison = (batch.input_ids == torch.from_numpy(self.row)).all(-1).any()
-        return loss * self.factor if is_poison else loss
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        sums = self.usual.loss_sums(network, batch)
+        is_poison = bool((batch.input_ids == torch.from_numpy(self.row)).all(-1).any())
+        return times(sums, self.factor) if is_poison else sums
+
+
+def times(sums: LossSums, factor: float) -> LossSums:
+    return LossSums(sums.objective * factor, sums.cross_entropy * factor)
 
 
 @pytest.fixture
@@ -132,11 +137,13 @@ class Hopeless(NextToken):
     """Every batch gives NaN once the model has taken so many steps."""
 
     def __init__(self, trainer: Trainer, after: int) -> None:
-        self.trainer, self.after = trainer, after
+        super().__init__()
+        object.__setattr__(self, "trainer", trainer)  # the usual objective is frozen
+        object.__setattr__(self, "after", after)
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         factor = float("nan") if self.trainer.state.step >= self.after else 1.0
-        return super().loss_sum(model, batch) * factor
+        return times(super().loss_sums(network, batch), factor)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,28 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
-from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
+from sheepop.core.random import numpy_generator
+from sheepop.data import Batch
+from sheepop.model import KeyValueCache, ModelConfig, build_model
 from sheepop.model.cost import forward_flops_per_token, training_flops_per_token
 from sheepop.model.speed import matrix_peak, synchronize
 from sheepop.train.config import TrainingConfig
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers, clip_gradients
 from sheepop.train.precision import autocast, candidates, torch_dtype
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 
 _VOCABULARY = 4096  # of presets that leave it to the tokenizer
 _BATCH = 8
@@ -70,22 +78,51 @@ def render_bench(result: dict[str, Any]) -> str:
 def measure_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """Whole optimizer steps: forward, loss, backward, clipping, AdamW."""
     seq_len = min(config.max_seq_len, 256)
-    model = build_model(config, 0, device).train()
-    optimizer = build_optimizers(model, TrainingConfig())[0]
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocabulary, (_BATCH, seq_len + 1), generator=generator).to(device)
+    model = build_model(config, 0, device)
+    training = TrainingConfig(global_batch_size=_BATCH, precision=precision)
+    optimizers = build_optimizers(model, training)
+    network = Network(model, precision=precision, device=device)
+    rows = RandomBatches(config.vocabulary, seq_len).batch(np.arange(_BATCH))
+    prepared = PreparedStep.of(rows, _BATCH, NextToken(), device=device)
 
     def step() -> None:
-        with autocast(device, precision):
-            loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-        torch.autograd.backward(loss)
-        clip_gradients(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        accumulate_gradients(network, NextToken(), prepared)
+        clip_gradients(model.parameters(), training.max_grad_norm)
+        apply_gradients(optimizers)
 
     rate = _BATCH * seq_len / _median_seconds(step, device, seconds)
     flops = rate * training_flops_per_token(config, seq_len)
     return _row("train", precision, f"{_BATCH} x {seq_len}", rate, flops, device)
+
+
+@dataclass(frozen=True)
+class RandomBatches:
+    """Rows of random tokens, each a function of its index, in the place of a corpus."""
+
+    vocab_size: int
+    max_length: int
+    num_samples: int = 1 << 30
+
+    def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
+        """The rows with these indices, every position of which has a label."""
+        shape = (len(sample_indices), self.max_length)
+        tokens = np.stack(
+            [
+                numpy_generator(int(index), "random row").integers(self.vocab_size, size=self.max_length + 1)
+                for index in sample_indices
+            ]
+        )
+        return Batch(
+            input_ids=tokens[:, :-1].copy(),
+            labels=tokens[:, 1:].copy(),
+            positions=np.broadcast_to(np.arange(self.max_length), shape),
+            document_ids=np.zeros(shape, dtype=np.int64),
+            has_boundaries=False,
+        )
+
+    def token_range(self, sample: int) -> tuple[int, int]:
+        """Where a row would stand if rows followed each other."""
+        return sample * self.max_length, (sample + 1) * self.max_length
 
 
 def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:

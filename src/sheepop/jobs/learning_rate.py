@@ -20,6 +20,7 @@ from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignore
 from sheepop.model import build_model
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_optimizers, clip_gradients
+from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import set_learning_rate
 from sheepop.train.precision import candidates
@@ -69,27 +70,27 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     model = build_model(config.model, config.seed, device)
     model.train()
     optimizers = build_optimizers(model, training)
+    objective = NextToken.configured(training)
     size = training.global_batch_size
     micro_batch_size = training.micro_batch_size or size
     precision = candidates(training.precision, device)[-1]
+    network = Network(model, precision=precision, device=device)
     taken = 0
 
     def step(rate: float) -> float:
         nonlocal taken
         batch = batches.batch(order.indices(taken * size, size))
-        loss, _ = accumulate_gradients(
-            model,
-            NextToken(),
-            PreparedStep.of(batch, micro_batch_size, NextToken(), device=device),
-            device=device,
-            precision=precision,
+        losses = accumulate_gradients(
+            network,
+            objective,
+            PreparedStep.of(batch, micro_batch_size, objective, device=device),
             before_forward=lambda number: seed_torch(config.seed, "range test", taken, number),
         )
         clip_gradients(model.parameters(), training.max_grad_norm)
         set_learning_rate(optimizers, rate)
         apply_gradients(optimizers)
         taken += 1
-        return loss
+        return losses.means()[1]
 
     with console.progress("Range test", NUM_STEPS, "steps") as progress:
 

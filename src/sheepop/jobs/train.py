@@ -207,10 +207,11 @@ def _start(
             "Raise data.validation_fraction, or leave early_stopping out."
         )
     if training.compile and device == "cpu" and not _has_compiler():
-        console.warn(
-            "training.compile needs a C++ compiler and Python's headers, and they were not found; "
-            "the run goes on without it."
-        )
+        if training.compile is True:
+            console.warn(
+                "training.compile needs a C++ compiler and Python's headers, and they were not found; "
+                "the run goes on without it."
+            )
         training = training.replace(compile=False)
     training = resolve_activation_checkpointing(
         training, lambda: activations_of_a_step(config, training, batches, device), device

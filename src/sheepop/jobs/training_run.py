@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
@@ -43,6 +42,7 @@ from sheepop.train.activation_checkpointing import (
 )
 from sheepop.train.config import TrainingConfig
 from sheepop.train.metrics import JsonLines
+from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.precision import apply_precision, candidates
 from sheepop.train.profiler import DIRECTORY as PROFILE
@@ -94,11 +94,11 @@ def run_loop(
             stack.callback(around_step.close)
         trainer = Trainer(
             model=model,
-            # Only training steps are compiled: they have one shape, and texts of every length are sampled too.
-            forward=torch.compile(model) if config.training.compile else model,
+            network=Network(model, precision=settings.precision, device=device, compiled=settings.compile),
             optimizers=optimizers,
             evaluation=evaluation,
             plan=plan,
+            objective=NextToken.configured(config.training),
             config=config.training,
             resolved=settings,
             schedule=Schedule(
@@ -154,7 +154,7 @@ def activations_of_a_step(
     row = replace(TensorBatch.from_numpy(batches.batch(np.arange(1)), device), positions=None, document_ids=None)
     rows = training.micro_batch_size or training.global_batch_size
     found = [
-        measure_activations(model, NextToken(), row, rows, device=device, precision=precision)
+        measure_activations(Network(model, precision=precision, device=device), row, rows)
         for precision in candidates(training.precision, device)
     ]
     return max(found, key=lambda activations: activations.peak("none", 0))

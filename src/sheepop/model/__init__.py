@@ -3,16 +3,28 @@
 from sheepop.model.cache import Cache, KeyValueCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.initialization import build_model
-from sheepop.model.loss import IGNORE_INDEX, cross_entropy, cross_entropy_sum
+from sheepop.model.loss import (
+    IGNORE_INDEX,
+    LossSums,
+    LossTerms,
+    cross_entropy,
+    cross_entropy_sum,
+    linear_cross_entropy,
+    score_tokens,
+)
 from sheepop.model.transformer import Transformer
 
 __all__ = [
     "IGNORE_INDEX",
     "Cache",
     "KeyValueCache",
+    "LossSums",
+    "LossTerms",
     "ModelConfig",
     "Transformer",
     "build_model",
     "cross_entropy",
     "cross_entropy_sum",
+    "linear_cross_entropy",
+    "score_tokens",
 ]

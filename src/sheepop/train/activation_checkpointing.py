@@ -21,8 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from sheepop.core.errors import ConfigError
 from sheepop.model import Transformer
 from sheepop.train.config import TrainingConfig
-from sheepop.train.objective import Objective, TensorBatch
-from sheepop.train.precision import autocast
+from sheepop.train.network import Network
+from sheepop.train.objective import TensorBatch
 
 Mode = Literal["none", "selective", "full"]
 
@@ -117,10 +117,12 @@ class ActivationBytes:
         return None
 
 
-def measure_activations(
-    model: Transformer, objective: Objective, row: TensorBatch, rows: int, *, device: str, precision: str
-) -> ActivationBytes:
-    """Counts what the forward pass of `row`, a batch of one row, keeps, and multiplies it by `rows`."""
+def measure_activations(network: Network, row: TensorBatch, rows: int) -> ActivationBytes:
+    """Counts what the hidden states of `row`, a batch of one row, keep, and multiplies it by `rows`.
+
+    The loss holds the gradients of hidden states and head, and a chunk of logits, however many rows there are.
+    """
+    model = network.modules
     kept, inner = _Kept(model), _Kept(model)
     products = _Products(_kept_operations(model))
     block = model.blocks[0]
@@ -133,12 +135,10 @@ def measure_activations(
 
     original = block.forward
     block.forward = partial(counted, original)
+    network.begin_step()
     try:
-        with (
-            torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack),
-            autocast(device, precision),
-        ):
-            objective.loss_sum(model, row)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack), network.arithmetic():
+            network.hidden_states(row.input_ids, positions=row.positions, document_ids=row.document_ids)
     finally:
         del block.forward
     count = len(model.blocks)
@@ -149,9 +149,17 @@ def measure_activations(
         products=rows * products.num_bytes,
         block_input=rows * inputs[0].nbytes,
         rest=rows * rest,
-        fixed=sum(parameter.nbytes for parameter in model.parameters()) * _STATE_COPIES,
+        fixed=_fixed_bytes(network),
         num_blocks=count,
     )
+
+
+def _fixed_bytes(network: Network) -> int:
+    """Weights, gradients and moments in float32, the working copy of the weights, and what the loss holds at a time."""
+    weights = {id(weight): weight.numel() for weight in network.modules.parameters()}
+    weights[id(network.head)] = network.head.numel()
+    copies = sum(weight.nbytes for weight in network.modules.parameters() if weight.dtype != torch.float32)
+    return 4 * _STATE_COPIES * sum(weights.values()) + copies + network.head.nbytes
 
 
 class _Kept:

@@ -27,7 +27,8 @@ from sheepop.train.interrupt import Interruption, StopRequestedError, catch_inte
 from sheepop.train.live_view import LiveView, measured_peak
 from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.metrics import JsonLines
-from sheepop.train.objective import Network, NextToken, Objective
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken, Objective
 from sheepop.train.optimizers import clip_gradients, set_learning_rate, unscale_gradients
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.profiler import AroundStep, unobserved
@@ -42,6 +43,8 @@ from sheepop.train.verification import Recomputation
 
 MILESTONES = (0.10, 0.25, 0.50)
 VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
+Losses = tuple[float, float]
+"""The mean cross-entropy of a step, and the mean of what was minimised."""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Trainer:
     """
 
     model: Transformer
-    forward: Network  # what training steps call: the model, or its compiled form
+    network: Network  # the model as training steps run it
     optimizers: Sequence[torch.optim.Optimizer]
     evaluation: EvaluationWeights  # what is validated, sampled from and saved as the model
     plan: StepPlan
@@ -135,15 +138,16 @@ class Trainer:
         with interruption.leaving():
             prepared = self._prefetch.take(self.state.batch_number)
             assert prepared is not None  # nothing asks the wait for data to stop
-            loss, norm = self._gradients(prepared)
+            losses, norm = self._gradients(prepared)
+        _, objective = losses
         scale = self.state.loss_scale
         if scale:
             is_finite = math.isfinite(norm)
             self.state = self.state.after(loss_scale=scale.after(finite=is_finite))
-            if math.isfinite(loss) and not is_finite:
-                self._pass_over(loss, norm, prepared, progress)
+            if math.isfinite(objective) and not is_finite:
+                self._pass_over(losses, norm, prepared, progress)
                 return
-        trouble = find_trouble(loss, norm, self.state.window, self.config.trouble)
+        trouble = find_trouble(objective, norm, self.state.window, self.config.trouble)
         if trouble is not None:
             self.model.zero_grad(set_to_none=True)
             before = self.state.step
@@ -159,40 +163,38 @@ class Trainer:
         self.state = self.state.after(
             step=step,
             tokens=self.state.tokens + prepared.num_tokens,
-            window=self.state.window.after(loss, norm, self.config.trouble.window),
+            window=self.state.window.after(objective, norm, self.config.trouble.window),
             skips_in_a_row=0,
             due=self._due_after(step),
         )
-        self._finish_step(loss, norm, prepared, progress)
+        self._finish_step(losses, norm, prepared, progress)
 
-    def _finish_step(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+    def _finish_step(self, losses: Losses, norm: float, prepared: PreparedStep, progress: Progress) -> None:
         if self.state.step % self.config.log_interval == 0 or self.state.step == self.resolved.total_steps:
-            self._log(loss, norm, prepared.batch_hash)
+            self._log(losses, norm, prepared.batch_hash)
         progress.advance()
 
-    def _pass_over(self, loss: float, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+    def _pass_over(self, losses: Losses, norm: float, prepared: PreparedStep, progress: Progress) -> None:
         """Takes a step whose scaled gradients overflowed as done, without changing the weights."""
         self.model.zero_grad(set_to_none=True)
         step = self.state.step + 1
         self.state = self.state.after(
             step=step, tokens=self.state.tokens + prepared.num_tokens, due=self._due_after(step)
         )
-        self._finish_step(loss, norm, prepared, progress)
+        self._finish_step(losses, norm, prepared, progress)
 
-    def _gradients(self, prepared: PreparedStep) -> tuple[float, float]:
-        """Puts the clipped gradient of a step into the parameters; its mean loss and the norm before clipping."""
+    def _gradients(self, prepared: PreparedStep) -> tuple[Losses, float]:
+        """Puts the clipped gradient of a step into the parameters; its mean losses and the norm before clipping."""
         step = self.state.step
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         every = self.config.verify_interval
         recomputation = Recomputation(self.model) if every is not None and (step + 1) % every == 0 else None
         scale = self.state.loss_scale
-        loss, _ = accumulate_gradients(
-            self.forward,
+        losses = accumulate_gradients(
+            self.network,
             self.objective,
             prepared,
-            device=self.device,
-            precision=self.resolved.precision,
             loss_scale=scale.scale if scale else 1.0,
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
             recomputation=recomputation,
@@ -202,7 +204,8 @@ class Trainer:
         if scale:
             unscale_gradients(self.model.parameters(), scale.scale)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
-        return loss, norm
+        objective, loss = losses.means()
+        return (loss, objective), norm
 
     def _do_what_is_due(self, interruption: Interruption) -> None:
         """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
@@ -237,7 +240,7 @@ class Trainer:
         rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
         return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
-    def _log(self, loss: float, norm: float, batch_hash: str | None) -> None:
+    def _log(self, losses: Losses, norm: float, batch_hash: str | None) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -245,7 +248,8 @@ class Trainer:
         rate = self.schedule(self.state.step - 1)
         self._write(
             split="train",
-            loss=loss,
+            loss=losses[0],
+            **({"objective": losses[1]} if self.config.z_loss or self.config.label_smoothing else {}),
             learning_rate=rate,
             grad_norm=norm,
             tokens=self.state.tokens,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,20 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.data import Batch
-from sheepop.model import IGNORE_INDEX, cross_entropy_sum
-
-# A model, or its compiled form: token ids, positions and document ids in, logits out.
-Network = Callable[..., Tensor]
+from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, linear_cross_entropy
+from sheepop.train.config import TrainingConfig
+from sheepop.train.network import Network
 
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows."""
+    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows.
+
+    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do.
+    """
 
     input_ids: Tensor
     labels: Tensor
     positions: Tensor | None
     document_ids: Tensor | None
+    supervised: Tensor | slice
 
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
@@ -40,11 +42,14 @@ class TensorBatch:
             return torch.from_numpy(array).pin_memory() if pin else torch.from_numpy(array)
 
         packed = batch.has_boundaries
+        # Found here and not on the device, which would have to be waited for.
+        supervised = np.flatnonzero(batch.labels != IGNORE_INDEX)
         return cls(
             input_ids=tensor(batch.input_ids),
             labels=tensor(batch.labels),
             positions=tensor(batch.positions) if packed else None,
             document_ids=tensor(batch.document_ids) if packed else None,
+            supervised=slice(None) if supervised.size == batch.labels.size else tensor(supervised),
         )
 
     def to(self, device: str) -> TensorBatch:
@@ -58,6 +63,7 @@ class TensorBatch:
             moved(self.labels),
             None if self.positions is None else moved(self.positions),
             None if self.document_ids is None else moved(self.document_ids),
+            moved(self.supervised) if isinstance(self.supervised, Tensor) else self.supervised,
         )
 
 
@@ -67,22 +73,33 @@ class Objective(Protocol):
     def supervised(self, batch: Batch) -> int:
         """How many positions of the batch count."""
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
-        """The summed loss (scalar, float32) of the positions that count."""
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
 
 
+@dataclass(frozen=True)
 class NextToken:
-    """Cross-entropy of the next token, the objective of pre-training."""
+    """Cross-entropy of the next token, the objective of pre-training, with what `terms` add to it."""
+
+    terms: LossTerms = field(default_factory=LossTerms)
+
+    @classmethod
+    def configured(cls, config: TrainingConfig) -> NextToken:
+        """The objective with the terms that a run's configuration asks for."""
+        return cls(LossTerms(z_loss=config.z_loss, label_smoothing=config.label_smoothing))
 
     def supervised(self, batch: Batch) -> int:
         """Positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
-    def loss_sum(self, model: Network, batch: TensorBatch) -> Tensor:
-        """``-sum log p(label)`` over those positions."""
-        return cross_entropy_sum(logits_of(model, batch), batch.labels)
-
-
-def logits_of(model: Network, batch: TensorBatch) -> Tensor:
-    """Logits (B, T, V) of a batch under its own positions and documents."""
-    return model(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """``-sum log p(label)`` over those positions, without and with the added terms."""
+        hidden_BTD = network.hidden_states(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
+        return linear_cross_entropy(
+            hidden_BTD,
+            network.head,
+            batch.labels,
+            self.terms,
+            places=batch.supervised,
+            weight_cast=network.head_cast,
+        )

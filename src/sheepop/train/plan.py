@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from sheepop.core.console import Console
 from sheepop.data import Batches
@@ -21,6 +20,7 @@ from sheepop.model import Transformer
 from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
+from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers, clip_gradients, optimizer_settings
 from sheepop.train.precision import candidates
@@ -37,10 +37,14 @@ _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long one optimizer step takes in one precision."""
+    """How long one optimizer step takes in one precision, compiled or not."""
 
     precision: str
     seconds: float
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.precision}{' compiled' if self.compiled else ''} {self.seconds * 1000:,.0f} ms"
 
 
 def measure_step(
@@ -54,21 +58,29 @@ def measure_step(
 ) -> StepTime:
     """Times real optimizer steps of a throw-away model in every candidate precision; returns the fastest.
 
-    `seconds` bounds the time spent on each candidate after two untimed steps.
+    Where `config.compile` is ``auto`` the fastest is timed compiled too. `seconds` bounds the time spent on each
+    candidate after two untimed steps, the first of which compiles.
     """
-    timings = []
-    for precision in candidates(config.precision, device):
-        times = _time_steps(make_model(), batches, config, device, precision, seconds)
-        timings.append(StepTime(precision, statistics.median(times)))
-    fastest = min(timings, key=lambda timing: timing.seconds)
-    shown = ", ".join(f"{timing.precision} {timing.seconds * 1000:,.0f} ms" for timing in timings)
-    console.info(f"Measured one step: {shown}. Using {fastest.precision}.")
+
+    def time_candidate(precision: str, compiled: bool) -> StepTime:
+        times = _time_steps(make_model(), batches, config, device, precision, seconds, compiled)
+        return StepTime(precision, statistics.median(times), compiled)
+
+    timings = [time_candidate(precision, config.compile is True) for precision in candidates(config.precision, device)]
+    if config.compile == "auto":
+        timings.append(time_candidate(min(timings, key=_seconds).precision, compiled=True))
+    fastest = min(timings, key=_seconds)
+    console.info(f"Measured one step: {', '.join(map(str, timings))}. Using {fastest}.")
     return fastest
+
+
+def _seconds(timing: StepTime) -> float:
+    return timing.seconds
 
 
 def needs_measuring(config: TrainingConfig, device: str) -> bool:
     """Whether the plan depends on how fast this machine is."""
-    return config.max_minutes is not None or len(candidates(config.precision, device)) > 1
+    return config.max_minutes is not None or config.compile == "auto" or len(candidates(config.precision, device)) > 1
 
 
 def measuring_seconds(config: TrainingConfig) -> float:
@@ -100,6 +112,7 @@ def resolve_training(
         max_tokens=None,
         max_minutes=None,
         precision=precision,
+        compile=config.compile if timing is None else timing.compiled,
         warmup_steps=_warmup_steps(config, steps),
         decay_steps=_decay_steps(config, steps),
         betas=settings.betas,
@@ -181,20 +194,26 @@ def _training_seconds(minutes: float) -> float:
 
 
 def _time_steps(
-    model: Transformer, batches: Batches, config: TrainingConfig, device: str, precision: str, seconds: float
+    model: Transformer,
+    batches: Batches,
+    config: TrainingConfig,
+    device: str,
+    precision: str,
+    seconds: float,
+    compiled: bool,
 ) -> list[float]:
     optimizers = build_optimizers(model, config)
     evaluation = build_evaluation_weights(model, optimizers, config)
-    forward = torch.compile(model) if config.compile else model
+    network = Network(model, precision=precision, device=device, compiled=compiled)
+    objective = NextToken.configured(config)
     size = config.global_batch_size
-    micro = config.micro_batch_size or size
     times: list[float] = []
     number, started = -2, time.monotonic()
     while number < 3 or time.monotonic() - started < seconds:
         begin = time.perf_counter()
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
-        prepared = PreparedStep.of(batches.batch(samples), micro, NextToken(), device=device)
-        accumulate_gradients(forward, NextToken(), prepared, device=device, precision=precision)
+        prepared = PreparedStep.of(batches.batch(samples), config.micro_batch_size or size, objective, device=device)
+        accumulate_gradients(network, objective, prepared)
         clip_gradients(model.parameters(), config.max_grad_norm).item()
         apply_gradients(optimizers)
         evaluation.update(max(0, number))

@@ -1,7 +1,8 @@
 """The arithmetic of the forward pass. Weights, gradients and the optimizer's state are float32 in every precision.
 
-``bf16`` and ``fp16`` compute matrix products in two bytes by autocast; ``fp16`` also scales the loss
-(`sheepop.train.loss_scale`). ``fp8`` is bf16 with the blocks' products in one byte (`sheepop.train.float8`).
+``bf16`` computes on a working copy of the weights (`sheepop.train.network`). ``fp16`` computes matrix products in two
+bytes by autocast and scales the loss (`sheepop.train.loss_scale`). ``fp8`` is autocast to bf16 with the products of
+the blocks in one byte (`sheepop.train.float8`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def choose_matrix_arithmetic(device: str) -> None:
     products of float32 stay exact to its 23 bits.
     """
     torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
+
+
+def working_dtype(precision: str) -> torch.dtype | None:
+    """The data type of the weights that training steps compute with, or None when they are the model's own."""
+    return torch.bfloat16 if precision == "bf16" else None
 
 
 def check_precision(precision: str, device: str) -> None:

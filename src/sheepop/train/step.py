@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sheepop.data import Batch, batch_hash
-from sheepop.train.objective import Network, Objective, TensorBatch
-from sheepop.train.precision import autocast
+from sheepop.train.network import Network
+from sheepop.train.objective import Objective, TensorBatch
 from sheepop.train.verification import Recomputation
 
 
@@ -35,43 +36,56 @@ class PreparedStep:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class StepLoss:
+    """The losses of one optimizer step, still on the device; reading them waits until it is done."""
+
+    sums: Tensor  # (2,): the objective and the plain cross-entropy, over all supervised tokens
+    num_tokens: int
+
+    def means(self) -> tuple[float, float]:
+        """Objective and cross-entropy in nats per token."""
+        objective, cross_entropy = self.sums.tolist()
+        return objective / max(1, self.num_tokens), cross_entropy / max(1, self.num_tokens)
+
+
 def accumulate_gradients(
-    forward: Network,
+    network: Network,
     objective: Objective,
     prepared: PreparedStep,
     *,
-    device: str,
-    precision: str,
     loss_scale: float = 1.0,
     before_forward: Callable[[int], None] | None = None,
     recomputation: Recomputation | None = None,
-) -> tuple[float, int]:
-    """Adds the gradient of the mean loss of all samples to the parameters; returns that loss and its tokens.
+) -> StepLoss:
+    """Adds the gradient of the mean objective of all samples to the parameters; returns what the samples lost.
 
-    The loss is divided by the tokens of the whole step, so every token weighs the same however the step is cut.
-    Gradients come out multiplied by `loss_scale`, which is no part of the loss returned.
+    The objective is divided by the tokens of the whole step, so every token weighs the same however the step is cut.
+    Gradients come out multiplied by `loss_scale`, which is no part of the losses returned.
     `before_forward` hears the number of each micro-batch, for the randomness that belongs to it. With `recomputation`
     the first micro-batch is computed twice and compared.
     """
     num_tokens = prepared.num_tokens
+    network.begin_step()
 
-    def compute(number: int) -> float:
+    def compute(number: int) -> Tensor:
         if before_forward is not None:
             before_forward(number)
-        with autocast(device, precision):
-            loss_sum = objective.loss_sum(forward, prepared.micro_batches[number].to(device))
+        with network.arithmetic():
+            losses = objective.loss_sums(network, prepared.micro_batches[number].to(network.device))
         # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
-        torch.autograd.backward(loss_sum / max(1, num_tokens) * loss_scale)
-        return loss_sum.item()
+        torch.autograd.backward(losses.objective / max(1, num_tokens) * loss_scale)
+        return torch.stack((losses.objective.detach(), losses.cross_entropy))
 
     if recomputation is not None:
-        recomputation.take(compute(0))
-    loss = 0.0
+        recomputation.take(float(compute(0)[0]))
+    sums = torch.zeros(2, device=network.device)
     for number in range(len(prepared.micro_batches)):
-        loss += compute(number)
+        found = compute(number)
+        sums += found
         if recomputation is not None and number == 0:
-            recomputation.compare(loss)
-    return loss / max(1, num_tokens), num_tokens
+            recomputation.compare(float(found[0]))
+    return StepLoss(sums, num_tokens)
 
 
 def apply_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from sheepop.data import Batches
-from sheepop.model import IGNORE_INDEX, cross_entropy_sum
-from sheepop.train.objective import TensorBatch, logits_of
+from sheepop.model import IGNORE_INDEX, Transformer, score_tokens
+from sheepop.train.objective import TensorBatch
 from sheepop.train.precision import autocast
 
 
@@ -40,7 +39,7 @@ class Scores:
 
 
 def validate(
-    model: nn.Module,
+    model: Transformer,
     batches: Batches,
     byte_lengths: NDArray[np.int64],
     *,
@@ -68,9 +67,12 @@ def validate(
                 samples = batches.batch(chosen[start : start + batch_size])
                 batch = TensorBatch.from_numpy(samples, device)
                 with autocast(device, precision):
-                    logits = logits_of(model, batch)
-                loss_sum += cross_entropy_sum(logits, batch.labels).item()
-                correct += int((logits.argmax(-1) == batch.labels).sum())
+                    hidden_BTD = model.hidden_states(
+                        batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
+                    )
+                    batch_loss, right = score_tokens(hidden_BTD, model.lm_head.weight, batch.labels)
+                loss_sum += batch_loss.item()
+                correct += int(right)
                 labels = samples.labels[samples.labels != IGNORE_INDEX]
                 num_tokens += labels.size
                 num_bytes += int(byte_lengths[labels].sum())

@@ -15,7 +15,8 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm is not None:
+    # On a CPU the norm is known at once, and a factor of 1 would only cost time.
+    if max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
         factor = torch.clamp(max_norm / norm, max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
     return norm

@@ -1,0 +1,106 @@
+"""The model as a training step runs it: in which data type, compiled or not."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.model import Transformer
+from sheepop.train.precision import autocast, working_dtype
+
+
+class Network:
+    """Hidden states and the output projection of `model` for training steps; the gradients arrive in `model`.
+
+    In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones. Modules are
+    copied and parameters shared, so that what is compiled here is compiled for training steps only: they have
+    one shape, while texts of every length are scored and sampled. `modules` is that copy.
+    """
+
+    def __init__(self, model: Transformer, *, precision: str, device: str, compiled: bool = False) -> None:
+        self.precision, self.device = precision, device
+        self._head_weight = model.lm_head.weight
+        self._head_cast: Tensor | None = None
+        self._masters: list[Tensor] = []
+        self._working: list[Tensor] = []
+        dtype = working_dtype(precision)
+        replaced: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}
+        if dtype is not None:
+            replaced |= {id(master): self._working_weight(master, dtype) for master in _computed_with(model)}
+        # Parameters are looked up before they are copied: shared, or replaced by their working copy.
+        self.modules = copy.deepcopy(model, replaced).train()
+        if dtype is not None:
+            self._head_cast = torch.empty_like(self._head_weight, dtype=dtype, requires_grad=False)
+            self._masters.append(self._head_weight)
+            self._working.append(self._head_cast)
+            sparse = device == "cpu" and self._head_weight is model.embedding.weight
+            self.modules.embedding = _CastEmbedding(model.embedding, dtype, sparse)
+        if compiled:
+            # One block at a time: all of them share one compilation, and none waits for the whole network's.
+            for block in self.modules.blocks:
+                block.compile()
+
+    def begin_step(self) -> None:
+        """Brings the working copy up to date; called before the first micro-batch of every step."""
+        if self._working:
+            with torch.no_grad():
+                torch._foreach_copy_(self._working, self._masters)
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """The context that forward passes and losses are computed in."""
+        return autocast(self.device, "fp32" if self._working else self.precision)
+
+    def hidden_states(self, input_ids: Tensor, *, positions: Tensor | None, document_ids: Tensor | None) -> Tensor:
+        """As `Transformer.hidden_states`."""
+        return self.modules.hidden_states(input_ids, positions=positions, document_ids=document_ids)
+
+    @property
+    def head(self) -> Tensor:
+        """The output projection (V, D), whose gradient the loss gives."""
+        return self._head_weight
+
+    @property
+    def head_cast(self) -> Tensor | None:
+        """The output projection in the data type of the working copy, if there is one."""
+        return self._head_cast
+
+    def _working_weight(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+        working = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=master.requires_grad)
+        self._masters.append(master)
+        self._working.append(working.detach())
+
+        def hand_over(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            if master.grad is None:
+                master.grad = gradient.to(master.dtype)
+            else:
+                master.grad.add_(gradient)
+
+        if master.requires_grad:
+            working.register_post_accumulate_grad_hook(hand_over)  # type: ignore[no-untyped-call]
+        return working
+
+
+class _CastEmbedding(nn.Embedding):
+    """Looks up float32 vectors and casts what was found.
+
+    A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. It is sparse
+    where the output projection, which is the same parameter, has filled in the rest by then.
+    """
+
+    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype, sparse: bool) -> None:
+        super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
+        self.weight, self._dtype = embedding.weight, dtype
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids).to(self._dtype)
+
+
+def _computed_with(model: Transformer) -> list[nn.Parameter]:
+    """The parameters that activations meet: all but the embedding, which is looked up, and the head."""
+    apart = {id(model.embedding.weight), id(model.lm_head.weight)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in apart]

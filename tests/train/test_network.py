@@ -1,0 +1,211 @@
+"""What a training step runs on: a working copy in bfloat16, float32 weights behind it, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sheepop.data import Batch
+from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
+from sheepop.train import TrainingConfig
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken
+from sheepop.train.step import PreparedStep, StepLoss, accumulate_gradients
+
+V, T = 23, 16
+
+
+class Rows:
+    """Random rows, some labels missing, and a document boundary in every second one."""
+
+    num_samples, max_length = 1000, T
+
+    def batch(self, sample_indices: np.ndarray) -> Batch:
+        parts = [np.random.default_rng(int(index)).integers(0, V, T + 1) for index in sample_indices]
+        tokens = np.stack(parts)
+        labels = tokens[:, 1:].copy()
+        labels[:, 5] = IGNORE_INDEX
+        positions = np.broadcast_to(np.arange(T), labels.shape).copy()
+        documents = np.zeros_like(labels)
+        documents[::2, 9:] = 1
+        positions[::2, 9:] -= 9
+        return Batch(tokens[:, :-1].copy(), labels, positions, documents, has_boundaries=True)
+
+    def token_range(self, sample: int) -> tuple[int, int]:
+        return sample * T, (sample + 1) * T
+
+
+def make_model(position_encoding: str = "rope", *, tied: bool = True) -> Transformer:
+    config = ModelConfig(
+        vocab_size=V,
+        d_model=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        max_seq_len=T,
+        position_encoding=position_encoding,  # type: ignore[arg-type]
+        norm="rmsnorm" if position_encoding == "rope" else "layernorm",
+        activation="swiglu" if position_encoding == "rope" else "gelu",
+        dropout=0.0,
+        tie_weights=tied,
+    )
+    return build_model(config, 0)
+
+
+def prepared(rows: int, micro: int) -> PreparedStep:
+    return PreparedStep.of(Rows().batch(np.arange(rows)), micro, NextToken(), device="cpu")
+
+
+def step(model: Transformer, precision: str, micro: int = 6, *, compiled: bool = False) -> StepLoss:
+    network = Network(model, precision=precision, device="cpu", compiled=compiled)
+    return accumulate_gradients(network, NextToken(), prepared(6, micro))
+
+
+def expected_gradients(model: Transformer) -> tuple[float, dict[str, torch.Tensor]]:
+    """By float64 over whole logits and torch's own loss."""
+    exact = Transformer(model.config).double()
+    exact.load_state_dict(model.state_dict())
+    batch = Rows().batch(np.arange(6))
+    logits = exact(
+        torch.from_numpy(batch.input_ids),
+        positions=torch.from_numpy(batch.positions),
+        document_ids=torch.from_numpy(batch.document_ids),
+    )
+    loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.labels).flatten(), ignore_index=IGNORE_INDEX)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in exact.named_parameters()}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("position_encoding", ["rope", "learned", "sinusoidal"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
+def test_gradients_arrive_in_the_float32_weights(
+    precision: str, tolerance: float, position_encoding: str, tied: bool
+) -> None:
+    model = make_model(position_encoding, tied=tied)
+    loss, gradients = expected_gradients(model)
+    _, found = step(model, precision).means()
+    assert found == pytest.approx(loss, rel=tolerance / 10)
+    # A gradient that is zero by symmetry (a key's bias) is compared with what the others are.
+    total = torch.nn.utils.get_total_norm(gradients.values())
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        assert not parameter.grad.is_sparse
+        error = (parameter.grad.double() - gradients[name]).norm()
+        assert error < tolerance * (gradients[name].norm() + 0.05 * total), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_micro_batches_add_up(precision: str) -> None:
+    whole, cut = make_model(), make_model()
+    one, other = step(whole, precision), step(cut, precision, micro=2)
+    assert other.num_tokens == one.num_tokens == 6 * (T - 1)
+    assert other.means() == pytest.approx(one.means(), rel=1e-4)
+    for parameter, same in zip(whole.parameters(), cut.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert same.grad is not None
+        error = (parameter.grad - same.grad).norm() / parameter.grad.norm()
+        assert error < (1e-5 if precision == "fp32" else 0.02)
+
+
+def test_a_token_that_occurs_often_gets_the_whole_of_its_gradient() -> None:
+    """Summed in bfloat16 a thousand equal parts would stop growing at 256 of them."""
+    config = ModelConfig(vocab_size=4, d_model=8, num_layers=1, num_heads=1, max_seq_len=1024, dropout=0.0)
+    model = build_model(config, 0)
+    network = Network(model, precision="bf16", device="cpu")
+    ids = torch.ones(1, 1024, dtype=torch.long)
+    network.begin_step()
+    embedded = network.modules.embedding(ids)
+    model.embedding.weight.grad = torch.zeros_like(model.embedding.weight)
+    torch.autograd.backward(embedded.float().sum())
+    assert embedded.dtype == torch.bfloat16
+    assert model.embedding.weight.grad.tolist() == [[0.0] * 8, [1024.0] * 8, [0.0] * 8, [0.0] * 8]
+
+
+def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
+    model = make_model()
+    network = Network(model, precision="bf16", device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25)
+    batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
+    network.begin_step()
+    with torch.no_grad():
+        hidden = network.hidden_states(batch, positions=None, document_ids=None)
+        rounded = Transformer(model.config)
+        rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in model.state_dict().items()})
+        expected = rounded.hidden_states(batch)
+    assert hidden.dtype == torch.bfloat16
+    assert (hidden.float() - expected).norm() / expected.norm() < 0.02
+    assert network.head_cast is not None
+    assert torch.equal(network.head_cast, model.lm_head.weight.bfloat16())
+
+
+def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
+    model = make_model()
+    network = Network(model, precision="fp32", device="cpu")
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in network.modules.parameters()} == own
+    assert network.head is model.lm_head.weight
+    assert network.head_cast is None
+
+
+def test_the_objective_and_the_plain_loss_are_told_apart() -> None:
+    model = make_model()
+    network = Network(model, precision="fp32", device="cpu")
+    objective = NextToken.configured(TrainingConfig(z_loss=0.5, label_smoothing=0.1))
+    losses = accumulate_gradients(network, objective, prepared(4, 2))
+    minimised, plain = losses.means()
+    model.zero_grad()
+    same, without = accumulate_gradients(network, NextToken(), prepared(4, 2)).means()
+    assert plain == pytest.approx(without, rel=1e-6)
+    assert same == without
+    # The logits of a fresh network are close to equal: the first term is about half of ln(V) squared.
+    assert minimised - plain == pytest.approx(0.5 * np.log(V) ** 2, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_gives_the_same_bits_again_under_deterministic_algorithms(precision: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients = []
+        for _ in range(2):
+            model = make_model()
+            step(model, precision, micro=3)
+            gradients.append([parameter.grad for parameter in model.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilations: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compilations.append(len(inputs))
+        return graph.forward
+
+    compile_in_place = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_in_place(self, backend=count))
+    torch._dynamo.reset()
+    model, plain = make_model(), make_model()
+    found = step(model, precision, compiled=True).means()
+    assert len(compilations) == 1
+    assert found == step(plain, precision).means()
+    for parameter, same in zip(model.parameters(), plain.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert same.grad is not None
+        torch.testing.assert_close(parameter.grad, same.grad)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert len(compilations) == 1
