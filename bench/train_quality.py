@@ -6,7 +6,8 @@
 `files`: the quickstart's defaults, and nanoGPT's model with its best small recipe for a CPU (4 layers, d 128, T 64, 12
 rows, AdamW at 1e-3), get the same files, the same tokenizer and the same minutes; the quickstart's minutes include
 its tokenizer, measurements and validations, nanoGPT's are steps alone. `shakespeare`: 2,000 steps of that recipe by
-characters, and of the same size with SheepOp's present defaults (rotary positions, RMSNorm, SwiGLU, Muon). The held-out text is scored by one function for both, every token once.
+characters, and of the same size with SheepOp's present defaults (rotary positions, RMSNorm, SwiGLU, Muon). The
+held-out text is the same for both, every token counted once.
 
 PATH is a checkout of nanoGPT, whose ``model.py`` is imported.
 """
