@@ -203,7 +203,15 @@ def _ray_cluster() -> Iterator[None]:
         raise DataError("The engine ray needs Ray. Install it with: pip install 'sheepop[cluster]'") from None
     started = not ray.is_initialized()
     if started:
-        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            # Ray raises what its parts raise, from a refused token to a port that nobody listens on.
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise DataError(
+                f"The Ray cluster cannot be used: {reason} Check RAY_ADDRESS, that every node runs the same version of "
+                "Ray, and that this machine has the cluster's token (docs/cluster.md)."
+            ) from error
     try:
         yield
     finally:
