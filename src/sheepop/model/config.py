@@ -2,45 +2,126 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
+from sheepop.model.backends import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
+from sheepop.model.rotary_scaling import RotaryScaling
 
-PositionEncoding = Literal["sinusoidal", "learned", "rope"]
-NormKind = Literal["layernorm", "rmsnorm"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+Architecture = Literal["decoder", "encoder_decoder"]
+PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
+NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
+NormPosition = Literal["pre", "post", "sandwich", "output"]
+QueryKeyNorm = Literal["head", "width"]
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"]
+Backend = Literal["auto", "sdpa", "flex", "eager"]
+Initialization = Literal["gpt2", "normal", "xavier_uniform", "xavier_normal", "xavier_fan_in", "he", "mup"]
+GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
 # Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers.
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+Layers = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)]
+
+
+class ExpertsConfig(Config):
+    """A mixture of experts in place of the feed-forward network of some layers (Shazeer et al. 2017)."""
+
+    count: Annotated[int, Field(ge=2, strict=True)]
+    per_token: PositiveInt = Field(2, description="experts that the router chooses for each token")
+    d_ff: PositiveInt | None = Field(None, description="width of one expert; null is model.d_ff")
+    shared: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="experts that every token passes")
+    layers: Layers | None = Field(None, description="the layers that have experts; null is all")
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = Field(True, description="the weights of the chosen experts sum to 1")
+    load_balancing_loss: float = Field(0.01, ge=0.0, description="Fedus et al. 2021, equation 4")
+    router_z_loss: float = Field(0.001, ge=0.0, description="Zoph et al. 2022, equation 5")
+    bias_update_rate: float = Field(
+        0.0, ge=0.0, description="step of the router biases towards even loads (Wang et al. 2024); 0 leaves them at 0"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpertsConfig:
+        if self.per_token > self.count:
+            raise ValueError(f"experts.per_token = {self.per_token} exceeds experts.count = {self.count}")
+        return self
 
 
 class ModelConfig(Config):
-    """Sizes and choices of a decoder-only transformer. Sizes left out are derived and written back.
+    """Sizes and choices of a transformer. What is left out is derived and written back.
 
     `preset` names a row of `sheepop.model.presets`; every other key given beside it wins over the preset's value.
     """
 
     preset: str | None = None
+    architecture: Architecture = "decoder"
     vocab_size: PositiveInt | None = Field(None, description="rows of the embedding; null takes the tokenizer's")
     d_model: PositiveInt = 256
     num_layers: PositiveInt = 6
+    num_encoder_layers: PositiveInt | None = Field(
+        None, description="of an encoder-decoder, whose decoder has num_layers; null is num_layers"
+    )
     num_heads: PositiveInt = 8
     num_kv_heads: PositiveInt | None = Field(None, description="null is num_heads (multi-head attention)")
     head_dim: PositiveInt | None = Field(None, description="null is d_model / num_heads")
+    value_head_dim: PositiveInt | None = Field(None, description="null is head_dim")
     d_ff: PositiveInt | None = Field(
-        None, description="null is 4 d_model; for swiglu 8/3 d_model, up to a multiple of 32"
+        None, description="null is 4 d_model; for gated activations 8/3 d_model, up to a multiple of 32"
     )
     max_seq_len: PositiveInt = 256
+
     position_encoding: PositionEncoding = "sinusoidal"
     position_base: float = Field(10000.0, gt=1.0, description="the 10000 of sinusoids and rotary angles")
+    rotary_fraction: float = Field(1.0, gt=0.0, le=1.0, description="the part of each head that is rotated")
+    rotary_scaling: RotaryScaling | None = None
+    sliding_position_base: float | None = Field(
+        None, gt=1.0, description="rotary base of sliding layers, which are then not scaled; null: as all others"
+    )
+    embedding_scale: float | None = Field(
+        None, gt=0.0, description="null is sqrt(d_model) under sinusoidal positions, otherwise 1"
+    )
+    embedding_norm: bool = Field(False, description="a norm right behind the embedding")
+
     norm: NormKind = "layernorm"
+    norm_position: NormPosition = Field(
+        "pre",
+        description="pre: x + f(norm(x)); post: norm(x + f(x)); output: x + norm(f(x)); sandwich: x + norm(f(norm(x)))",
+    )
     norm_eps: float = Field(1e-5, gt=0.0)
+    norm_bias: bool | None = Field(None, description="of LayerNorm; null is bias")
+    final_norm: bool | None = Field(None, description="a norm before the output projection; null: unless post-norm")
+    qk_norm: QueryKeyNorm | None = Field(
+        None, description="norm of queries and keys, over each head or over the whole width"
+    )
+
     activation: Activation = "gelu"
+    feed_forward_bias: bool | None = Field(None, description="null is bias")
+    experts: ExpertsConfig | None = None
+    parallel_residual: bool = Field(False, description="x + attention(norm(x)) + feed_forward(norm'(x))")
+
+    attention_bias: bool | None = Field(None, description="of queries, keys and values; null is bias")
+    attention_output_bias: bool | None = Field(None, description="null is bias")
+    attention_scale: float | None = Field(None, gt=0.0, description="of the scores; null is 1 / sqrt(head_dim)")
+    attention_soft_cap: float | None = Field(None, gt=0.0, description="scores become c tanh(score / c)")
+    attention_sinks: bool = Field(False, description="a learned logit per head that takes weight and gives no value")
+    sliding_window: PositiveInt | None = Field(None, description="keys that a query sees, itself included")
+    sliding_layers: Layers | None = Field(None, description="the layers with that window; null is all")
+    attention_backend: Backend = "auto"
+
     bias: bool = True
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
     tie_weights: bool = True
+    logit_soft_cap: float | None = Field(None, gt=0.0, description="logits become c tanh(logit / c)")
+
+    initialization: Initialization = "gpt2"
+    initial_std: float = Field(0.02, gt=0.0, description="of the schemes gpt2, normal and mup")
+    mup_base_d_model: PositiveInt | None = Field(
+        None, description="the width at which the hyperparameters of a muP model were found"
+    )
+    mup_base_head_dim: PositiveInt | None = Field(None, description="head_dim at that width; null is head_dim")
 
     @model_validator(mode="before")
     @classmethod
@@ -54,36 +135,99 @@ class ModelConfig(Config):
         d_model, num_heads = _size(cls, values, "d_model"), _size(cls, values, "num_heads")
         if d_model is None or num_heads is None:
             return values
-        if values.get("head_dim") is None:
-            if d_model % num_heads:
-                raise ValueError(
-                    f"d_model = {d_model} is not divisible by num_heads = {num_heads}. "
-                    f"Choose a multiple of {num_heads}, or set head_dim."
-                )
-            values["head_dim"] = d_model // num_heads
-        if values.get("num_kv_heads") is None:
-            values["num_kv_heads"] = num_heads
-        if values.get("d_ff") is None:
-            gated = values.get("activation") == "swiglu"
-            values["d_ff"] = -(-8 * d_model // 3 // 32) * 32 if gated else 4 * d_model
+        if values.get("head_dim") is None and d_model % num_heads:
+            raise ValueError(
+                f"d_model = {d_model} is not divisible by num_heads = {num_heads}. "
+                f"Choose a multiple of {num_heads}, or set head_dim."
+            )
+        _fill(values, "head_dim", d_model // num_heads)
+        _fill(values, "value_head_dim", values["head_dim"])
+        _fill(values, "num_kv_heads", num_heads)
+        gated = values.get("activation") in GATED
+        _fill(values, "d_ff", -(-8 * d_model // 3 // 32) * 32 if gated else 4 * d_model)
+        sinusoidal = values.get("position_encoding", cls.model_fields["position_encoding"].default) == "sinusoidal"
+        _fill(values, "embedding_scale", math.sqrt(d_model) if sinusoidal else 1.0)
+        bias = values.get("bias", cls.model_fields["bias"].default)
+        for name in ("feed_forward_bias", "attention_bias", "attention_output_bias"):
+            _fill(values, name, bias)
+        _fill(values, "norm_bias", bias and values.get("norm", cls.model_fields["norm"].default) == "layernorm")
+        _fill(values, "final_norm", values.get("norm_position", "pre") != "post")
+        if values.get("architecture") == "encoder_decoder":
+            _fill(values, "num_encoder_layers", values.get("num_layers", cls.model_fields["num_layers"].default))
         return values
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
+        for problem in (*self._size_problems(), *self._position_problems(), *self._choice_problems()):
+            raise ValueError(problem)
+        return self
+
+    def _size_problems(self) -> Iterator[str]:
         if self.num_heads % self.kv_heads:
-            raise ValueError(
+            yield (
                 f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: "
                 f"each key-value head serves the same number of query heads"
             )
-        if self.position_encoding == "rope" and self.head_size % 2:
-            raise ValueError(f"head_dim = {self.head_dim} is odd; rotary positions turn pairs of columns")
-        return self
+        experts = None if self.experts is None else self.experts.layers
+        for name, layers in (("sliding_layers", self.sliding_layers), ("experts.layers", experts)):
+            if layers is not None and max(layers) >= self.num_layers:
+                yield f"{name} names layer {max(layers)}; the {self.num_layers} layers are counted from 0"
+            if layers is not None and len(set(layers)) < len(layers):
+                yield f"{name} names a layer twice"
+
+    def _position_problems(self) -> Iterator[str]:
+        rotary = self.position_encoding == "rope"
+        if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
+            yield (
+                f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives {self.rotary_dim} "
+                f"rotated columns; rotary positions turn pairs of columns, so choose an even number"
+            )
+        for name in ("rotary_scaling", "sliding_position_base"):
+            if getattr(self, name) is not None and not rotary:
+                yield f"{name} is for position_encoding: rope, not {self.position_encoding}"
+        if not rotary and self.rotary_fraction != 1.0:
+            yield f"rotary_fraction is for position_encoding: rope, not {self.position_encoding}"
+        if self.sliding_window is None:
+            for name in ("sliding_layers", "sliding_position_base"):
+                if getattr(self, name) is not None:
+                    yield f"{name} needs a sliding_window"
+
+    def _choice_problems(self) -> Iterator[str]:
+        if self.norm_bias and self.norm != "layernorm":
+            yield f"norm_bias is for norm: layernorm; {self.norm} has no bias"
+        if self.parallel_residual and self.norm_position == "post":
+            yield "parallel_residual has two branches at one sum, and post-norm one norm behind each; choose another"
+        if (self.initialization == "mup") != (self.mup_base_d_model is not None):
+            yield "initialization: mup and mup_base_d_model need each other"
+        if self.mup_base_head_dim is not None and self.initialization != "mup":
+            yield "mup_base_head_dim is for initialization: mup"
+        lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, frozenset(FEATURES))
+        for feature in sorted(lacking):
+            able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
+            yield f"attention_backend: {self.attention_backend} has no {feature}; {' and '.join(able)} has"
+        if self.architecture == "decoder" and self.num_encoder_layers is not None:
+            yield "num_encoder_layers is for architecture: encoder_decoder"
+        if self.architecture == "encoder_decoder":
+            for name in ("sliding_window", "experts"):
+                if getattr(self, name) is not None:
+                    yield f"{name} is for architecture: decoder; an encoder-decoder has two stacks of layers"
 
     @property
     def head_size(self) -> int:
-        """C, the width of one head, as a plain integer."""
+        """C, the width of one head of queries and keys, as a plain integer."""
         assert self.head_dim is not None
         return self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """The width of one head of values, as a plain integer."""
+        assert self.value_head_dim is not None
+        return self.value_head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of every head that rotary positions turn."""
+        return int(self.head_size * self.rotary_fraction)
 
     @property
     def kv_heads(self) -> int:
@@ -103,6 +247,43 @@ class ModelConfig(Config):
         if self.vocab_size is None:
             raise ValueError("model.vocab_size is not resolved yet; it is taken from the tokenizer")
         return self.vocab_size
+
+    @property
+    def width_multiplier(self) -> float:
+        """How many times wider a muP network is than the one its hyperparameters were found with; otherwise 1."""
+        return 1.0 if self.mup_base_d_model is None else self.d_model / self.mup_base_d_model
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by: 1 / sqrt(C), or under muP a multiple of 1 / C (Yang et al. 2022, table 3)."""
+        if self.attention_scale is not None:
+            return self.attention_scale
+        base = self.head_size if self.mup_base_head_dim is None else self.mup_base_head_dim
+        return math.sqrt(base) / self.head_size
+
+    @property
+    def attention_features(self) -> frozenset[str]:
+        """What the attention of this network asks of its backend; see `sheepop.model.backends`."""
+        asked = {
+            "dropout": self.dropout > 0,
+            "soft cap": self.attention_soft_cap is not None,
+            "sinks": self.attention_sinks,
+        }
+        return frozenset(feature for feature, needed in asked.items() if needed)
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of `layer` sees, itself included; None for all."""
+        slides = self.sliding_layers is None or layer in self.sliding_layers
+        return self.sliding_window if slides else None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward network of `layer` is a mixture of experts."""
+        return self.experts is not None and (self.experts.layers is None or layer in self.experts.layers)
+
+
+def _fill(values: dict[str, Any], name: str, derived: Any) -> None:
+    if values.get(name) is None:
+        values[name] = derived
 
 
 def _size(cls: type[ModelConfig], values: dict[str, Any], name: str) -> int | None:

@@ -1,0 +1,131 @@
+"""Rotary frequencies for contexts longer than the one a network was trained on."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from sheepop.core.config import Config
+
+Kind = Literal["linear", "ntk", "yarn", "llama3"]
+# The keys that each kind reads beside `factor`, with their defaults; None has to be given.
+_KEYS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "ntk": {},
+    "yarn": {
+        "original_max_seq_len": None,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": "derived",
+        "truncate": True,
+    },
+    "llama3": {"original_max_seq_len": None, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+
+
+class RotaryScaling(Config):
+    """How the angles of rotary positions are changed for a context `factor` times as long.
+
+    linear: every position is divided by `factor` (Chen et al. 2023, position interpolation). ntk: the base grows so
+    that the slowest pair turns `factor` times slower and the fastest as before. yarn: slow pairs are interpolated,
+    fast ones kept, those between mixed (Peng et al. 2023, sections 3.2 to 3.4). llama3: pairs are told apart by
+    their wavelength (Llama 3.1, 2024).
+    """
+
+    kind: Kind
+    factor: float = Field(ge=1.0)
+    original_max_seq_len: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="positions of the original training"
+    )
+    beta_fast: float | None = Field(None, gt=0.0, description="turns over that context above which a pair is kept")
+    beta_slow: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
+    attention_factor: float | None = Field(
+        None, gt=0.0, description="multiplies cosines and sines; null is 0.1 ln(factor) + 1"
+    )
+    truncate: bool | None = Field(None, description="rounds the bounds between kept and interpolated to whole pairs")
+    low_freq_factor: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
+    high_freq_factor: float | None = Field(None, gt=0.0, description="turns above which a pair is kept")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("kind") not in _KEYS:
+            return given
+        values = {name: value for name, value in given.items() if value is not None}
+        kind, factor = values["kind"], values.get("factor")
+        for name, default in _KEYS[kind].items():
+            if default is None and name not in values:
+                raise ValueError(f"kind: {kind} needs {name}")
+            if default == "derived":
+                default = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor >= 1 else None
+            values.setdefault(name, default)
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> RotaryScaling:
+        for name in type(self).model_fields.keys() - {"kind", "factor"} - _KEYS[self.kind].keys():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not read by kind: {self.kind}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            less, more = getattr(self, low), getattr(self, high)
+            if less is not None and less >= more:
+                raise ValueError(f"{high} = {more} must exceed {low} = {less}")
+        return self
+
+
+def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> tuple[Tensor, float]:
+    """Angles per position (rotary_dim / 2), float64, and the factor for their cosines and sines.
+
+    Without `scaling` pair i turns by ``base^(-2i / rotary_dim)`` per position (Su et al. 2021, section 3.2.2).
+    """
+    if scaling is None:
+        return _plain(rotary_dim, base), 1.0
+    match scaling.kind:
+        case "linear":
+            return _plain(rotary_dim, base) / scaling.factor, 1.0
+        case "ntk":
+            # A single pair is the fastest one, which stays as it is.
+            exponent = rotary_dim / (rotary_dim - 2) if rotary_dim > 2 else 0.0
+            return _plain(rotary_dim, base * scaling.factor**exponent), 1.0
+        case "yarn":
+            assert scaling.attention_factor is not None
+            return _yarn(rotary_dim, base, scaling), scaling.attention_factor
+        case "llama3":
+            return _llama3(_plain(rotary_dim, base), scaling), 1.0
+
+
+def _plain(rotary_dim: int, base: float) -> Tensor:
+    # An explicit device: the angles hold values even when the network is laid out on the meta device.
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device="cpu") / rotary_dim
+    return base**-exponents
+
+
+def _yarn(rotary_dim: int, base: float, scaling: RotaryScaling) -> Tensor:
+    original, beta_fast, beta_slow = scaling.original_max_seq_len, scaling.beta_fast, scaling.beta_slow
+    assert original is not None and beta_fast is not None and beta_slow is not None
+
+    def pair_that_turns(times: float) -> float:
+        """The (fractional) pair that makes `times` turns over the original context."""
+        return rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device="cpu")
+    # A ramp of no width would divide by zero.
+    interpolated = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)
+    kept = _plain(rotary_dim, base)
+    return kept / scaling.factor * interpolated + kept * (1 - interpolated)
+
+
+def _llama3(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    original, low, high = scaling.original_max_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
+    assert original is not None and low is not None and high is not None
+    turns = original * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies / scaling.factor * (1 - kept) + frequencies * kept
