@@ -22,7 +22,8 @@ import torch
 from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model, cross_entropy
-from sheepop.model.attention import AttentionMask, attend, causal_mask
+from sheepop.model.attention import attend
+from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.precision import autocast
@@ -92,12 +93,12 @@ def dense_mask(document_ids: torch.Tensor) -> AttentionMask:
     """The mask of T times T entries, which a batch with padding still needs."""
     everything = torch.ones_like(document_ids, dtype=torch.bool)
     length = document_ids.shape[1]
-    return causal_mask(length, length, document_ids=document_ids, key_mask=everything, device=document_ids.device)
+    return attention_mask(length, length, document_ids=document_ids, key_mask=everything, device=document_ids.device)
 
 
 MASKS: Mapping[str, Callable[[torch.Tensor], AttentionMask]] = {
-    "plain": lambda ids: causal_mask(ids.shape[1], ids.shape[1]),
-    "documents": lambda ids: causal_mask(
+    "plain": lambda ids: attention_mask(ids.shape[1], ids.shape[1]),
+    "documents": lambda ids: attention_mask(
         ids.shape[1], ids.shape[1], document_ids=ids, device=ids.device, head_dim=HEAD_DIM
     ),
     "dense": dense_mask,

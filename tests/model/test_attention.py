@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from sheepop.model import ModelConfig
-from sheepop.model.attention import Attention, AttentionMask, attend, causal_mask
+from sheepop.model.attention import Attention, attend
+from sheepop.model.mask import AttentionMask, attention_mask
 
 
 def slow_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def test_attend_equals_slow_loops(heads, kv_heads, kind, queries):
             allowed[b, t, s] &= documents[b, s] == documents[b, position]
         if kind == "padded":
             allowed[b, t, s] &= real[b, s] or s == position
-    mask = causal_mask(
+    mask = attention_mask(
         queries,
         keys,
         document_ids=torch.from_numpy(documents) if kind == "documents" else None,
@@ -70,7 +71,7 @@ def test_grouped_heads_equal_full_heads_whose_keys_and_values_are_repeated():
             many.weight.copy_(few.weight.view(2, 4, 24).repeat_interleave(3, dim=0).reshape(24, 24))
             many.bias.copy_(few.bias.view(2, 4).repeat_interleave(3, dim=0).reshape(24))
     x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(grouped(x, causal_mask(5, 5)), full(x, causal_mask(5, 5)), atol=1e-6, rtol=0)
+    torch.testing.assert_close(grouped(x, attention_mask(5, 5)), full(x, attention_mask(5, 5)), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -86,11 +87,11 @@ def test_the_layer_equals_torch_multi_head_attention(bias):
     x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(0))
     forbidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
     expected, _ = theirs(x, x, x, attn_mask=forbidden, need_weights=False)
-    torch.testing.assert_close(ours(x, causal_mask(7, 7)), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours(x, attention_mask(7, 7)), expected, atol=1e-6, rtol=0)
 
 
 def test_fully_padded_rows_stay_finite_in_value_and_gradient():
-    mask = causal_mask(4, 4, key_mask=torch.tensor([[False] * 4, [False, False, True, True]]))
+    mask = attention_mask(4, 4, key_mask=torch.tensor([[False] * 4, [False, False, True, True]]))
     tensors = [torch.randn(2, 2, 4, 4, requires_grad=True) for _ in range(3)]
     out = attend(*tensors, mask)
     assert torch.isfinite(out).all()
@@ -99,7 +100,7 @@ def test_fully_padded_rows_stay_finite_in_value_and_gradient():
 
 def test_a_triangle_that_has_to_be_built_is_never_guessed():
     q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    with pytest.raises(ValueError, match="3 queries over 5 keys need a mask built by causal_mask"):
+    with pytest.raises(ValueError, match="3 queries over 5 keys need a mask built by attention_mask"):
         attend(q, k, k, AttentionMask())
 
 
@@ -113,4 +114,4 @@ def test_a_triangle_that_has_to_be_built_is_never_guessed():
 )
 def test_masks_of_another_shape_are_refused(queries, arguments, message):
     with pytest.raises(ValueError, match=message):
-        causal_mask(queries, 5, **arguments)
+        attention_mask(queries, 5, **arguments)

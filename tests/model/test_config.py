@@ -54,7 +54,10 @@ def test_sizes_left_out_are_derived_and_those_given_win():
     [
         ({"d_model": 100, "num_heads": 8}, "d_model = 100 is not divisible by num_heads = 8. Choose a multiple of 8"),
         ({"num_heads": 8, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 8"),
-        ({"position_encoding": "rope", "head_dim": 33}, "head_dim = 33 is odd"),
+        (
+            {"position_encoding": "rope", "head_dim": 33},
+            "head_dim = 33 with rotary_fraction = 1.0 gives 33 rotated columns",
+        ),
         ({"preset": "gpt5"}, "preset 'gpt5' is not known. Known presets: sheepop-tiny"),
         ({"preset": ["gpt2"]}, r"preset \['gpt2'\] is not known"),
         ({"num_layer": 3}, "num_layer: unknown key. Did you mean num_layers?"),
@@ -66,8 +69,8 @@ def test_sizes_left_out_are_derived_and_those_given_win():
         ({"dropout": float("nan")}, "dropout = nan"),
         ({"norm_eps": 0.0}, "norm_eps = 0.0: input should be greater than 0"),
         ({"position_base": 1.0}, "position_base = 1.0: input should be greater than 1"),
-        ({"activation": "gleu"}, "activation = 'gleu': input should be 'relu', 'gelu', 'gelu_tanh' or 'swiglu'"),
-        ({"norm": "batchnorm"}, "norm = 'batchnorm': input should be 'layernorm' or 'rmsnorm'"),
+        ({"activation": "gleu"}, "activation = 'gleu': input should be 'relu', 'relu_squared', 'gelu', "),
+        ({"norm": "batchnorm"}, "norm = 'batchnorm': input should be 'layernorm', 'rmsnorm' or "),
     ],
 )
 def test_bad_settings_are_refused_in_words(tree, message):

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from sheepop.model.attention import AttentionMask, attend, causal_mask
-from sheepop.model.documents import Segments, block_mask, number_documents
+from sheepop.model.attention import attend
+from sheepop.model.block_attention import block_mask
+from sheepop.model.documents import Segments, number_documents
+from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 
 
 @st.composite
@@ -60,7 +62,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, allowed: np.ndarray) -> Tensor:
 FORMS = {
     "segments": lambda ids: AttentionMask(documents=Segments.of(number_documents(ids))),
     "operator": lambda ids: AttentionMask(documents=number_documents(ids)),
-    "dense": lambda ids: causal_mask(*[ids.shape[1]] * 2, document_ids=ids, key_mask=torch.ones_like(ids).bool()),
+    "dense": lambda ids: attention_mask(*[ids.shape[1]] * 2, document_ids=ids, key_mask=torch.ones_like(ids).bool()),
 }
 
 
@@ -114,14 +116,14 @@ def test_a_document_of_a_row_equals_the_document_alone(form, dtype) -> None:
     for part, *alone in zip(*(heads.split(cuts, 2) for heads in (found, q, k, v)), strict=True):
         size = part.shape[2]
         tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
-        torch.testing.assert_close(part, attend(*alone, causal_mask(size, size)), atol=tolerance, rtol=0)
+        torch.testing.assert_close(part, attend(*alone, attention_mask(size, size)), atol=tolerance, rtol=0)
 
 
 def test_dropout_leaves_the_mean_and_crosses_no_boundary() -> None:
     """Over many draws dropout keeps the mean; a document's result does not hear of other documents in any draw."""
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2]])
     q, k, v = (heads.detach() for heads in random_heads(1, 8, 2, 2))
-    mask = causal_mask(8, 8, document_ids=ids, dropout=0.5)
+    mask = attention_mask(8, 8, document_ids=ids, kind=AttentionKind(dropout=0.5))
     exact = attend(q, k, v, mask)
     torch.manual_seed(0)
     draws = torch.stack([attend(q, k, v, mask, 0.5) for _ in range(2000)])
@@ -155,7 +157,7 @@ def test_blocks_for_the_gpu_are_those_that_torch_finds_entry_by_entry(data) -> N
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (numbers[batch, key] == numbers[batch, query])
 
-    ours, theirs = block_mask(numbers), create_block_mask(visible, rows, None, length, length, device="cpu")
+    ours, theirs = block_mask(length, numbers), create_block_mask(visible, rows, None, length, length, device="cpu")
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE == (128, 128)
     assert ours.seq_lengths == theirs.seq_lengths
 
@@ -171,7 +173,7 @@ def test_attention_in_blocks_equals_the_equation() -> None:
     ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long()
     q, k, v = (heads.detach().float() for heads in random_heads(2, 300, 4, 2, width=16))
     with torch.compiler.set_stance("force_eager"):
-        found = attend(q, k, v, AttentionMask(documents=block_mask(number_documents(ids))))
+        found = attend(q, k, v, AttentionMask(documents=block_mask(300, number_documents(ids))))
     expected = reference(q.double(), k.double(), v.double(), slow_allowed(ids))
     torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
 
@@ -182,7 +184,7 @@ def test_attention_in_blocks_equals_the_equation() -> None:
 def test_the_gpus_kernel_equals_attention_in_segments(dtype) -> None:
     ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long().cuda()
     inputs = [heads.detach().to("cuda", dtype).requires_grad_() for heads in random_heads(2, 300, 4, 2, width=64)]
-    mask = causal_mask(300, 300, document_ids=ids, device="cuda", head_dim=64)
+    mask = attention_mask(300, 300, document_ids=ids, device="cuda", kind=AttentionKind(head_dim=64))
     assert isinstance(mask.documents, BlockMask)
     found = attend(*inputs, mask)
     expected = attend(*inputs, AttentionMask(documents=Segments.of(number_documents(ids))))
@@ -198,12 +200,12 @@ def test_the_gpus_kernel_equals_attention_in_segments(dtype) -> None:
 
 def test_a_mask_for_no_dropout_refuses_dropout() -> None:
     q, k, v = random_heads(1, 4, 1, 1)
-    with pytest.raises(ValueError, match="tell causal_mask of the dropout"):
+    with pytest.raises(ValueError, match="without dropout in compiled attention"):
         attend(q, k, v, AttentionMask(documents=torch.zeros(1, 4).long()), 0.1)
 
 
 def test_no_mask_of_all_pairs_is_built_for_documents() -> None:
-    mask = causal_mask(64, 64, document_ids=torch.arange(64)[None] // 9)
+    mask = attention_mask(64, 64, document_ids=torch.arange(64)[None] // 9)
     assert mask.allowed is None
     assert isinstance(mask.documents, Segments)
 

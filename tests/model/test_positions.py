@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.attention import attend, causal_mask
+from sheepop.model.attention import attend
+from sheepop.model.mask import attention_mask
 from sheepop.model.positions import RotaryPositions, rotary_tables, rotate
 
 
@@ -75,7 +76,7 @@ def test_rotated_queries_keep_their_dtype_so_that_attention_runs_in_it():
     assert turned.dtype == torch.bfloat16
     # The products are taken in float32 and rounded once.
     assert torch.equal(turned, rotate(x.float(), *rotary_tables(3, 8)).bfloat16())
-    assert attend(turned, turned, x, causal_mask(3, 3)).dtype == torch.bfloat16
+    assert attend(turned, turned, x, attention_mask(3, 3)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rope"])

@@ -1,34 +1,92 @@
-"""One pre-norm transformer block."""
+"""One transformer block: attention and a feed-forward network, each on a residual branch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
-from sheepop.model.attention import Attention, AttentionMask
+from sheepop.model.attention import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
+from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.mask import AttentionMask
 from sheepop.model.norms import build_norm
+from sheepop.model.probe import Probe
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """What all layers of one kind are given beside the residual stream.
+
+    `memory` (B, S, D) are the states of an encoder, and `memory_mask` tells its padding apart.
+    """
+
+    mask: AttentionMask
+    rotary: tuple[Tensor, Tensor] | None = None
+    memory: Tensor | None = None
+    memory_mask: AttentionMask | None = None
 
 
 class Block(nn.Module):
-    """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``; (B, T, D) to (B, T, D)."""
+    """Sublayers f on the residual stream x, (B, T, D) to (B, T, D): attention, cross-attention, feed-forward.
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    Norms stand before a sublayer, ``x + f(norm(x))``, behind it, ``x + output_norm(f(x))``, on both sides, or behind
+    the sum, ``norm(x + f(x))``, as `config.norm_position` says. Parallel branches are both taken off the same x.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, cross_attention: bool = False) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config)
+        self.position, self.parallel = config.norm_position, config.parallel_residual
+        self.attention_norm, self.attention_output_norm = self._norms(config)
         self.attention = Attention(config, layer)
-        self.feed_forward_norm = build_norm(config)
-        self.feed_forward = FeedForward(config)
+        if cross_attention:
+            self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
+        self.cross_attention = Attention(config, layer) if cross_attention else None
+        self.feed_forward_norm, self.feed_forward_output_norm = self._norms(config)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if config.experts is not None and config.has_experts(layer):
+            self.feed_forward = MixtureOfExperts(config, config.experts)
+        else:
+            self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.attention_input, self.attention_output = Probe(), Probe()
+        self.feed_forward_input, self.feed_forward_output = Probe(), Probe()
+        self.middle, self.output = Probe(), Probe()
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        mask: AttentionMask,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """Applies both sublayers, each on its own residual branch."""
-        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), mask, rotary, cache))
-        return x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
+    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> Tensor:
+        """Applies the sublayers, each on its own residual branch."""
+        normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
+        attended_BTD = self.attention(normed_BTD, inputs.mask, inputs.rotary, cache)
+        attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
+        if self.parallel:
+            return self.output(x_BTD + attended_BTD + self._feed_forward(x_BTD))
+        x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
+        if self.cross_attention is not None and inputs.memory is not None and inputs.memory_mask is not None:
+            normed_BTD = self._before(x_BTD, self.cross_attention_norm)
+            found_BTD = self.cross_attention(normed_BTD, inputs.memory_mask, memory_BSD=inputs.memory)
+            found_BTD = self._behind(found_BTD, self.cross_attention_output_norm)
+            x_BTD = self._sum(x_BTD, found_BTD, self.cross_attention_norm)
+        return self.output(self._sum(x_BTD, self._feed_forward(x_BTD), self.feed_forward_norm))
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
+        return self.feed_forward_output(self._behind(self.feed_forward(normed_BTD), self.feed_forward_output_norm))
+
+    def _norms(self, config: ModelConfig) -> tuple[nn.Module | None, nn.Module | None]:
+        """The norm before a sublayer (or behind the sum), and the one behind it."""
+        return (
+            None if self.position == "output" else build_norm(config),
+            build_norm(config) if self.position in ("sandwich", "output") else None,
+        )
+
+    def _before(self, x_BTD: Tensor, norm: nn.Module | None) -> Tensor:
+        return x_BTD if norm is None or self.position == "post" else norm(x_BTD)
+
+    def _behind(self, x_BTD: Tensor, output_norm: nn.Module | None) -> Tensor:
+        return self.dropout(x_BTD if output_norm is None else output_norm(x_BTD))
+
+    def _sum(self, x_BTD: Tensor, found_BTD: Tensor, norm: nn.Module | None) -> Tensor:
+        x_BTD = x_BTD + found_BTD
+        return norm(x_BTD) if norm is not None and self.position == "post" else x_BTD

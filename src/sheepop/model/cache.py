@@ -44,9 +44,9 @@ class KeyValueCache:
         dtype: torch.dtype = torch.float32,
         padding: Tensor | None = None,
     ) -> None:
-        shape = (config.num_layers, batch_size, config.kv_heads, capacity, config.head_size)
-        self._keys = torch.zeros(shape, device=device, dtype=dtype)
-        self._values = torch.zeros(shape, device=device, dtype=dtype)
+        shape = (config.num_layers, batch_size, config.kv_heads, capacity)
+        self._keys = torch.zeros(*shape, config.head_size, device=device, dtype=dtype)
+        self._values = torch.zeros(*shape, config.value_size, device=device, dtype=dtype)
         self._capacity = capacity
         self._length = 0
         self._padding = None if padding is None or not padding.any() else padding.to(device)

@@ -20,7 +20,16 @@ NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "width"]
 Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
-Initialization = Literal["gpt2", "normal", "xavier_uniform", "xavier_normal", "xavier_fan_in", "he", "mup"]
+Initialization = Literal[
+    "gpt2",
+    "normal",
+    "xavier_uniform",
+    "xavier_normal",
+    "fan_in_uniform",
+    "fan_in_normal",
+    "he",
+    "mup",
+]
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
 # Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers.
 PositiveInt = Annotated[int, Field(ge=1, strict=True)]
@@ -146,7 +155,9 @@ class ModelConfig(Config):
         gated = values.get("activation") in GATED
         _fill(values, "d_ff", -(-8 * d_model // 3 // 32) * 32 if gated else 4 * d_model)
         sinusoidal = values.get("position_encoding", cls.model_fields["position_encoding"].default) == "sinusoidal"
-        _fill(values, "embedding_scale", math.sqrt(d_model) if sinusoidal else 1.0)
+        # A muP network is scaled as the one its hyperparameters were found with.
+        base = _size(cls, values, "mup_base_d_model") or d_model
+        _fill(values, "embedding_scale", math.sqrt(base) if sinusoidal else 1.0)
         bias = values.get("bias", cls.model_fields["bias"].default)
         for name in ("feed_forward_bias", "attention_bias", "attention_output_bias"):
             _fill(values, name, bias)
@@ -254,12 +265,11 @@ class ModelConfig(Config):
         return 1.0 if self.mup_base_d_model is None else self.d_model / self.mup_base_d_model
 
     @property
-    def score_scale(self) -> float:
-        """What scores are multiplied by: 1 / sqrt(C), or under muP a multiple of 1 / C (Yang et al. 2022, table 3)."""
-        if self.attention_scale is not None:
-            return self.attention_scale
-        base = self.head_size if self.mup_base_head_dim is None else self.mup_base_head_dim
-        return math.sqrt(base) / self.head_size
+    def score_scale(self) -> float | None:
+        """What scores are multiplied by; None is 1 / sqrt(C). A multiple of 1 / C under muP (Yang et al. 2022)."""
+        if self.attention_scale is None and self.mup_base_head_dim is not None:
+            return math.sqrt(self.mup_base_head_dim) / self.head_size
+        return self.attention_scale
 
     @property
     def attention_features(self) -> frozenset[str]:

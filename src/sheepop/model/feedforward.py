@@ -8,33 +8,48 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheepop.model.config import ModelConfig
+from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.probe import Probe
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """``max(0, x)^2`` (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+_gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu_squared": relu_squared,
     "gelu": F.gelu,  # x Phi(x) with the exact erf (Hendrycks and Gimpel 2016)
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "swiglu": F.silu,  # the gate's activation (Shazeer 2020)
+    "gelu_tanh": _gelu_tanh,
+    # The activations of the gates (Shazeer 2020).
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": _gelu_tanh,
 }
 
 
 class FeedForward(nn.Module):
-    """``down(act(up(x)))``, or ``down(silu(gate(x)) * up(x))`` for swiglu; (B, T, D) to (B, T, D)."""
+    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) * up(x))``; (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
         super().__init__()
-        gated = config.activation == "swiglu"
-        self.gate_proj = nn.Linear(config.d_model, config.ffn_size, bias=config.bias) if gated else None
-        self.up_proj = nn.Linear(config.d_model, config.ffn_size, bias=config.bias)
-        self.down_proj = nn.Linear(config.ffn_size, config.d_model, bias=config.bias)
+        width = config.ffn_size if width is None else width
+        bias = bool(config.feed_forward_bias)
+        gated = config.activation in GATED
+        self.gate_proj = nn.Linear(config.d_model, width, bias=bias) if gated else None
+        self.up_proj = nn.Linear(config.d_model, width, bias=bias)
+        self.down_proj = nn.Linear(width, config.d_model, bias=bias)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
+        self.pre_activation, self.hidden = Probe(), Probe()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Applies the network to every position on its own."""
-        up_BTF = self.up_proj(x_BTD)
         if self.gate_proj is None:
-            hidden_BTF = self.activation(up_BTF)
+            hidden_BTF = self.activation(self.pre_activation(self.up_proj(x_BTD)))
         else:
-            hidden_BTF = self.activation(self.gate_proj(x_BTD)) * up_BTF
-        return self.down_proj(self.dropout(hidden_BTF))
+            hidden_BTF = self.activation(self.pre_activation(self.gate_proj(x_BTD))) * self.up_proj(x_BTD)
+        return self.down_proj(self.dropout(self.hidden(hidden_BTF)))

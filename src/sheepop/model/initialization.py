@@ -3,46 +3,95 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sheepop.core.random import torch_generator
 from sheepop.model.config import ModelConfig
+from sheepop.model.experts import Experts
 from sheepop.model.transformer import Transformer
 
-INITIAL_STD = 0.02
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a scheme may ask of a matrix: inputs, outputs, whether it ends a residual branch, whether it is the head."""
+
+    fan_in: int
+    fan_out: int
+    ends_branch: bool = False
+    is_head: bool = False
+
+
+def _residual(config: ModelConfig, matrix: Matrix) -> float:
+    """Divides by the root of the number of branches that are summed up (Radford et al. 2019, section 2.3)."""
+    return 1 / math.sqrt(2 * config.num_layers) if matrix.ends_branch else 1.0
+
+
+# The standard deviation of a matrix under each scheme.
+SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
+    "normal": lambda config, matrix: config.initial_std,
+    "gpt2": lambda config, matrix: config.initial_std * _residual(config, matrix),
+    # Glorot and Bengio 2010, equations 12 and 16.
+    "xavier_normal": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
+    "xavier_uniform": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
+    # N(0, 1/n) and U(-1/sqrt(n), 1/sqrt(n)) for n inputs; the latter has a third of the variance.
+    "fan_in_normal": lambda config, matrix: math.sqrt(1 / matrix.fan_in),
+    "fan_in_uniform": lambda config, matrix: math.sqrt(1 / (3 * matrix.fan_in)),
+    # He et al. 2015, equation 10.
+    "he": lambda config, matrix: math.sqrt(2 / matrix.fan_in),
+    # Yang et al. 2022, table 8: the variance of hidden matrices falls with the width, that of the head does not.
+    "mup": lambda config, matrix: (
+        config.initial_std * (1.0 if matrix.is_head else config.width_multiplier**-0.5) * _residual(config, matrix)
+    ),
+}
+_UNIFORM = frozenset({"xavier_uniform", "fan_in_uniform"})
+_ENDS_BRANCH = ("o_proj", "down_proj")
 
 
 def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Transformer:
     """A network with initial weights in float32 on `device`.
 
-    GPT-2's scheme (Radford et al. 2019): matrices N(0, 0.02^2), those that end a residual branch divided by
-    sqrt(2 num_layers), biases 0, norms 1. Under sinusoidal positions the embedding, which is multiplied by
-    sqrt(d_model), starts at N(0, 1/d_model), so that token vectors and sinusoids have like size.
+    Matrices follow `config.initialization`; biases and attention sinks are 0, norms scale by 1. Embeddings and learned
+    positions are N(0, `initial_std`^2); under sinusoidal positions, where the embedding is multiplied by the root of
+    its width, N(0, 1 / width), so that token vectors and sinusoids have like size.
     """
     model = Transformer(config)
-    residual_std = INITIAL_STD / math.sqrt(2 * config.num_layers)
     with torch.no_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear):
-                if module.weight is not model.embedding.weight:
-                    ends_branch = name.endswith((".o_proj", ".down_proj"))
-                    _normal(module.weight, residual_std if ends_branch else INITIAL_STD, seed, f"{name}.weight")
-                if module.bias is not None:
-                    module.bias.zero_()
-        sinusoidal = config.position_encoding == "sinusoidal"
-        _normal(
-            model.embedding.weight,
-            config.d_model**-0.5 if sinusoidal else INITIAL_STD,
-            seed,
-            "embedding.weight",
-        )
-        if config.position_encoding == "learned":
-            assert model.added_positions is not None
-            _normal(model.added_positions.table, INITIAL_STD, seed, "added_positions.table")
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                _initialise(model, module, parameter, f"{path}.{name}" if path else name, seed)
     return model.to(device)
 
 
-def _normal(parameter: torch.Tensor, std: float, seed: int, name: str) -> None:
-    parameter.normal_(0.0, std, generator=torch_generator(seed, "initial weights", name))
+def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: str, seed: int) -> None:
+    config = model.config
+    if parameter is model.embedding.weight:
+        if module is model.embedding:
+            width = config.mup_base_d_model or config.d_model
+            sinusoidal = config.position_encoding == "sinusoidal"
+            _draw(parameter, width**-0.5 if sinusoidal else config.initial_std, False, seed, name)
+    elif name == "added_positions.table":
+        _draw(parameter, config.initial_std, False, seed, name)
+    elif parameter.ndim == 3 or (parameter.ndim == 2 and not isinstance(module, Experts)):
+        owner = name if parameter.ndim == 3 else name.removesuffix(".weight")
+        matrix = Matrix(
+            fan_in=parameter.shape[-1],
+            fan_out=parameter.shape[-2],
+            ends_branch=owner.endswith(_ENDS_BRANCH),
+            is_head=module is model.lm_head,
+        )
+        std = SCHEMES[config.initialization](config, matrix)
+        _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
+    elif "norm" not in name or name.endswith(".bias"):
+        parameter.zero_()
+
+
+def _draw(parameter: Tensor, std: float, uniform: bool, seed: int, name: str) -> None:
+    generator = torch_generator(seed, "initial weights", name)
+    if uniform:
+        parameter.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
+    else:
+        parameter.normal_(0.0, std, generator=generator)

@@ -67,6 +67,7 @@ def linear_cross_entropy(
     *,
     places: Places | None = None,
     weight_cast: Tensor | None = None,
+    soft_cap: float | None = None,
     chunk_bytes: int | None = None,
 ) -> LossSums:
     """The loss of `hidden` (..., D) under the output projection `weight_VD`, for `labels` (...), -100 for none.
@@ -76,7 +77,7 @@ def linear_cross_entropy(
     of the weight in that type may be handed in as `weight_cast`. Sums and exponentials are in float32.
 
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
-    the host wait for a GPU. `chunk_bytes` bounds the logits held at a time. Raises `ValueError` when shapes do not fit.
+    the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a time. Raises `ValueError` when shapes do not fit.
     """
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
@@ -86,12 +87,14 @@ def linear_cross_entropy(
     if places is None:
         places = _places(labels_N)
     objective, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2), weight_VD, labels_N, places, weight_cast, terms or LossTerms(), chunk_bytes
+        hidden.flatten(0, -2), weight_VD, labels_N, places, weight_cast, terms or LossTerms(), soft_cap, chunk_bytes
     )
     return LossSums(objective, plain)
 
 
-def score_tokens(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def score_tokens(
+    hidden: Tensor, weight_VD: Tensor, labels: Tensor, *, soft_cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The summed cross-entropy and the number of right guesses, chunk by chunk; no gradients.
 
     Shapes as in `linear_cross_entropy`. A guess is the likeliest token, of equals the first.
@@ -105,7 +108,7 @@ def score_tokens(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> tuple[Ten
             for rows in work.chunks(labels_N, _places(labels_N), None):
                 logits_RV = hidden_ND[rows].to(work.dtype) @ work.weight.t()
                 for part, wanted in work.blocks(logits_RV, labels_N[rows]):
-                    loss += F.cross_entropy(part.to(work.exact), wanted, reduction="sum")
+                    loss += F.cross_entropy(cap(part.to(work.exact), soft_cap), wanted, reduction="sum")
                     correct += (part.argmax(-1) == wanted).sum()
         return loss, correct
 
@@ -170,6 +173,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         places: Places,
         weight_cast: Tensor | None,
         terms: LossTerms,
+        soft_cap: float | None,
         chunk_bytes: int | None,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
@@ -182,7 +186,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 hidden_RD = hidden_ND[rows].to(work.dtype)
                 logits_RV = hidden_RD @ work.weight.t()
                 for part, wanted in work.blocks(logits_RV, labels_N[rows]):
-                    sums += _losses_then_gradients(part, wanted, terms, work.exact)
+                    sums += _losses_then_gradients(part, wanted, terms, soft_cap, work.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ work.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
@@ -201,7 +205,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:
                 gradient.mul_(grad_objective)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 class _WeightGradient:
@@ -232,13 +236,21 @@ class _WeightGradient:
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
 
 
-def _losses_then_gradients(logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, exact: torch.dtype) -> Tensor:
+def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
+    """``c tanh(logits / c)`` (Gemma 2, 2024), or the logits as they are."""
+    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+
+
+def _losses_then_gradients(
+    logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+) -> Tensor:
     """Sums of objective and cross-entropy (2,); `logits_RV` is overwritten by the gradient of the objective.
 
     With ``p = softmax(z)``, ``Z = logsumexp(z)``, smoothing e and z-loss c the gradient of a row is
-    ``(1 + 2 c Z) p - e / V``, less ``1 - e`` at the label.
+    ``(1 + 2 c Z) p - e / V``, less ``1 - e`` at the label; a soft cap multiplies it by ``1 - (z / cap)^2``.
     """
-    z_RV = logits_RV.to(exact)
+    z_RV = cap(logits_RV.to(exact), soft_cap)
+    slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
     keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
     labels_R1 = labels_R[:, None]
     label_logit = z_RV.gather(1, labels_R1)
@@ -252,6 +264,8 @@ def _losses_then_gradients(logits_RV: Tensor, labels_R: Tensor, terms: LossTerms
     if spread:
         z_RV.sub_(spread / z_RV.shape[1])
     z_RV.scatter_(1, labels_R1, z_RV.gather(1, labels_R1) - keep)
+    if slope_RV is not None:
+        z_RV.mul_(slope_RV)
     if z_RV is not logits_RV:
         logits_RV.copy_(z_RV)
     return torch.stack((objective.sum(), plain.sum()))

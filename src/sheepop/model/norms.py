@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
 
-NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+
+class ZeroCenteredRMSNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + eps) * (1 + weight)``, so that decay draws the scale to 1 (Gemma, 2024)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises the last dimension; half precision is scaled in float32, where 1 + weight keeps the weight."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(exact), self.weight.shape, 1 + self.weight.to(exact), self.eps).to(x.dtype)
+
+
+NORMS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     # Ba et al. 2016: (x - mean) / sqrt(variance + eps), scaled by weight and shifted by bias.
-    "layernorm": lambda config: nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias),
+    "layernorm": lambda config, width: nn.LayerNorm(width, eps=config.norm_eps, bias=bool(config.norm_bias)),
     # Zhang and Sennrich 2019: x / sqrt(mean(x^2) + eps), scaled by weight.
-    "rmsnorm": lambda config: nn.RMSNorm(config.d_model, eps=config.norm_eps),
+    "rmsnorm": lambda config, width: nn.RMSNorm(width, eps=config.norm_eps),
+    "rmsnorm_zero_centered": lambda config, width: ZeroCenteredRMSNorm(width, config.norm_eps),
 }
 
 
-def build_norm(config: ModelConfig) -> nn.Module:
-    """The normalisation of `config.norm` over the last dimension D."""
-    return NORMS[config.norm](config)
+def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+    """The normalisation of `config.norm` over the last dimension, D unless `width` says otherwise."""
+    return NORMS[config.norm](config, config.d_model if width is None else width)

@@ -1,12 +1,15 @@
-"""Position encodings: sinusoids added to the embedding, learned vectors added to it, or rotated queries and keys."""
+"""Position encodings: vectors added to the embedding, rotated queries and keys, or distances taken off the scores."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
+from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
 
 
 def sinusoidal_table(num_positions: int, d_model: int, base: float = 10000.0) -> Tensor:
@@ -22,21 +25,36 @@ def sinusoidal_table(num_positions: int, d_model: int, base: float = 10000.0) ->
     return torch.where(columns.long() % 2 == 0, angles.sin(), angles.cos()).float()
 
 
-def rotary_tables(num_positions: int, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (num_positions, head_dim / 2), of ``p base^(-2i / head_dim)`` (Su et al. 2021, 3.2.2)."""
-    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+def rotary_tables(
+    num_positions: int, rotary_dim: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (num_positions, rotary_dim / 2) of the angles that `rotary_frequencies` gives."""
+    frequencies, factor = rotary_frequencies(rotary_dim, base, scaling)
     angles = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
+    return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
 
 def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns column pairs (i, i + C/2) of every head by the angle of its position; norms are kept.
+    """Turns column pairs (i, i + R/2) of the first R columns of every head by the angle of its position.
 
-    `cos` and `sin` broadcast against (B, H, T, C/2). Under autocast they are float32 and `x_BHTC` is not: the
-    products are taken in float32 and the result has the dtype of `x_BHTC`.
+    `cos` and `sin` broadcast against (B, H, T, R/2); columns from R on stay as they are. Under autocast they are
+    float32 and `x_BHTC` is not: the products are taken in float32 and the result has the dtype of `x_BHTC`.
     """
-    first, second = x_BHTC.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = x_BHTC[..., :rotary_dim].chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
+    return turned if rotary_dim == x_BHTC.shape[-1] else torch.cat((turned, x_BHTC[..., rotary_dim:]), dim=-1)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Slopes (H,), float32: ``2^(-8 h / H)`` for h = 1..H (Press et al. 2022, section 3).
+
+    For H that is no power of two: the slopes of the next lower one, then every second slope of the next higher one.
+    """
+    lower = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * head / lower) for head in range(1, lower + 1)]
+    slopes += [2 ** (-8 * head / (2 * lower)) for head in range(1, 2 * (num_heads - lower), 2)]
+    return torch.tensor(slopes, device="cpu")
 
 
 class AddedPositions(nn.Module):
@@ -59,19 +77,22 @@ class AddedPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Angles for `rotate`; one instance serves all layers."""
+    """Angles for `rotate`; one instance serves all layers of one kind, those with a sliding window or the others."""
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, sliding: bool = False) -> None:
         super().__init__()
-        cos, sin = rotary_tables(config.max_seq_len, config.head_size, config.position_base)
+        base, scaling = config.position_base, config.rotary_scaling
+        if sliding and config.sliding_position_base is not None:
+            base, scaling = config.sliding_position_base, None
+        cos, sin = rotary_tables(config.max_seq_len, config.rotary_dim, base, scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, num_positions: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines that broadcast against (B, H, T, C/2)."""
+        """Cosines and sines that broadcast against (B, H, T, R/2)."""
         if positions_BT is None:
             return self.cos[:num_positions], self.sin[:num_positions]
         return F.embedding(positions_BT, self.cos)[:, None], F.embedding(positions_BT, self.sin)[:, None]

@@ -5,41 +5,66 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 
 from __future__ import annotations
 
-import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.attention import causal_mask
-from sheepop.model.block import Block
+from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
+from sheepop.model.experts import MixtureOfExperts
+from sheepop.model.loss import cap
+from sheepop.model.mask import AttentionKind, attention_mask
 from sheepop.model.norms import build_norm
-from sheepop.model.positions import AddedPositions, RotaryPositions
+from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
+from sheepop.model.probe import Probe
 
 
 class Transformer(nn.Module):
     """A causal language model. Built on one device; weights are set by `sheepop.model.initialization`."""
 
+    slopes: Tensor | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
-        # Sinusoids have amplitude 1; embeddings are scaled up so that they are not drowned (Vaswani et al. 2017, 3.4).
-        self.embedding_scale = math.sqrt(config.d_model) if config.position_encoding == "sinusoidal" else 1.0
-        rotary = config.position_encoding == "rope"
-        self.added_positions = None if rotary else AddedPositions(config)
-        self.rotary_positions = RotaryPositions(config) if rotary else None
+        # A plain number: sinusoids have amplitude 1, and embeddings must not be drowned (Vaswani et al. 2017, 3.4).
+        self.embedding_scale = float(config.embedding_scale or 1.0)
+        self.embedding_norm = build_norm(config) if config.embedding_norm else None
+        encoding = config.position_encoding
+        self.added_positions = AddedPositions(config) if encoding in ("sinusoidal", "learned") else None
+        self.rotary_positions = RotaryPositions(config) if encoding == "rope" else None
+        apart = config.sliding_position_base is not None
+        self.sliding_rotary_positions = RotaryPositions(config, sliding=True) if apart else None
+        self.register_buffer(
+            "slopes", alibi_slopes(config.num_heads) if encoding == "alibi" else None, persistent=False
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.final_norm = build_norm(config)
+        self.final_norm = build_norm(config) if config.final_norm else None
         self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self.compiled = False
+        self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
 
     def tie(self) -> None:
         """Makes the output projection and the embedding one parameter, when the configuration says so."""
         if self.config.tie_weights:
             self.lm_head.weight = self.embedding.weight
+
+    def compile_blocks(self) -> None:
+        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
+        self.compiled = True
+        for block in self.blocks:
+            block.compile()
+
+    @property
+    def mixtures(self) -> dict[int, MixtureOfExperts]:
+        """The mixtures of experts by layer."""
+        layers = {layer: block.feed_forward for layer, block in enumerate(self.blocks)}
+        return {layer: module for layer, module in layers.items() if isinstance(module, MixtureOfExperts)}
 
     def hidden_states(
         self,
@@ -68,25 +93,79 @@ class Transformer(nn.Module):
             positions = (key_mask.cumsum(1) - 1).clamp(min=0)[:, past:]
         elif positions is None and past:
             positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
-        x_BTD = self.embedding(input_ids) * self.embedding_scale
-        if self.added_positions is not None:
-            x_BTD = self.added_positions(x_BTD, positions)
-        rotary = None if self.rotary_positions is None else self.rotary_positions(num_tokens, positions)
-        mask = causal_mask(
-            num_tokens,
-            past + num_tokens,
-            document_ids=document_ids,
-            key_mask=key_mask,
-            device=input_ids.device,
-            head_dim=self.config.head_size,
-            dropout=self.config.dropout if self.training else 0.0,
-        )
-        x_BTD = self.dropout(x_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, mask, rotary, cache)
+        x_BTD = self.embed(input_ids, positions)
+        windows = [self.config.window(layer) for layer in range(len(self.blocks))]
+        inputs = {
+            window: self._inputs(window, num_tokens, past, positions, document_ids, key_mask, input_ids.device)
+            for window in set(windows)
+        }
+        for block, window in zip(self.blocks, windows, strict=True):
+            x_BTD = block(x_BTD, inputs[window], cache)
         if cache is not None:
             cache.advance(num_tokens)
-        return self.final_norm(x_BTD)
+        return self._finish(x_BTD)
+
+    def embed(self, input_ids: Tensor, positions: Tensor | None) -> Tensor:
+        """Token ids (B, T) to the residual stream (B, T, D) that enters the first block."""
+        x_BTD = self.embedding(input_ids)
+        if self.embedding_scale != 1.0:
+            x_BTD = x_BTD * self.embedding_scale
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
+        x_BTD = self.embedded(x_BTD)
+        if self.added_positions is not None:
+            x_BTD = self.positioned(self.added_positions(x_BTD, positions))
+        return self.dropout(x_BTD)
+
+    def _inputs(
+        self,
+        window: int | None,
+        num_tokens: int,
+        past: int,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        key_mask: Tensor | None,
+        device: torch.device,
+    ) -> BlockInputs:
+        """What the layers with this window share."""
+        sliding = self.sliding_rotary_positions if window is not None else None
+        rotary = self.rotary_positions if sliding is None else sliding
+        return BlockInputs(
+            mask=attention_mask(
+                num_tokens,
+                past + num_tokens,
+                document_ids=document_ids,
+                key_mask=key_mask,
+                device=device,
+                kind=self.attention_kind(window),
+            ),
+            rotary=None if rotary is None else rotary(num_tokens, positions),
+        )
+
+    def attention_kind(self, window: int | None = None, *, causal: bool = True) -> AttentionKind:
+        """What the attention of the layers with this window sees, and what it asks of its kernel."""
+        config = self.config
+        return AttentionKind(
+            window=window,
+            slopes=self.slopes,
+            causal=causal,
+            head_dim=config.head_size,
+            value_dim=config.value_size,
+            dropout=config.dropout if self.training else 0.0,
+            soft_cap=config.attention_soft_cap is not None,
+            sinks=config.attention_sinks,
+            backend=config.attention_backend,
+            stepwise=any(cast(Block, block).attention.watched for block in self.blocks),
+            compiled=self.compiled,
+        )
+
+    def _finish(self, x_BTD: Tensor) -> Tensor:
+        """The final norm; under muP the head's input is scaled down with the width (Yang et al. 2022, table 8)."""
+        if self.final_norm is not None:
+            x_BTD = self.final_norm(x_BTD)
+        if self.config.width_multiplier != 1.0:
+            x_BTD = x_BTD / self.config.width_multiplier
+        return self.final(x_BTD)
 
     def forward(
         self,
@@ -103,4 +182,4 @@ class Transformer(nn.Module):
             if logits_to_keep < 1:
                 raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")
             hidden_BTD = hidden_BTD[:, -logits_to_keep:]
-        return self.lm_head(hidden_BTD)
+        return self.logits(cap(self.lm_head(hidden_BTD), self.config.logit_soft_cap))

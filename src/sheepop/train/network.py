@@ -39,9 +39,7 @@ class Network:
             sparse = device == "cpu" and self._head_weight is model.embedding.weight
             self.modules.embedding = _CastEmbedding(model.embedding, dtype, sparse)
         if compiled:
-            # One block at a time: all of them share one compilation, and none waits for the whole network's.
-            for block in self.modules.blocks:
-                block.compile()
+            self.modules.compile_blocks()
 
     def begin_step(self) -> None:
         """Brings the working copy up to date; called before the first micro-batch of every step."""
@@ -61,6 +59,11 @@ class Network:
     def head(self) -> Tensor:
         """The output projection (V, D), whose gradient the loss gives."""
         return self._head_weight
+
+    @property
+    def logit_soft_cap(self) -> float | None:
+        """What bounds the logits, if anything does."""
+        return self.modules.config.logit_soft_cap
 
     @property
     def head_cast(self) -> Tensor | None:

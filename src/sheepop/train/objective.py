@@ -102,4 +102,5 @@ class NextToken:
             self.terms,
             places=batch.supervised,
             weight_cast=network.head_cast,
+            soft_cap=network.logit_soft_cap,
         )

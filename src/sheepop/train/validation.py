@@ -70,7 +70,9 @@ def validate(
                     hidden_BTD = model.hidden_states(
                         batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
                     )
-                    batch_loss, right = score_tokens(hidden_BTD, model.lm_head.weight, batch.labels)
+                    batch_loss, right = score_tokens(
+                        hidden_BTD, model.lm_head.weight, batch.labels, soft_cap=model.config.logit_soft_cap
+                    )
                 loss_sum += batch_loss.item()
                 correct += int(right)
                 labels = samples.labels[samples.labels != IGNORE_INDEX]

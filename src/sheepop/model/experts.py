@@ -1,0 +1,150 @@
+"""A mixture of experts: a router chooses a few feed-forward networks for every token, and no token is dropped."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+from sheepop.model.feedforward import ACTIVATIONS, FeedForward
+from sheepop.model.probe import Probe
+
+
+class Routing(NamedTuple):
+    """What a router did with N tokens: its logits (N, E) with their gradient, and the tokens of each expert (E,)."""
+
+    logits: Tensor
+    counts: Tensor
+
+    def load_balancing_loss(self) -> Tensor:
+        """``E sum_e f_e P_e``: f_e the choices per token that fell on e, P_e its mean probability (Fedus et al. 2021).
+
+        Equal loads give the number of experts per token, which is the least when f and P agree.
+        """
+        tokens, experts = self.logits.shape
+        fractions_E = self.counts.to(self.logits.dtype) / max(1, tokens)
+        return experts * (fractions_E * self.logits.softmax(-1).mean(0)).sum()
+
+    def z_loss(self) -> Tensor:
+        """The mean of ``logsumexp(logits)^2`` (Zoph et al. 2022, equation 5)."""
+        return self.logits.logsumexp(-1).square().mean()
+
+
+class Router(nn.Module):
+    """Scores every expert for every token in float32, and chooses the best `per_token` of them.
+
+    `balance` (E,) is added to the scores for the choice only, not to the weights of the chosen; training moves it
+    towards even loads without a gradient (Wang et al. 2024, auxiliary-loss-free load balancing).
+    """
+
+    balance: Tensor
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts.count, config.d_model))
+        self.register_buffer("balance", torch.zeros(experts.count))
+        self.per_token, self.normalize, self.scores = experts.per_token, experts.normalize, experts.scores
+        self.logits = Probe()
+
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (N, E), the weights of the chosen experts (N, k), and which they are (N, k)."""
+        exact = torch.promote_types(x_ND.dtype, torch.float32)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            logits_NE = self.logits(F.linear(x_ND.to(exact), self.weight.to(exact)))
+        scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
+        chosen_Nk = (scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices
+        weights_Nk = scores_NE.gather(1, chosen_Nk)
+        if self.normalize:
+            # Sigmoids may all underflow to zero.
+            total_N1 = weights_Nk.sum(-1, keepdim=True)
+            weights_Nk = weights_Nk / (total_N1 if self.scores == "softmax" else total_N1 + 1e-20)
+        return logits_NE, weights_Nk, chosen_Nk
+
+
+class Experts(nn.Module):
+    """E feed-forward networks with their weights stacked, each applied to the rows that are its own."""
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        width, d_model, count = experts.d_ff or config.ffn_size, config.d_model, experts.count
+        gated, bias = config.activation in GATED, bool(config.feed_forward_bias)
+        self.gate_proj = nn.Parameter(torch.empty(count, width, d_model)) if gated else None
+        self.up_proj = nn.Parameter(torch.empty(count, width, d_model))
+        self.down_proj = nn.Parameter(torch.empty(count, d_model, width))
+        self.gate_bias = nn.Parameter(torch.empty(count, width)) if gated and bias else None
+        self.up_bias = nn.Parameter(torch.empty(count, width)) if bias else None
+        self.down_bias = nn.Parameter(torch.empty(count, d_model)) if bias else None
+        self.activation = ACTIVATIONS[config.activation]
+        self.pre_activation, self.hidden = Probe(), Probe()
+
+    def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
+        ends_E = counts_E.cumsum(0).to(torch.int32)
+        experts_M = None
+        if self.up_bias is not None:
+            experts = torch.arange(len(counts_E), device=x_MD.device)
+            experts_M = experts.repeat_interleave(counts_E, output_size=len(x_MD))
+
+        def apply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            found = _grouped_product(rows, weight, ends_E)
+            return found if bias is None else found + bias[experts_M].to(found.dtype)
+
+        up_MF = apply(x_MD, self.up_proj, self.up_bias)
+        if self.gate_proj is None:
+            hidden_MF = self.activation(self.pre_activation(up_MF))
+        else:
+            hidden_MF = self.activation(self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))) * up_MF
+        return apply(self.hidden(hidden_MF), self.down_proj, self.down_bias)
+
+
+class MixtureOfExperts(nn.Module):
+    """The weighted sum of the chosen experts, plus the experts that every token passes; (B, T, D) to (B, T, D).
+
+    `routing` is what the last forward pass of training did, until `take_routing` hands it out.
+    """
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.router = Router(config, experts)
+        self.experts = Experts(config, experts)
+        shared_width = experts.shared * (experts.d_ff or config.ffn_size)
+        self.shared = FeedForward(config, shared_width) if experts.shared else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.routing: Routing | None = None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Sorts the tokens by expert, applies all experts in one grouped product each, and sorts them back."""
+        x_ND = x_BTD.flatten(0, -2)
+        logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
+        order_M = chosen_Nk.flatten().argsort(stable=True)
+        # Unlike bincount this does not make the host wait for a GPU.
+        counts_E = chosen_Nk.new_zeros(logits_NE.shape[1]).scatter_add_(
+            0, chosen_Nk.flatten(), torch.ones_like(order_M)
+        )
+        found_MD = self.experts(x_ND[order_M // self.router.per_token], counts_E)
+        # Sums over the chosen of a token and not over scattered rows: the order of the sum is fixed.
+        found_NkD = found_MD[order_M.argsort()].unflatten(0, weights_Nk.shape)
+        out_ND = (found_NkD * weights_Nk[..., None].to(found_NkD.dtype)).sum(1)
+        if self.training:
+            self.routing = Routing(logits_NE, counts_E)
+        out_BTD = self.dropout(out_ND.view(x_BTD.shape))
+        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def take_routing(self) -> Routing:
+        """Hands out what the last forward pass recorded, once; raises `RuntimeError` when there is none."""
+        if self.routing is None:
+            raise RuntimeError("no routing is recorded; run a forward pass in training mode first")
+        routing, self.routing = self.routing, None
+        return routing
+
+
+def _grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    """``rows @ weight[e]^T`` for the rows of every expert e, which end at `ends_E[e]`; (M, O)."""
+    device = rows_MI.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        rows_MI, weight_EOI = rows_MI.to(dtype), weight_EOI.to(dtype)
+    return F.grouped_mm(rows_MI, weight_EOI.transpose(-2, -1), offs=ends_E)
