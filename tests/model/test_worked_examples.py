@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model, cross_entropy, cross_entropy_sum
 from sheepop.model.attention import Attention, attend
-from sheepop.model.mask import attention_mask
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.mask import attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import sinusoidal_table
 
