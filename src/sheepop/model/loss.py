@@ -77,7 +77,8 @@ def linear_cross_entropy(
     of the weight in that type may be handed in as `weight_cast`. Sums and exponentials are in float32.
 
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
-    the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a time. Raises `ValueError` when shapes do not fit.
+    the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
+    time. Raises `ValueError` when shapes do not fit.
     """
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
