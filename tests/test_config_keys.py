@@ -52,7 +52,7 @@ NESTED = {name: kind for section, config_class in SECTIONS.items() for name, kin
 ALL = SECTIONS | NESTED
 LISTS = {"data.mix", "training.layers", "training.mixture"}
 # Declared beside the code that they configure: there, everything but the class itself counts.
-READ_BESIDE = {"data.mix", "training.trouble"}
+READ_BESIDE = {"data.mix", "training.trouble", "model.rotary_scaling"}
 # What a section is called in something else that is handed on: the `Context` of an extractor has its config.
 CALLED = {"data.extract": "context.config"}
 # Keys that are read through a property of the class, or of what the class resolves to.
@@ -61,12 +61,18 @@ READ_AS = {
     ("model", "num_kv_heads"): ("kv_heads",),
     ("model", "head_dim"): ("head_size",),
     ("model", "d_ff"): ("ffn_size",),
+    ("model", "value_head_dim"): ("value_size",),
+    ("model", "rotary_fraction"): ("rotary_dim",),
+    ("model", "attention_scale"): ("score_scale",),
+    ("model", "mup_base_head_dim"): ("score_scale",),
+    ("model", "sliding_window"): ("window",),
+    ("model", "sliding_layers"): ("window",),
     ("training", "batch_size_warmup"): ("batch_sizes",),
     ("training", "sequence_length_warmup"): ("row_lengths",),
     ("generation", "temperature"): ("temperature", "greedy"),
 }
 # Read where the class resolves itself, before any other code sees it.
-READ_AT_HOME = {("model", "preset"), ("data.clean", "preset")}
+READ_AT_HOME = {("model", "preset"), ("model", "bias"), ("model.experts", "layers"), ("data.clean", "preset")}
 
 
 def module_of(config_class: type[Config]) -> Path:

@@ -205,7 +205,9 @@ def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
     for parameter, same in zip(model.parameters(), plain.parameters(), strict=True):
         assert parameter.grad is not None
         assert same.grad is not None
-        torch.testing.assert_close(parameter.grad, same.grad)
+        # Documents take another form of attention where blocks are compiled, which rounds otherwise.
+        tolerance = 1e-2 if precision == "bf16" else 1e-5
+        assert (parameter.grad - same.grad).norm() <= tolerance * same.grad.norm()
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long))
     assert len(compilations) == 1
