@@ -41,9 +41,11 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     float32 and `x_BHTC` is not: the products are taken in float32 and the result has the dtype of `x_BHTC`.
     """
     rotary_dim = 2 * cos.shape[-1]
-    first, second = x_BHTC[..., :rotary_dim].chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
-    return turned if rotary_dim == x_BHTC.shape[-1] else torch.cat((turned, x_BHTC[..., rotary_dim:]), dim=-1)
+    if rotary_dim < x_BHTC.shape[-1]:
+        turned = rotate(x_BHTC[..., :rotary_dim], cos, sin)
+        return torch.cat((turned, x_BHTC[..., rotary_dim:]), dim=-1)
+    first, second = x_BHTC.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
