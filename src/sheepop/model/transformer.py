@@ -45,6 +45,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
         self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
         self.compiled = False
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
@@ -94,12 +95,11 @@ class Transformer(nn.Module):
         elif positions is None and past:
             positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
         x_BTD = self.embed(input_ids, positions)
-        windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         inputs = {
             window: self._inputs(window, num_tokens, past, positions, document_ids, key_mask, input_ids.device)
-            for window in set(windows)
+            for window in set(self.windows)
         }
-        for block, window in zip(self.blocks, windows, strict=True):
+        for block, window in zip(self.blocks, self.windows, strict=True):
             x_BTD = block(x_BTD, inputs[window], cache)
         if cache is not None:
             cache.advance(num_tokens)
