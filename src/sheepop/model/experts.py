@@ -12,6 +12,10 @@ from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
 from sheepop.model.feedforward import ACTIVATIONS, FeedForward
 from sheepop.model.probe import Probe
 
+# What the grouped product of PyTorch takes: data types, and the bytes of a row in multiples of this.
+_GROUPED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_GROUPED_ALIGNMENT = 16
+
 
 class Routing(NamedTuple):
     """What a router did with N tokens: its logits (N, E) with their gradient, and the tokens of each expert (E,)."""
@@ -58,9 +62,8 @@ class Router(nn.Module):
         chosen_Nk = (scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices
         weights_Nk = scores_NE.gather(1, chosen_Nk)
         if self.normalize:
-            # Sigmoids may all underflow to zero.
-            total_N1 = weights_Nk.sum(-1, keepdim=True)
-            weights_Nk = weights_Nk / (total_N1 if self.scores == "softmax" else total_N1 + 1e-20)
+            # The scores of all that were chosen may underflow to zero.
+            weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + 1e-20)
         return logits_NE, weights_Nk, chosen_Nk
 
 
@@ -78,18 +81,18 @@ class Experts(nn.Module):
         self.up_bias = nn.Parameter(torch.empty(count, width)) if bias else None
         self.down_bias = nn.Parameter(torch.empty(count, d_model)) if bias else None
         self.activation = ACTIVATIONS[config.activation]
+        self.dropout = nn.Dropout(config.dropout)
         self.pre_activation, self.hidden = Probe(), Probe()
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
-        ends_E = counts_E.cumsum(0).to(torch.int32)
         experts_M = None
         if self.up_bias is not None:
             experts = torch.arange(len(counts_E), device=x_MD.device)
             experts_M = experts.repeat_interleave(counts_E, output_size=len(x_MD))
 
         def apply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            found = _grouped_product(rows, weight, ends_E)
+            found = _grouped_product(rows, weight, counts_E)
             return found if bias is None else found + bias[experts_M].to(found.dtype)
 
         up_MF = apply(x_MD, self.up_proj, self.up_bias)
@@ -97,7 +100,7 @@ class Experts(nn.Module):
             hidden_MF = self.activation(self.pre_activation(up_MF))
         else:
             hidden_MF = self.activation(self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))) * up_MF
-        return apply(self.hidden(hidden_MF), self.down_proj, self.down_bias)
+        return apply(self.dropout(self.hidden(hidden_MF)), self.down_proj, self.down_bias)
 
 
 class MixtureOfExperts(nn.Module):
@@ -112,7 +115,6 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, experts)
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
-        self.dropout = nn.Dropout(config.dropout)
         self.routing: Routing | None = None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class MixtureOfExperts(nn.Module):
         out_ND = (found_NkD * weights_Nk[..., None].to(found_NkD.dtype)).sum(1)
         if self.training:
             self.routing = Routing(logits_NE, counts_E)
-        out_BTD = self.dropout(out_ND.view(x_BTD.shape))
+        out_BTD = out_ND.view(x_BTD.shape)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
     def take_routing(self) -> Routing:
@@ -141,10 +143,18 @@ class MixtureOfExperts(nn.Module):
         return routing
 
 
-def _grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    """``rows @ weight[e]^T`` for the rows of every expert e, which end at `ends_E[e]`; (M, O)."""
+def _grouped_product(rows_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    """``rows @ weight[e]^T`` (M, O) for the rows of every expert e, of which there are `counts_E[e]`, one after another.
+
+    The grouped product of PyTorch is for the data types of training, and for rows of whole 16 bytes; what it does not
+    take goes through one product an expert.
+    """
     device = rows_MI.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         rows_MI, weight_EOI = rows_MI.to(dtype), weight_EOI.to(dtype)
-    return F.grouped_mm(rows_MI, weight_EOI.transpose(-2, -1), offs=ends_E)
+    row_bytes = {width * rows_MI.element_size() for width in weight_EOI.shape[1:]}
+    if rows_MI.dtype in _GROUPED_DTYPES and not any(size % _GROUPED_ALIGNMENT for size in row_bytes):
+        return F.grouped_mm(rows_MI, weight_EOI.transpose(-2, -1), offs=counts_E.cumsum(0).to(torch.int32))
+    parts = torch.split(rows_MI, counts_E.tolist())
+    return torch.cat([F.linear(rows, weight) for rows, weight in zip(parts, weight_EOI, strict=True)])
