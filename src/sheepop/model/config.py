@@ -31,18 +31,21 @@ Initialization = Literal[
     "mup",
 ]
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
-# Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers.
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+# Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers. Bounded, because a
+# configuration may come from a file of someone else's.
+_LARGEST = 2**31 - 1
+PositiveInt = Annotated[int, Field(ge=1, le=_LARGEST, strict=True)]
+LayerCount = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)]
 
 
 class ExpertsConfig(Config):
     """A mixture of experts in place of the feed-forward network of some layers (Shazeer et al. 2017)."""
 
-    count: Annotated[int, Field(ge=2, strict=True)]
+    count: Annotated[int, Field(ge=2, le=2**16, strict=True)]
     per_token: PositiveInt = Field(2, description="experts that the router chooses for each token")
     d_ff: PositiveInt | None = Field(None, description="width of one expert; null is model.d_ff")
-    shared: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="experts that every token passes")
+    shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = Field(0, description="experts that every token passes")
     layers: Layers | None = Field(None, description="the layers that have experts; null is all")
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize: bool = Field(True, description="the weights of the chosen experts sum to 1")
@@ -69,8 +72,8 @@ class ModelConfig(Config):
     architecture: Architecture = "decoder"
     vocab_size: PositiveInt | None = Field(None, description="rows of the embedding; null takes the tokenizer's")
     d_model: PositiveInt = 256
-    num_layers: PositiveInt = 6
-    num_encoder_layers: PositiveInt | None = Field(
+    num_layers: LayerCount = 6
+    num_encoder_layers: LayerCount | None = Field(
         None, description="of an encoder-decoder, whose decoder has num_layers; null is num_layers"
     )
     num_heads: PositiveInt = 8
@@ -83,11 +86,11 @@ class ModelConfig(Config):
     max_seq_len: PositiveInt = 256
 
     position_encoding: PositionEncoding = "sinusoidal"
-    position_base: float = Field(10000.0, gt=1.0, description="the 10000 of sinusoids and rotary angles")
+    position_base: float = Field(10000.0, gt=1.0, le=1e15, description="the 10000 of sinusoids and rotary angles")
     rotary_fraction: float = Field(1.0, gt=0.0, le=1.0, description="the part of each head that is rotated")
     rotary_scaling: RotaryScaling | None = None
     sliding_position_base: float | None = Field(
-        None, gt=1.0, description="rotary base of sliding layers, which are then not scaled; null: as all others"
+        None, gt=1.0, le=1e15, description="rotary base of sliding layers, which are then not scaled; null: as all others"
     )
     embedding_scale: float | None = Field(
         None, gt=0.0, description="null is sqrt(d_model) under sinusoidal positions, otherwise 1"
@@ -150,9 +153,9 @@ class ModelConfig(Config):
                 f"Choose a multiple of {num_heads}, or set head_dim."
             )
         _fill(values, "head_dim", d_model // num_heads)
-        _fill(values, "value_head_dim", values["head_dim"])
+        _fill(values, "value_head_dim", _size(cls, values, "head_dim"))
         _fill(values, "num_kv_heads", num_heads)
-        gated = values.get("activation") in GATED
+        gated = values.get("activation") in tuple(GATED)
         _fill(values, "d_ff", -(-8 * d_model // 3 // 32) * 32 if gated else 4 * d_model)
         sinusoidal = values.get("position_encoding", cls.model_fields["position_encoding"].default) == "sinusoidal"
         # A muP network is scaled as the one its hyperparameters were found with.
@@ -187,7 +190,7 @@ class ModelConfig(Config):
                 yield f"{name} names a layer twice"
 
     def _position_problems(self) -> Iterator[str]:
-        rotary = self.position_encoding == "rope"
+        rotary, sinusoidal = (self.position_encoding == encoding for encoding in ("rope", "sinusoidal"))
         if rotary and (self.rotary_dim < 2 or self.rotary_dim % 2):
             yield (
                 f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives {self.rotary_dim} "
@@ -196,8 +199,9 @@ class ModelConfig(Config):
         for name in ("rotary_scaling", "sliding_position_base"):
             if getattr(self, name) is not None and not rotary:
                 yield f"{name} is for position_encoding: rope, not {self.position_encoding}"
-        if not rotary and self.rotary_fraction != 1.0:
-            yield f"rotary_fraction is for position_encoding: rope, not {self.position_encoding}"
+        for name, unread in (("rotary_fraction", not rotary), ("position_base", not (rotary or sinusoidal))):
+            if unread and getattr(self, name) != type(self).model_fields[name].default:
+                yield f"{name} is not read by position_encoding: {self.position_encoding}"
         if self.sliding_window is None:
             for name in ("sliding_layers", "sliding_position_base"):
                 if getattr(self, name) is not None:
@@ -212,6 +216,8 @@ class ModelConfig(Config):
             yield "initialization: mup and mup_base_d_model need each other"
         if self.mup_base_head_dim is not None and self.initialization != "mup":
             yield "mup_base_head_dim is for initialization: mup"
+        if self.mup_base_head_dim is not None and self.attention_scale is not None:
+            yield "attention_scale and mup_base_head_dim both say what scores are multiplied by; leave one out"
         lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, frozenset(FEATURES))
         for feature in sorted(lacking):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
@@ -299,4 +305,4 @@ def _fill(values: dict[str, Any], name: str, derived: Any) -> None:
 def _size(cls: type[ModelConfig], values: dict[str, Any], name: str) -> int | None:
     """The size as an integer, or None when it is not one (field validation then names the key)."""
     value = values.get(name, cls.model_fields[name].default)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None

@@ -37,8 +37,8 @@ class RotaryScaling(Config):
     """
 
     kind: Kind
-    factor: float = Field(ge=1.0)
-    original_max_seq_len: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+    factor: float = Field(ge=1.0, le=1e6)
+    original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = Field(
         None, description="positions of the original training"
     )
     beta_fast: float | None = Field(None, gt=0.0, description="turns over that context above which a pair is kept")
@@ -53,7 +53,7 @@ class RotaryScaling(Config):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("kind") not in _KEYS:
+        if not isinstance(given, dict) or given.get("kind") not in tuple(_KEYS):
             return given
         values = {name: value for name, value in given.items() if value is not None}
         kind, factor = values["kind"], values.get("factor")
