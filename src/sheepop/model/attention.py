@@ -166,7 +166,8 @@ class Attention(nn.Module):
         k_BKSC = self.k(self._heads(self.k_proj(seen_BSD), self.k_norm, self.head_dim))
         v_BKSC = self.v(self._heads(self.v_proj(seen_BSD), None, self.value_dim))
         if rotary is not None:
-            q_BHTC, k_BKSC = self.rotated_q(rotate(q_BHTC, *rotary)), self.rotated_k(rotate(k_BKSC, *rotary))
+            q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
+        q_BHTC, k_BKSC = self.rotated_q(q_BHTC), self.rotated_k(k_BKSC)
         if cache is not None:
             k_BKSC, v_BKSC = cache.update(self.layer, k_BKSC, v_BKSC)
         out_BHTC = attend(

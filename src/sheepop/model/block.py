@@ -53,7 +53,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.attention_input, self.attention_output = Probe(), Probe()
         self.feed_forward_input, self.feed_forward_output = Probe(), Probe()
-        self.middle, self.output = Probe(), Probe()
+        self.output = Probe()
+        if not self.parallel:
+            self.middle = Probe()
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> Tensor:
         """Applies the sublayers, each on its own residual branch."""

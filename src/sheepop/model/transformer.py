@@ -114,8 +114,8 @@ class Transformer(nn.Module):
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.embedded(x_BTD)
         if self.added_positions is not None:
-            x_BTD = self.positioned(self.added_positions(x_BTD, positions))
-        return self.dropout(x_BTD)
+            x_BTD = self.added_positions(x_BTD, positions)
+        return self.dropout(self.positioned(x_BTD))
 
     def _inputs(
         self,
