@@ -99,7 +99,11 @@ def dense_mask(document_ids: torch.Tensor) -> AttentionMask:
 MASKS: Mapping[str, Callable[[torch.Tensor], AttentionMask]] = {
     "plain": lambda ids: attention_mask(ids.shape[1], ids.shape[1]),
     "documents": lambda ids: attention_mask(
-        ids.shape[1], ids.shape[1], document_ids=ids, device=ids.device, kind=AttentionKind(head_dim=HEAD_DIM)
+        ids.shape[1],
+        ids.shape[1],
+        document_ids=ids,
+        device=ids.device,
+        kind=AttentionKind(head_dim=HEAD_DIM, value_dim=HEAD_DIM),
     ),
     "dense": dense_mask,
 }

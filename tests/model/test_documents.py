@@ -184,7 +184,7 @@ def test_attention_in_blocks_equals_the_equation() -> None:
 def test_the_gpus_kernel_equals_attention_in_segments(dtype) -> None:
     ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long().cuda()
     inputs = [heads.detach().to("cuda", dtype).requires_grad_() for heads in random_heads(2, 300, 4, 2, width=64)]
-    mask = attention_mask(300, 300, document_ids=ids, device="cuda", kind=AttentionKind(head_dim=64))
+    mask = attention_mask(300, 300, document_ids=ids, device="cuda", kind=AttentionKind(head_dim=64, value_dim=64))
     assert isinstance(mask.documents, BlockMask)
     found = attend(*inputs, mask)
     expected = attend(*inputs, AttentionMask(documents=Segments.of(number_documents(ids))))

@@ -90,7 +90,7 @@ class ModelConfig(Config):
     rotary_fraction: float = Field(1.0, gt=0.0, le=1.0, description="the part of each head that is rotated")
     rotary_scaling: RotaryScaling | None = None
     sliding_position_base: float | None = Field(
-        None, gt=1.0, le=1e15, description="rotary base of sliding layers, which are then not scaled; null: as all others"
+        None, gt=1.0, le=1e15, description="rotary base of sliding layers, not scaled then; null: as all others"
     )
     embedding_scale: float | None = Field(
         None, gt=0.0, description="null is sqrt(d_model) under sinusoidal positions, otherwise 1"

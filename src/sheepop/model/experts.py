@@ -144,7 +144,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def _grouped_product(rows_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
-    """``rows @ weight[e]^T`` (M, O) for the rows of every expert e, of which there are `counts_E[e]`, one after another.
+    """``rows @ weight[e]^T`` (M, O) for the `counts_E[e]` rows of every expert e, one expert's after another's.
 
     The grouped product of PyTorch is for the data types of training, and for rows of whole 16 bytes; what it does not
     take goes through one product an expert.

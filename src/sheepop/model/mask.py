@@ -23,7 +23,8 @@ class AttentionKind:
     """What the layers that share a mask have in common: what they see, and what their kernel has to be able to do.
 
     A query sees `window` keys, itself included (all when None); `slopes` (H,) times the distance to a key is taken off
-    its score. `stepwise` asks for attention computed in steps, with scores and weights that can be seen.
+    its score. `stepwise` asks for attention computed in steps, with scores and weights that can be seen. `cached` says
+    that a cache takes part: texts are then of every length, and for each a kernel for blocks would be compiled.
     """
 
     window: int | None = None
@@ -37,6 +38,7 @@ class AttentionKind:
     backend: str = "auto"
     stepwise: bool = False
     compiled: bool = False
+    cached: bool = False
 
     @property
     def eager(self) -> bool:
@@ -98,8 +100,8 @@ def attention_mask(
     if kind.window is not None and kind.window >= num_keys:
         kind = replace(kind, window=None)
     documents = None if document_ids is None else number_documents(document_ids)
-    everywhere = key_mask is None and num_queries == num_keys
-    if everywhere and _takes_blocks(kind, documents, torch.device(device)):
+    whole_rows = key_mask is None and num_queries == num_keys
+    if _takes_blocks(kind, documents, torch.device(device)) and whole_rows:
         return AttentionMask(documents=block_mask(num_keys, documents, kind.window, device), slopes=kind.slopes)
     if documents is None and key_mask is None and kind.plain and num_queries in (1, num_keys):
         return AttentionMask(eager=kind.eager)
@@ -143,12 +145,13 @@ def _dense_mask(
 
 def _takes_blocks(kind: AttentionKind, documents: Tensor | None, device: torch.device) -> bool:
     """Whether a pass over whole rows is computed in blocks: where it saves work, or where it is asked for."""
-    able = has_block_kernel(device, kind.head_dim)
+    narrowest = min(kind.head_dim, kind.value_dim)
+    able = has_block_kernel(device, narrowest)
     if kind.backend == "flex" and not able:
         raise ConfigError(
             "model.attention_backend: flex needs an NVIDIA GPU from 2020 on, with Triton and a C compiler, and heads "
-            f"of at least 16 columns; this network runs on {device.type} with {kind.head_dim}. Set it to auto."
+            f"of at least 16 columns; this network runs on {device.type} with {narrowest}. Set it to auto."
         )
     pays = documents is not None or kind.window is not None or kind.soft_cap
-    chosen = kind.backend == "flex" or (kind.backend == "auto" and pays)
+    chosen = kind.backend == "flex" or (kind.backend == "auto" and pays and not kind.cached)
     return able and chosen and kind.causal and kind.dropout == 0 and not kind.stepwise

@@ -1,10 +1,10 @@
 """Named places in a network where its numbers can be read or changed while it runs.
 
 A probe is the identity. Every number that matters passes one: the embedding, with and without positions, norms,
-queries, keys and values before and after rotation, scores, weights, head outputs, both branches of a block, the residual
-stream, the feed-forward layer inside, the final norm, the logits. Its name is the path of the module that owns it and its
-own, ``blocks.0.attention.scores``. Every probe of a network is passed in every forward pass: where nothing is rotated,
-``rotated_q`` sees what enters the scores all the same.
+queries, keys and values before and after rotation, scores, weights, head outputs, both branches of a block, the
+residual stream, the feed-forward layer inside, the final norm, the logits. Its name is the path of the module that
+owns it and its own, ``blocks.0.attention.scores``. Every probe of a network is passed in every forward pass: where
+nothing is rotated, ``rotated_q`` sees what enters the scores all the same.
 """
 
 from __future__ import annotations

@@ -96,7 +96,15 @@ class Transformer(nn.Module):
             positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
         x_BTD = self.embed(input_ids, positions)
         inputs = {
-            window: self._inputs(window, num_tokens, past, positions, document_ids, key_mask, input_ids.device)
+            window: self._inputs(
+                self.attention_kind(window, cached=cache is not None),
+                num_tokens,
+                past,
+                positions,
+                document_ids,
+                key_mask,
+                input_ids.device,
+            )
             for window in set(self.windows)
         }
         for block, window in zip(self.blocks, self.windows, strict=True):
@@ -119,7 +127,7 @@ class Transformer(nn.Module):
 
     def _inputs(
         self,
-        window: int | None,
+        kind: AttentionKind,
         num_tokens: int,
         past: int,
         positions: Tensor | None,
@@ -127,8 +135,8 @@ class Transformer(nn.Module):
         key_mask: Tensor | None,
         device: torch.device,
     ) -> BlockInputs:
-        """What the layers with this window share."""
-        sliding = self.sliding_rotary_positions if window is not None else None
+        """What the layers of this kind share."""
+        sliding = self.sliding_rotary_positions if kind.window is not None else None
         rotary = self.rotary_positions if sliding is None else sliding
         return BlockInputs(
             mask=attention_mask(
@@ -137,12 +145,12 @@ class Transformer(nn.Module):
                 document_ids=document_ids,
                 key_mask=key_mask,
                 device=device,
-                kind=self.attention_kind(window),
+                kind=kind,
             ),
             rotary=None if rotary is None else rotary(num_tokens, positions),
         )
 
-    def attention_kind(self, window: int | None = None, *, causal: bool = True) -> AttentionKind:
+    def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
         """What the attention of the layers with this window sees, and what it asks of its kernel."""
         config = self.config
         return AttentionKind(
@@ -157,6 +165,7 @@ class Transformer(nn.Module):
             backend=config.attention_backend,
             stepwise=any(cast(Block, block).attention.watched for block in self.blocks),
             compiled=self.compiled,
+            cached=cached,
         )
 
     def _finish(self, x_BTD: Tensor) -> Tensor:
