@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from sheepop.core.random import torch_generator
 from sheepop.model.config import ModelConfig
-from sheepop.model.experts import Experts
+from sheepop.model.parameter_role import Role, parameter_role
 from sheepop.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a scheme may ask of a matrix: inputs, outputs, whether it ends a residual branch, whether it is the head."""
+    """What a scheme may ask of a matrix: inputs, outputs, its role, and whether it ends a residual branch."""
 
     fan_in: int
     fan_out: int
+    role: Role
     ends_branch: bool = False
-    is_head: bool = False
 
 
 def _residual(config: ModelConfig, matrix: Matrix) -> float:
@@ -42,11 +42,13 @@ SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
     "fan_in_uniform": lambda config, matrix: math.sqrt(1 / (3 * matrix.fan_in)),
     # He et al. 2015, equation 10.
     "he": lambda config, matrix: math.sqrt(2 / matrix.fan_in),
-    # Yang et al. 2022, table 8: the variance of hidden matrices falls with the width, that of the head does not.
     "mup": lambda config, matrix: (
-        config.initial_std * (1.0 if matrix.is_head else config.width_multiplier**-0.5) * _residual(config, matrix)
+        config.initial_std * config.width_multiplier ** _MUP_POWERS[matrix.role] * _residual(config, matrix)
     ),
 }
+# Yang et al. 2022, table 8: the variance of hidden matrices falls with the width, that of the head, behind its
+# multiplier, does not. Table 3: that of an output without a multiplier falls with the square of the width.
+_MUP_POWERS: dict[Role, float] = {"matrix": -0.5, "router": -1.0, "head": 0.0}
 _UNIFORM = frozenset({"xavier_uniform", "fan_in_uniform"})
 _ENDS_BRANCH = ("o_proj", "down_proj")
 
@@ -75,13 +77,12 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
             _draw(parameter, width**-0.5 if sinusoidal else config.initial_std, False, seed, name)
     elif name == "added_positions.table":
         _draw(parameter, config.initial_std, False, seed, name)
-    elif parameter.ndim == 3 or (parameter.ndim == 2 and not isinstance(module, Experts)):
-        owner = name if parameter.ndim == 3 else name.removesuffix(".weight")
+    elif (role := parameter_role(name, parameter.shape)) != "vector":
         matrix = Matrix(
             fan_in=parameter.shape[-1],
             fan_out=parameter.shape[-2],
-            ends_branch=owner.endswith(_ENDS_BRANCH),
-            is_head=module is model.lm_head,
+            role=role,
+            ends_branch=name.removesuffix(".weight").endswith(_ENDS_BRANCH),
         )
         std = SCHEMES[config.initialization](config, matrix)
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)

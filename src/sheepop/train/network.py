@@ -16,7 +16,7 @@ class Network:
     """Hidden states and the output projection of `model` for training steps; the gradients arrive in `model`.
 
     In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones. Modules are
-    copied and parameters shared, so that what is compiled here is compiled for training steps only: they have
+    copied, parameters and buffers shared, so that what is compiled here is compiled for training steps only: they have
     one shape, while texts of every length are scored and sampled. `modules` is that copy.
     """
 
@@ -27,10 +27,10 @@ class Network:
         self._masters: list[Tensor] = []
         self._working: list[Tensor] = []
         dtype = working_dtype(precision)
-        replaced: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}
+        replaced: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         if dtype is not None:
             replaced |= {id(master): self._working_weight(master, dtype) for master in _computed_with(model)}
-        # Parameters are looked up before they are copied: shared, or replaced by their working copy.
+        # Tensors are looked up before they are copied: shared, or replaced by their working copy.
         self.modules = copy.deepcopy(model, replaced).train()
         if dtype is not None:
             self._head_cast = torch.empty_like(self._head_weight, dtype=dtype, requires_grad=False)

@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sheepop.core.errors import ConfigError
+from sheepop.model import ModelConfig
+from sheepop.model.mup import Update, learning_rate_multiplier
+from sheepop.model.parameter_role import parameter_role
 from sheepop.train.config import TrainingConfig
 from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
 from sheepop.train.optimizers.adafactor import Adafactor
@@ -24,18 +28,43 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
     """The optimizers of a run; together they hold every trainable parameter once.
 
     ``muon`` has Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and
-    norms; every other name means one optimizer for all. Raises `ConfigError` when an entry of `training.layers`
-    changes nothing.
+    norms; every other name means one optimizer for all. A network initialised by muP has the rates that this asks for.
+    Raises `ConfigError` when an entry of `training.layers` changes nothing, or muP has no rule for the optimizer.
     """
     settings = optimizer_settings(config)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     check_layers(parameters, config.layers)
+    network = getattr(model, "config", None)
+    if isinstance(network, ModelConfig):
+        _check_decay(network, config)
+
+    def groups(chosen: dict[str, nn.Parameter], update: Update) -> Groups:
+        def multiplier(name: str, parameter: Tensor) -> float:
+            if not isinstance(network, ModelConfig):
+                return 1.0
+            return learning_rate_multiplier(name, parameter.shape, network, update)
+
+        return parameter_groups(chosen, config, multiplier)
+
     if config.optimizer != "muon":
-        return [_BUILDERS[config.optimizer](parameter_groups(parameters, config), settings)]
-    inner = {name: parameter for name, parameter in parameters.items() if parameter.ndim == 2 and "blocks." in name}
+        return [_BUILDERS[config.optimizer](groups(parameters, _UPDATES.get(config.optimizer, "adaptive")), settings)]
+    inner = {name: parameter for name, parameter in parameters.items() if _is_inner(name, parameter)}
     rest = {name: parameter for name, parameter in parameters.items() if name not in inner}
-    muon = Muon(parameter_groups(inner, config), lr=config.learning_rate, momentum=_known(settings.momentum))
-    return [muon, _adamw(parameter_groups(rest, config), settings)]
+    muon = Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=_known(settings.momentum))
+    return [muon, _adamw(groups(rest, "adaptive"), settings)]
+
+
+def _is_inner(name: str, parameter: Tensor) -> bool:
+    return "blocks." in name and parameter_role(name, parameter.shape) != "vector"
+
+
+def _check_decay(network: ModelConfig, config: TrainingConfig) -> None:
+    decays = (config.weight_decay, *(layer.weight_decay or 0.0 for layer in config.layers))
+    if network.initialization == "mup" and config.optimizer == "adam" and any(decays):
+        raise ConfigError(
+            "model.initialization: mup and training.optimizer: adam need training.weight_decay: 0. Adam's decay is "
+            "part of the gradient, whose size falls with the width; adamw's is not."
+        )
 
 
 def optimizer_settings(config: TrainingConfig) -> OptimizerSettings:
@@ -75,6 +104,8 @@ def _schedule_free_adamw(groups: Groups, settings: OptimizerSettings) -> torch.o
     return ScheduleFreeAdamW(groups, betas=_known(settings.betas), eps=_known(settings.eps))
 
 
+# How long the steps are, where not every entry moves by about the rate.
+_UPDATES: dict[str, Update] = {"sgd": "gradient", "adafactor": "relative"}
 _BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "adam": _adam,

@@ -11,23 +11,32 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import ConfigError
+from sheepop.model.parameter_role import parameter_role
 from sheepop.train.config import LayerConfig, TrainingConfig
+
+# The factor of the learning rate that a parameter of this name asks for.
+Multiplier = Callable[[str, Tensor], float]
 
 _FACTOR = "learning_rate_factor"
 _MOST_NAMES = 3
 
 
-def parameter_groups(parameters: Mapping[str, Tensor], config: TrainingConfig) -> list[dict[str, Any]]:
+def parameter_groups(
+    parameters: Mapping[str, Tensor], config: TrainingConfig, multiplier: Multiplier = lambda name, parameter: 1.0
+) -> list[dict[str, Any]]:
     """Groups of parameters with one decay and one learning-rate factor, as the optimizers of torch take them.
 
-    Only matrices are decayed. A group keeps its factor, so that `set_learning_rate` can multiply by it.
+    Only matrices are decayed. `multiplier` is what the network itself asks of the rate of a parameter, beside what
+    the configuration says; decay, of which each step takes the rate's share, does not change with it. A group keeps
+    its factor, so that `set_learning_rate` can multiply by it.
     """
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in parameters.items():
         layer = _layer_of(name, config.layers)
         decay = config.weight_decay if layer is None or layer.weight_decay is None else layer.weight_decay
-        factor = 1.0 if layer is None else layer.learning_rate
-        groups.setdefault((factor, decay if parameter.ndim >= 2 else 0.0), []).append(parameter)
+        multiple = multiplier(name, parameter)
+        factor = multiple * (1.0 if layer is None else layer.learning_rate)
+        groups.setdefault((factor, decay / multiple if _decays(name, parameter) else 0.0), []).append(parameter)
     return [
         {"params": members, "weight_decay": decay, "lr": config.learning_rate * factor, _FACTOR: factor}
         for (factor, decay), members in groups.items()
@@ -55,7 +64,7 @@ def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]
                 f"training.layers: all that {layer.pattern!r} matches is matched by patterns before it, and of several "
                 "the first counts. Move it up, or leave it out."
             )
-        if layer.weight_decay is not None and all(parameters[name].ndim < 2 for name in matching):
+        if layer.weight_decay is not None and not any(_decays(name, parameters[name]) for name in matching):
             raise ConfigError(
                 f"training.layers: {layer.pattern!r} has a weight_decay but matches vectors only, such as "
                 f"{matching[0]}, and only matrices are decayed. Leave its weight_decay out."
@@ -70,6 +79,10 @@ def members_with_gradient(group: Mapping[str, Any], key: Callable[[Tensor], Any]
         if parameter.grad is not None:
             buckets.setdefault(key(parameter), []).append(parameter)
     return list(buckets.values())
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    return parameter_role(name, parameter.shape) != "vector"
 
 
 def _layer_of(name: str, layers: Sequence[LayerConfig]) -> LayerConfig | None:

@@ -35,7 +35,7 @@ def orthogonalize(matrices_NRC: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, with decoupled weight decay, for parameters of exactly two dimensions.
+    """Nesterov momentum, orthogonalised, with decoupled weight decay, for matrices (R, C) and stacks of them.
 
     The update is scaled by ``0.2 sqrt(max(R, C))`` so that its root mean square matches AdamW's and one learning
     rate serves both (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for group in self.param_groups:
-            if any(parameter.ndim != 2 for parameter in group["params"]):
+            if any(parameter.ndim < 2 for parameter in group["params"]):
                 raise ValueError("Muon is for matrices; give vectors and embeddings to AdamW")
 
     @torch.no_grad()
@@ -58,8 +58,9 @@ class Muon(torch.optim.Optimizer):
                 momenta = [self._momentum(parameter) for parameter in parameters]
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-                updates = orthogonalize(torch.stack(list(ahead)))
-                scale = -group["lr"] * 0.2 * math.sqrt(max(parameters[0].shape))
+                stacked = torch.stack(list(ahead))
+                updates = orthogonalize(stacked.flatten(0, -3)).view_as(stacked)
+                scale = -group["lr"] * 0.2 * math.sqrt(max(stacked.shape[-2:]))
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(updates.unbind()), alpha=scale)
 
