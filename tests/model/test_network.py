@@ -1,69 +1,214 @@
-"""The whole network against a second one, written in slow float64 NumPy from the formulas."""
+"""The whole network against a second one, written in slow float64 NumPy from the formulas: every axis, every way to run."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import zlib
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from sheepop.model import ModelConfig, build_model, cross_entropy
+from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model, cross_entropy
 
-Weights = dict[str, np.ndarray]
+from .slow_network import SlowNetwork
+
+VOCAB, LENGTH = 23, 9
+# Three documents in the first row; the second begins within one, and an id comes again.
+DOCUMENTS = [[0, 0, 0, 0, 0, 1, 1, 2, 2], [4, 4, 1, 1, 1, 1, 1, 4, 4]]
 
 
-def layer_norm(x: np.ndarray, weights: Weights, name: str, eps: float) -> np.ndarray:
+def network(**settings: Any) -> Transformer:
+    """A toy network in float64 whose every weight is drawn: no bias 0, no norm 1, no sink and no balance even."""
+    sizes = {"vocab_size": VOCAB, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 12, "max_seq_len": 16}
+    model = build_model(ModelConfig(**{**sizes, "dropout": 0.0, **settings}), seed=3).double().eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            tensor.copy_(centre + (1.0 if name.endswith("sinks") else 0.4) * noise)
+    model.tie()
+    return model
+
+
+def tokens(rows: int = 2) -> Tensor:
+    return torch.randint(0, VOCAB, (rows, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def positions_within(documents: list[list[int]]) -> Tensor:
     rows = []
-    for row in x:
-        mean = sum(row) / len(row)
-        variance = sum((value - mean) ** 2 for value in row) / len(row)
-        rows.append((row - mean) / math.sqrt(variance + eps) * weights[f"{name}.weight"] + weights[f"{name}.bias"])
-    return np.array(rows)
+    for row in documents:
+        positions = [0]
+        for before, now in zip(row, row[1:], strict=False):
+            positions.append(positions[-1] + 1 if before == now else 0)
+        rows.append(positions)
+    return torch.tensor(rows)
 
 
-def linear(x: np.ndarray, weights: Weights, name: str) -> np.ndarray:
-    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+ROPE = {"position_encoding": "rope"}
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16, "beta_fast": 2.0, "beta_slow": 0.5}
+LLAMA3 = {"kind": "llama3", "factor": 4.0, "original_max_seq_len": 16, "low_freq_factor": 1.0, "high_freq_factor": 2.5}
+FAST = {**ROPE, "position_base": 20.0, "head_dim": 8}
+MUP = {"initialization": "mup", "mup_base_d_model": 4}
+EXPERTS = {"count": 5, "per_token": 2}
+AXES: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "sinusoidal, another base": {"position_base": 50.0, "embedding_scale": 1.0},
+    "learned": {"position_encoding": "learned"},
+    "no positions": {"position_encoding": "none"},
+    "rope": ROPE,
+    "rope, partial": {**FAST, "rotary_fraction": 0.5},
+    "rope, a single pair": {**FAST, "rotary_fraction": 0.25},
+    "rope, linear": {**FAST, "rotary_scaling": {"kind": "linear", "factor": 3.0}},
+    "rope, ntk": {**FAST, "rotary_scaling": {"kind": "ntk", "factor": 3.0}},
+    "rope, yarn": {**FAST, "rotary_scaling": YARN},
+    "rope, yarn, partial, own factor": {
+        **FAST,
+        "rotary_fraction": 0.75,
+        "rotary_scaling": {**YARN, "truncate": False, "attention_factor": 1.7},
+    },
+    "rope, llama3": {**FAST, "rotary_scaling": LLAMA3},
+    "alibi": {"position_encoding": "alibi"},
+    "alibi, six heads": {"position_encoding": "alibi", "num_heads": 6, "head_dim": 4, "num_kv_heads": 3},
+    "alibi, eleven heads": {"position_encoding": "alibi", "num_heads": 11, "head_dim": 2},
+    "alibi, window, cap": {"position_encoding": "alibi", "sliding_window": 3, "attention_soft_cap": 1.5},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "rmsnorm, zero-centred": {"norm": "rmsnorm_zero_centered", "norm_eps": 0.5},
+    "norm without bias": {"norm_bias": False},
+    "post-norm": {"norm_position": "post"},
+    "post-norm with a final norm": {"norm_position": "post", "final_norm": True},
+    "sandwich": {"norm_position": "sandwich", "norm": "rmsnorm_zero_centered"},
+    "output norm": {"norm_position": "output", "norm": "rmsnorm"},
+    "no final norm": {"final_norm": False},
+    "embedding norm": {"embedding_norm": True, "embedding_scale": 2.5},
+    "qk-norm, head": {**ROPE, "qk_norm": "head", "num_kv_heads": 2},
+    "qk-norm, width": {**ROPE, "qk_norm": "width", "num_kv_heads": 2, "norm": "rmsnorm"},
+    "qk-norm, zero-centred": {"qk_norm": "head", "norm": "rmsnorm_zero_centered"},
+    **{
+        f"activation {name}": {"activation": name, "bias": name != "geglu"}
+        for name in ("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+    },
+    "grouped queries": {"num_kv_heads": 2},
+    "one key-value head": {"num_kv_heads": 1, "head_dim": 6},
+    "window": {"sliding_window": 3},
+    "window of one": {"sliding_window": 1},
+    "window in one layer": {"sliding_window": 2, "sliding_layers": [1], "num_layers": 3},
+    "window with its own base": {
+        **FAST,
+        "sliding_window": 4,
+        "sliding_layers": [0, 2],
+        "num_layers": 3,
+        "sliding_position_base": 5.0,
+        "rotary_scaling": {"kind": "linear", "factor": 2.0},
+    },
+    "soft cap": {"attention_soft_cap": 0.7},
+    "sinks": {"attention_sinks": True},
+    "sinks, window, grouped": {"attention_sinks": True, "sliding_window": 3, "num_kv_heads": 2},
+    "sinks, cap": {"attention_sinks": True, "attention_soft_cap": 2.0},
+    "value heads": {"value_head_dim": 7, "num_kv_heads": 2},
+    "value heads, sinks, alibi": {"value_head_dim": 3, "attention_sinks": True, "position_encoding": "alibi"},
+    "scale": {"attention_scale": 0.9},
+    "eager": {"attention_backend": "eager", "sliding_window": 4},
+    "sdpa": {"attention_backend": "sdpa", "sliding_window": 4},
+    "parallel": {"parallel_residual": True},
+    "parallel, sandwich": {"parallel_residual": True, "norm_position": "sandwich", "norm": "rmsnorm"},
+    "parallel, output norm": {"parallel_residual": True, "norm_position": "output"},
+    "no biases": {"bias": False},
+    "qkv biases only": {"bias": False, "attention_bias": True},
+    "output bias only": {"bias": False, "attention_output_bias": True},
+    "feed-forward biases only": {"bias": False, "feed_forward_bias": True},
+    "norm biases only": {"bias": False, "norm_bias": True},
+    "untied": {"tie_weights": False},
+    "logit soft cap": {"logit_soft_cap": 1.5, "tie_weights": False},
+    "experts": {"experts": EXPERTS},
+    "experts, not normalised": {"experts": {**EXPERTS, "normalize": False}, "activation": "swiglu"},
+    "experts, sigmoid": {"experts": {**EXPERTS, "scores": "sigmoid", "per_token": 3}, "feed_forward_bias": False},
+    "experts, sigmoid, not normalised": {"experts": {**EXPERTS, "scores": "sigmoid", "normalize": False}},
+    "experts, shared, one layer": {
+        "experts": {**EXPERTS, "shared": 2, "layers": [1], "d_ff": 8, "per_token": 1},
+        "activation": "geglu",
+    },
+    "experts, parallel": {"experts": {**EXPERTS, "shared": 1}, "parallel_residual": True, "activation": "swiglu"},
+    "mup": MUP,
+    "mup, sinusoidal, heads grow": {**MUP, "mup_base_head_dim": 2, "position_encoding": "sinusoidal"},
+    "mup, rope, untied, experts": {**MUP, **ROPE, "tie_weights": False, "experts": EXPERTS, "final_norm": False},
+    "like gemma 2": {
+        **ROPE,
+        "norm": "rmsnorm_zero_centered",
+        "norm_position": "sandwich",
+        "activation": "geglu_tanh",
+        "bias": False,
+        "num_kv_heads": 2,
+        "attention_scale": 0.4,
+        "attention_soft_cap": 3.0,
+        "logit_soft_cap": 2.0,
+        "sliding_window": 3,
+        "sliding_layers": [0],
+        "embedding_scale": 4.0,
+    },
+    "like gpt-oss": {
+        **FAST,
+        "norm": "rmsnorm",
+        "attention_sinks": True,
+        "sliding_window": 3,
+        "sliding_layers": [0],
+        "num_kv_heads": 2,
+        "rotary_scaling": YARN,
+        "experts": EXPERTS,
+        "tie_weights": False,
+    },
+}
 
 
-def attention(x: np.ndarray, weights: Weights, name: str, heads: int) -> np.ndarray:
-    q, k, v = (linear(x, weights, f"{name}.{letter}_proj") for letter in "qkv")
-    width = q.shape[1] // heads
-    out = np.zeros_like(q)
-    for head in range(heads):
-        columns = slice(head * width, (head + 1) * width)
-        for t in range(len(x)):
-            scores = np.array([q[t, columns] @ k[s, columns] / math.sqrt(width) for s in range(t + 1)])
-            exponentials = np.exp(scores)
-            for s in range(t + 1):
-                out[t, columns] += exponentials[s] / exponentials.sum() * v[s, columns]
-    return linear(out, weights, f"{name}.o_proj")
+@pytest.fixture(params=AXES, scope="module")
+def axis(request: pytest.FixtureRequest) -> tuple[Transformer, list[np.ndarray]]:
+    """A network, and the slow network's logits of two rows."""
+    model = network(**AXES[request.param])
+    return model, [SlowNetwork(model).logits(row) for row in tokens().tolist()]
 
 
-def feed_forward(x: np.ndarray, weights: Weights, name: str) -> np.ndarray:
-    hidden = linear(x, weights, f"{name}.up_proj")
-    gelu = np.vectorize(lambda value: value * 0.5 * (1 + math.erf(value / math.sqrt(2))))
-    return linear(gelu(hidden), weights, f"{name}.down_proj")
+def test_logits_of_whole_rows(axis) -> None:
+    model, expected = axis
+    np.testing.assert_allclose(model(tokens()).detach(), np.stack(expected), atol=1e-5)
 
 
-def network(ids: list[int], weights: Weights, config: ModelConfig) -> np.ndarray:
-    """Logits (T, V) of the architecture of the documents: sinusoids, LayerNorm before, GELU, biases, tied head."""
-    x = np.array([weights["embedding.weight"][token] * math.sqrt(config.d_model) for token in ids])
-    for position in range(len(ids)):
-        for column in range(config.d_model):
-            angle = position / 10000 ** (2 * (column // 2) / config.d_model)
-            x[position, column] += math.cos(angle) if column % 2 else math.sin(angle)
-    for layer in range(config.num_layers):
-        block = f"blocks.{layer}"
-        normed = layer_norm(x, weights, f"{block}.attention_norm", config.norm_eps)
-        x = x + attention(normed, weights, f"{block}.attention", config.num_heads)
-        normed = layer_norm(x, weights, f"{block}.feed_forward_norm", config.norm_eps)
-        x = x + feed_forward(normed, weights, f"{block}.feed_forward")
-    return layer_norm(x, weights, "final_norm", config.norm_eps) @ weights["embedding.weight"].T
+def test_logits_of_packed_documents(axis) -> None:
+    model, _ = axis
+    expected = [SlowNetwork(model).logits(row, ids) for row, ids in zip(tokens().tolist(), DOCUMENTS, strict=True)]
+    found = model(tokens(), positions=positions_within(DOCUMENTS), document_ids=torch.tensor(DOCUMENTS))
+    np.testing.assert_allclose(found.detach(), np.stack(expected), atol=1e-5)
+
+
+def test_logits_of_left_padded_rows_through_the_cache(axis) -> None:
+    """Rows of nine and of six tokens, read in pieces; the shorter one's are those of the row alone."""
+    model, expected = axis
+    short = tokens()[1, :6]
+    rows = torch.stack((tokens()[0], torch.cat((torch.full((3,), 5), short))))
+    cache = KeyValueCache(model.config, 2, LENGTH, dtype=torch.float64, padding=torch.tensor([0, 3]))
+    with torch.inference_mode():
+        found = torch.cat([model(piece, cache=cache) for piece in rows.split([5, 1, 1, 2], dim=1)], dim=1)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(found[1, 3:], expected[1][:6], atol=1e-5)
+
+
+def test_every_axis_changes_the_logits() -> None:
+    """No two of the networks are the same, apart from those that are meant to be: a setting does what it says."""
+    found = {name: network(**settings)(tokens()).detach() for name, settings in AXES.items()}
+    twins = [
+        {one, other}
+        for one, other in itertools.combinations(found, 2)
+        if torch.allclose(found[one], found[other], atol=1e-4, rtol=0)
+    ]
+    assert twins == [{"sinusoidal", "activation gelu"}, {"eager", "sdpa"}]
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0], ids=["initial", "large-weights"])
-def test_logits_and_loss_equal_the_slow_network(scale):
+def test_logits_and_loss_equal_the_slow_network(scale: float) -> None:
+    """In float32, with the initial weights and with large ones, the architecture of the documents."""
     config = ModelConfig(preset="sheepop-tiny", vocab_size=40, d_model=32, num_layers=3, max_seq_len=16)
     model = build_model(config, seed=2).eval()
     generator = torch.Generator().manual_seed(0)
@@ -75,9 +220,8 @@ def test_logits_and_loss_equal_the_slow_network(scale):
                 parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     ids = torch.randint(0, 40, (2, 9), generator=generator)
     labels = torch.randint(0, 40, (2, 9), generator=generator)
-    weights = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
-    expected = np.stack([network(row.tolist(), weights, config) for row in ids])
+    expected = np.stack([SlowNetwork(model).logits(row) for row in ids.tolist()])
     logits = model(ids).detach()
     np.testing.assert_allclose(logits, expected, atol=1e-5)
     losses = [

@@ -1,0 +1,282 @@
+"""A second network: slow, in float64 NumPy, one row of tokens at a time, written from the formulas of the papers.
+
+Nothing of `sheepop.model` but the names of weights and settings is used. Every number that a probe of the network shows
+goes through `SlowNetwork.at` under the probe's name, where a test can read or change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sheepop.model import ModelConfig, Transformer
+
+Array = np.ndarray
+Change = Callable[[Array], Array]
+
+
+def weights_of(model: Transformer) -> dict[str, Array]:
+    """All weights in float64, by name."""
+    return {name: tensor.detach().double().numpy() for name, tensor in model.state_dict().items()}
+
+
+def gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: float) -> float:
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+ACTIVATIONS = {
+    "relu": lambda x: max(x, 0.0),
+    "relu_squared": lambda x: max(x, 0.0) ** 2,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "swiglu": silu,
+    "geglu": gelu,
+    "geglu_tanh": gelu_tanh,
+}
+
+
+def rotary_angle(pair: int, width: int, base: float, scaling) -> float:
+    """By how much pair `pair` of `width` columns turns per position; `scaling` as in the configuration."""
+    angle = base ** (-2 * pair / width)
+    if scaling is None:
+        return angle
+    factor = scaling.factor
+    if scaling.kind == "linear":
+        return angle / factor
+    if scaling.kind == "ntk":
+        return (base * factor ** (width / (width - 2))) ** (-2 * pair / width)
+    original = scaling.original_max_seq_len
+    if scaling.kind == "llama3":
+        wavelength = 2 * math.pi / angle
+        if wavelength < original / scaling.high_freq_factor:
+            return angle
+        if wavelength > original / scaling.low_freq_factor:
+            return angle / factor
+        smooth = (original / wavelength - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        return (1 - smooth) * angle / factor + smooth * angle
+    # YaRN: the pair that turns `turns` times over the original context, found from base^(-2 i / width).
+    bounds = [
+        width / 2 * math.log(original / (2 * math.pi * turns)) / math.log(base)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    ]
+    low, high = (math.floor(bounds[0]), math.ceil(bounds[1])) if scaling.truncate else bounds
+    low, high = max(low, 0), min(high, width - 1)
+    interpolated = min(max((pair - low) / (high - low), 0.0), 1.0)
+    return interpolated * angle / factor + (1 - interpolated) * angle
+
+
+def alibi_slope(head: int, heads: int) -> float:
+    """Press et al.: a geometric sequence from 2^(-8/n); for other n the lower power of two, then every second of 2n."""
+    power = 2 ** (heads.bit_length() - 1)
+    if head < power:
+        return (2 ** (-8 / power)) ** (head + 1)
+    return (2 ** (-8 / (2 * power))) ** (2 * (head - power) + 1)
+
+
+class SlowNetwork:
+    """Logits of one row of tokens; `changes` are applied to what stands at the probes of their names."""
+
+    def __init__(self, model: Transformer, changes: dict[str, Change] | None = None) -> None:
+        self.config: ModelConfig = model.config
+        self.weights = weights_of(model)
+        self.changes = changes or {}
+        self.points: dict[str, Array] = {}
+
+    def at(self, name: str, value: Array) -> Array:
+        value = self.changes.get(name, lambda same: same)(value)
+        self.points[name] = value
+        return value
+
+    def logits(self, ids: Sequence[int], documents: Sequence[int] | None = None) -> Array:
+        """(T, V); positions begin anew with every document."""
+        config = self.config
+        documents = [0] * len(ids) if documents is None else documents
+        starts = [min(s for s in range(len(ids)) if len({*documents[s : t + 1]}) == 1) for t in range(len(ids))]
+        self.positions = [t - start for t, start in enumerate(starts)]
+        self.starts = starts
+        x = np.array([self.weights["embedding.weight"][token] * config.embedding_scale for token in ids])
+        if config.embedding_norm:
+            x = self.norm(x, "embedding_norm")
+        x = self.at("positioned", self.add_positions(self.at("embedded", x)))
+        for layer in range(config.num_layers):
+            x = self.block(x, layer)
+        if config.final_norm:
+            x = self.norm(x, "final_norm")
+        if config.mup_base_d_model is not None:
+            x = x * config.mup_base_d_model / config.d_model
+        logits = self.at("final", x) @ self.weights["lm_head.weight"].T
+        if config.logit_soft_cap is not None:
+            logits = config.logit_soft_cap * np.tanh(logits / config.logit_soft_cap)
+        return self.at("logits", logits)
+
+    def add_positions(self, x: Array) -> Array:
+        x = x.copy()
+        for t, position in enumerate(self.positions):
+            for c in range(x.shape[1]):
+                if self.config.position_encoding == "learned":
+                    x[t, c] += self.weights["added_positions.table"][position, c]
+                if self.config.position_encoding == "sinusoidal":
+                    angle = position / self.config.position_base ** (2 * (c // 2) / x.shape[1])
+                    x[t, c] += math.cos(angle) if c % 2 else math.sin(angle)
+        return x
+
+    def norm(self, x: Array, name: str) -> Array:
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", 0.0)
+        if self.config.norm == "layernorm":
+            centred = x - x.mean(-1, keepdims=True)
+            return weight * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.config.norm_eps) + bias
+        shift = 1.0 if self.config.norm == "rmsnorm_zero_centered" else 0.0
+        return (weight + shift) * x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
+
+    def linear(self, x: Array, name: str) -> Array:
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
+
+    def block(self, x: Array, layer: int) -> Array:
+        block, position = f"blocks.{layer}", self.config.norm_position
+
+        def branch(x: Array, sublayer: str, function: Callable[[Array, str], Array]) -> Array:
+            seen = self.norm(x, f"{block}.{sublayer}_norm") if position in ("pre", "sandwich") else x
+            found = function(self.at(f"{block}.{sublayer}_input", seen), f"{block}.{sublayer}")
+            if position in ("sandwich", "output"):
+                found = self.norm(found, f"{block}.{sublayer}_output_norm")
+            return self.at(f"{block}.{sublayer}_output", found)
+
+        def after(total: Array, sublayer: str) -> Array:
+            return self.norm(total, f"{block}.{sublayer}_norm") if position == "post" else total
+
+        def attention(x: Array, name: str) -> Array:
+            return self.attention(x, name, layer)
+
+        experts = self.config.experts
+        mixed = experts is not None and (experts.layers is None or layer in experts.layers)
+        feed_forward = self.mixture if mixed else self.feed_forward
+        attended = branch(x, "attention", attention)
+        if self.config.parallel_residual:
+            return self.at(f"{block}.output", x + attended + branch(x, "feed_forward", feed_forward))
+        x = self.at(f"{block}.middle", after(x + attended, "attention"))
+        return self.at(f"{block}.output", after(x + branch(x, "feed_forward", feed_forward), "feed_forward"))
+
+    def attention(self, x: Array, name: str, layer: int) -> Array:
+        config = self.config
+        layers = config.sliding_layers
+        window = config.sliding_window if layers is None or layer in layers else None
+        q = self.heads(x, f"{name}.q", config.num_heads, config.head_dim)
+        k = self.heads(x, f"{name}.k", config.num_kv_heads, config.head_dim)
+        v = self.heads(x, f"{name}.v", config.num_kv_heads, config.value_head_dim)
+        q = self.at(f"{name}.rotated_q", self.rotated(q, window))
+        k = self.at(f"{name}.rotated_k", self.rotated(k, window))
+        scale = config.attention_scale
+        if scale is None and config.mup_base_head_dim is not None:
+            scale = config.mup_base_head_dim**0.5 / config.head_dim
+        if scale is None:
+            scale = 1 / math.sqrt(config.head_dim)
+        scores = np.full((config.num_heads, len(x), len(x)), -np.inf)
+        group = config.num_heads // config.num_kv_heads
+        for h, t in np.ndindex(scores.shape[:2]):
+            for s in range(self.starts[t], t + 1):
+                if window is None or t - s < window:
+                    score = sum(q[h, t, c] * k[h // group, s, c] for c in range(config.head_dim)) * scale
+                    if config.attention_soft_cap is not None:
+                        score = config.attention_soft_cap * math.tanh(score / config.attention_soft_cap)
+                    if config.position_encoding == "alibi":
+                        score -= alibi_slope(h, config.num_heads) * (t - s)
+                    scores[h, t, s] = score
+        scores = self.at(f"{name}.scores", scores)
+        weights = np.exp(scores)
+        totals = weights.sum(-1)
+        if config.attention_sinks:
+            totals = totals + np.exp(self.weights[f"{name}.sinks"])[:, None]
+        weights = self.at(f"{name}.weights", weights / totals[..., None])
+        out = np.zeros((config.num_heads, len(x), config.value_head_dim))
+        for h, t, s in np.ndindex(weights.shape):
+            out[h, t] += weights[h, t, s] * v[h // group, s]
+        out = self.at(f"{name}.head_outputs", out)
+        return self.linear(np.concatenate(list(out), axis=-1), f"{name}.o_proj")
+
+    def heads(self, x: Array, name: str, count: int, width: int) -> Array:
+        """(count, T, width): the projection, normalised over the whole width or head by head, cut into heads."""
+        x = self.linear(x, f"{name}_proj")
+        normed = None if name.endswith(".v") else self.config.qk_norm
+        if normed == "width":
+            x = self.norm(x, f"{name}_norm")
+        parts = [x[:, head * width : (head + 1) * width] for head in range(count)]
+        if normed == "head":
+            parts = [self.norm(part, f"{name}_norm") for part in parts]
+        return self.at(name, np.stack(parts))
+
+    def rotated(self, x: Array, window: int | None) -> Array:
+        """Pairs of columns as complex numbers, multiplied by exp(i position angle)."""
+        config = self.config
+        if config.position_encoding != "rope":
+            return x
+        base, scaling = config.position_base, config.rotary_scaling
+        if window is not None and config.sliding_position_base is not None:
+            base, scaling = config.sliding_position_base, None
+        width = int(x.shape[2] * config.rotary_fraction)
+        factor = scaling.attention_factor if scaling is not None and scaling.kind == "yarn" else 1.0
+        out = x.copy()
+        for pair in range(width // 2):
+            angle = rotary_angle(pair, width, base, scaling)
+            for t, position in enumerate(self.positions):
+                turned = (x[:, t, pair] + 1j * x[:, t, pair + width // 2]) * np.exp(1j * position * angle) * factor
+                out[:, t, pair], out[:, t, pair + width // 2] = turned.real, turned.imag
+        return out
+
+    def feed_forward(self, x: Array, name: str) -> Array:
+        up = self.linear(x, f"{name}.up_proj")
+        gated = f"{name}.gate_proj.weight" in self.weights
+        hidden = self.bent(self.linear(x, f"{name}.gate_proj") if gated else up, name)
+        return self.linear(self.at(f"{name}.hidden", hidden * up if gated else hidden), f"{name}.down_proj")
+
+    def bent(self, x: Array, name: str) -> Array:
+        return np.vectorize(ACTIVATIONS[self.config.activation])(self.at(f"{name}.pre_activation", x))
+
+    def route(self, x: Array, name: str) -> list[dict[int, float]]:
+        """For every token the experts that it goes to, and their weights."""
+        experts = self.config.experts
+        logits = self.at(f"{name}.router.logits", x @ self.weights[f"{name}.router.weight"].T)
+        choices = []
+        for row in logits:
+            total = sum(math.exp(z) for z in row)
+            softmax = experts.scores == "softmax"
+            scores = [math.exp(z) / total if softmax else 1 / (1 + math.exp(-z)) for z in row]
+            balanced = [score + bias for score, bias in zip(scores, self.weights[f"{name}.router.balance"], strict=True)]
+            best = sorted(range(len(scores)), key=lambda e: -balanced[e])[: experts.per_token]
+            divisor = sum(scores[e] for e in best) if experts.normalize else 1.0
+            choices.append({e: scores[e] / divisor for e in best})
+        return choices
+
+    def mixture(self, x: Array, name: str) -> Array:
+        choices = self.route(x, name)
+        rows = [(e, t) for e in range(self.config.experts.count) for t in range(len(x)) if e in choices[t]]
+
+        def apply(inputs: Array, part: str) -> Array:
+            weight, bias = self.weights[f"{name}.experts.{part}_proj"], self.weights.get(f"{name}.experts.{part}_bias")
+            return np.array(
+                [
+                    weight[e] @ row + (0.0 if bias is None else bias[e])
+                    for (e, _), row in zip(rows, inputs, strict=True)
+                ]
+            )
+
+        inputs = np.array([x[t] for _, t in rows])
+        up = apply(inputs, "up")
+        gated = f"{name}.experts.gate_proj" in self.weights
+        hidden = self.bent(apply(inputs, "gate") if gated else up, f"{name}.experts")
+        found = apply(self.at(f"{name}.experts.hidden", hidden * up if gated else hidden), "down")
+        out = np.zeros_like(x)
+        for (e, t), row in zip(rows, found, strict=True):
+            out[t] += choices[t][e] * row
+        return out + self.feed_forward(x, f"{name}.shared") if self.config.experts.shared else out
