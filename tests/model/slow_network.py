@@ -252,7 +252,9 @@ class SlowNetwork:
             total = sum(math.exp(z) for z in row)
             softmax = experts.scores == "softmax"
             scores = [math.exp(z) / total if softmax else 1 / (1 + math.exp(-z)) for z in row]
-            balanced = [score + bias for score, bias in zip(scores, self.weights[f"{name}.router.balance"], strict=True)]
+            balanced = [
+                score + bias for score, bias in zip(scores, self.weights[f"{name}.router.balance"], strict=True)
+            ]
             best = sorted(range(len(scores)), key=lambda e: -balanced[e])[: experts.per_token]
             divisor = sum(scores[e] for e in best) if experts.normalize else 1.0
             choices.append({e: scores[e] / divisor for e in best})
@@ -265,10 +267,7 @@ class SlowNetwork:
         def apply(inputs: Array, part: str) -> Array:
             weight, bias = self.weights[f"{name}.experts.{part}_proj"], self.weights.get(f"{name}.experts.{part}_bias")
             return np.array(
-                [
-                    weight[e] @ row + (0.0 if bias is None else bias[e])
-                    for (e, _), row in zip(rows, inputs, strict=True)
-                ]
+                [weight[e] @ row + (0.0 if bias is None else bias[e]) for (e, _), row in zip(rows, inputs, strict=True)]
             )
 
         inputs = np.array([x[t] for _, t in rows])

@@ -115,9 +115,7 @@ def test_grouped_products_of_training_are_those_of_float64(dtype: torch.dtype, t
 
 
 @settings(max_examples=30)
-@given(
-    tokens=st.integers(1, 30), count=st.integers(2, 6), per_token=st.integers(1, 6), seed=st.integers(0, 10_000)
-)
+@given(tokens=st.integers(1, 30), count=st.integers(2, 6), per_token=st.integers(1, 6), seed=st.integers(0, 10_000))
 def test_no_token_is_dropped_and_loads_are_counted(tokens: int, count: int, per_token: int, seed: int) -> None:
     per_token = min(count, per_token)
     module = mixture(seed, experts={"count": count, "per_token": per_token}, dtype=torch.float32).train()

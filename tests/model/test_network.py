@@ -1,4 +1,4 @@
-"""The whole network against a second one, written in slow float64 NumPy from the formulas: every axis, every way to run."""
+"""The whole network against a second one in slow float64 NumPy: every axis, and every way to run it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def positions_within(documents: list[list[int]]) -> Tensor:
     rows = []
     for row in documents:
         positions = [0]
-        for before, now in zip(row, row[1:], strict=False):
+        for before, now in itertools.pairwise(row):
             positions.append(positions[-1] + 1 if before == now else 0)
         rows.append(positions)
     return torch.tensor(rows)

@@ -92,9 +92,7 @@ def test_yarn_frequencies_are_those_of_transformers(
     }
     if attention_factor is not None:
         keys["attention_factor"] = attention_factor
-    check(
-        rotary_frequencies(int(shape[0] * shape[1]), base, scaling), theirs("yarn", shape[0], base, shape[1], keys)
-    )
+    check(rotary_frequencies(int(shape[0] * shape[1]), base, scaling), theirs("yarn", shape[0], base, shape[1], keys))
 
 
 @given(
@@ -115,9 +113,7 @@ def test_llama3_frequencies_are_those_of_transformers(shape, base, factor, origi
         "low_freq_factor": low,
         "high_freq_factor": high,
     }
-    check(
-        rotary_frequencies(int(shape[0] * shape[1]), base, scaling), theirs("llama3", shape[0], base, shape[1], keys)
-    )
+    check(rotary_frequencies(int(shape[0] * shape[1]), base, scaling), theirs("llama3", shape[0], base, shape[1], keys))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 11, 12, 16, 20, 25, 32, 40, 112])
