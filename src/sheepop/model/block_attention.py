@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from sheepop.core.machine import find_compiler
 
@@ -87,13 +87,13 @@ def attend_in_blocks(
         score_mod=None if soft_cap is None and slopes_H is None else changed,
         scale=scale,
         enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1],
-        return_lse=sinks_H is not None,
+        return_aux=None if sinks_H is None else AuxRequest(lse=True),
     )
     if sinks_H is None:
         return found
-    # A sink adds exp(sink) to the sum of the softmax, exp(log_sum): the rest keeps the share sigmoid(log_sum - sink).
-    out_BHTC, log_sums_BHT = found
-    return out_BHTC * torch.sigmoid(log_sums_BHT - sinks_H[:, None])[..., None].to(out_BHTC.dtype)
+    # A sink adds exp(sink) to the sum of the softmax, exp(lse): the rest keeps the share sigmoid(lse - sink).
+    out_BHTC, sums = found
+    return out_BHTC * torch.sigmoid(sums.lse - sinks_H[:, None])[..., None].to(out_BHTC.dtype)
 
 
 def has_block_kernel(device: torch.device, head_dim: int) -> bool:
