@@ -1,0 +1,228 @@
+"""Probes: where they are, what they show, what a change at one of them does, and that they cost nothing when off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.block import BlockInputs
+from sheepop.model.mask import AttentionMask
+from sheepop.model.probe import Probe, named_probes, record, watch
+
+from .slow_network import SlowNetwork
+
+IDS = torch.randint(0, 19, (1, 6), generator=torch.Generator().manual_seed(4))
+NETWORKS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "rope, sandwich, window": {
+        "position_encoding": "rope",
+        "norm_position": "sandwich",
+        "sliding_window": 3,
+        "num_kv_heads": 2,
+        "qk_norm": "head",
+        "activation": "swiglu",
+        "embedding_norm": True,
+    },
+    "alibi, post-norm, sinks": {
+        "position_encoding": "alibi",
+        "norm_position": "post",
+        "attention_sinks": True,
+        "logit_soft_cap": 2.0,
+        "value_head_dim": 5,
+    },
+    "parallel, experts, soft cap": {
+        "position_encoding": "learned",
+        "parallel_residual": True,
+        "attention_soft_cap": 1.0,
+        "experts": {"count": 4, "shared": 1, "layers": [1]},
+    },
+}
+
+
+def network(**settings: Any) -> Transformer:
+    sizes = {"vocab_size": 19, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 12, "max_seq_len": 8}
+    model = build_model(ModelConfig(**{**sizes, "dropout": 0.0, **settings}), seed=1).double().eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+@pytest.fixture(params=NETWORKS, scope="module")
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return network(**NETWORKS[request.param])
+
+
+def of_row(name: str, value: Tensor) -> np.ndarray:
+    """A recorded tensor as the slow network has it: without the batch, which the rows of experts never had."""
+    rows_only = ".experts." in name or ".router." in name
+    return (value if rows_only else value[0]).numpy()
+
+
+# The points at which a network is to be seen, and the probes of layer 0 that show them.
+POINTS = {
+    "embedding": "embedded",
+    "position": "positioned",
+    "norm before attention": "blocks.0.attention_input",
+    "q": "blocks.0.attention.q",
+    "k": "blocks.0.attention.k",
+    "v": "blocks.0.attention.v",
+    "rotated q": "blocks.0.attention.rotated_q",
+    "rotated k": "blocks.0.attention.rotated_k",
+    "scores": "blocks.0.attention.scores",
+    "weights": "blocks.0.attention.weights",
+    "head outputs": "blocks.0.attention.head_outputs",
+    "attention out": "blocks.0.attention_output",
+    "residual behind attention": "blocks.0.middle",
+    "norm before the feed-forward network": "blocks.0.feed_forward_input",
+    "feed-forward pre-activation": "blocks.0.feed_forward.pre_activation",
+    "feed-forward activation": "blocks.0.feed_forward.hidden",
+    "feed-forward out": "blocks.0.feed_forward_output",
+    "residual behind the block": "blocks.0.output",
+    "final norm": "final",
+    "logits": "logits",
+}
+
+
+def test_every_point_that_matters_has_a_probe() -> None:
+    probes = named_probes(network())
+    assert set(POINTS.values()) == {name for name in probes if not name.startswith("blocks.1.")}
+    assert len(probes) == len(set(map(id, probes.values())))
+
+
+def test_recorded_values_are_those_of_the_slow_network_at_every_probe(model: Transformer) -> None:
+    slow = SlowNetwork(model)
+    slow.logits(IDS[0].tolist())
+    with record(model, named_probes(model)) as values:
+        model(IDS)
+    assert values.keys() == slow.points.keys() == named_probes(model).keys()
+    for name, value in values.items():
+        assert not value.requires_grad
+        np.testing.assert_allclose(of_row(name, value), slow.points[name], atol=1e-6, err_msg=name)
+
+
+def test_a_change_at_any_probe_changes_what_follows_as_in_the_slow_network(model: Transformer) -> None:
+    unchanged = model(IDS).detach()
+
+    def change(value: Any) -> Any:
+        # No norm takes this back, and a score of -inf stays one.
+        return 0.9 * value - 0.4 * value.clip(-1, 1)
+
+    for name in named_probes(model):
+        with watch(model, {name: change}):
+            found = model(IDS).detach()
+        expected = SlowNetwork(model, {name: change}).logits(IDS[0].tolist())
+        np.testing.assert_allclose(found[0], expected, atol=1e-5, err_msg=name)
+        assert not torch.allclose(found, unchanged, atol=1e-4), name
+
+
+def test_nothing_is_seen_outside_of_the_context_and_no_bit_of_the_logits_changes(model: Transformer) -> None:
+    before = model(IDS)
+    with record(model, ["*"]) as values:
+        model(IDS)
+    kept = dict(values)
+    assert torch.equal(model(IDS), before)
+    assert values.keys() == kept.keys()
+    assert all(values[name] is kept[name] for name in kept)
+    assert not any(probe.observers for probe in named_probes(model).values())
+
+
+def test_looking_without_touching_changes_no_bit() -> None:
+    """Where scores and weights are not looked at, attention is computed as it always is."""
+    model = network()
+    seen: list[Tensor] = []
+    names = [name for name in named_probes(model) if not name.endswith(("scores", "weights"))]
+    before = model(IDS)
+    with watch(model, dict.fromkeys(names, seen.append)):
+        assert torch.equal(model(IDS), before)
+    assert len(seen) == len(names)
+
+
+def test_gradients_pass_a_probe_and_can_be_taken_at_it() -> None:
+    model = network()
+    held: list[Tensor] = []
+
+    def hold(value: Tensor) -> None:
+        value.retain_grad()
+        held.append(value)
+
+    with watch(model, {"blocks.0.output": hold}):
+        model(IDS).sum().backward()
+    assert held[0].grad is not None
+    # Of a network cut in two there, the second half has the same gradient.
+    later = held[0].detach().requires_grad_()
+    with watch(model, {"blocks.0.output": lambda _: later}):
+        model(IDS).sum().backward()
+    torch.testing.assert_close(later.grad, held[0].grad)
+
+
+def test_observers_are_called_in_order_and_each_is_forgotten_with_its_own_context() -> None:
+    model = network()
+    values: list[float] = []
+
+    def double(value: Tensor) -> Tensor:
+        values.append(value.abs().max().item())
+        return 2 * value
+
+    with watch(model, {"embedded": double}):
+        with watch(model, {"embedded": double}):
+            model(IDS)
+        assert values[1] == 2 * values[0]
+        model(IDS)
+        assert len(values) == 3
+    model(IDS)
+    assert len(values) == 3
+
+
+def test_an_error_in_the_context_leaves_no_observer_behind() -> None:
+    model = network()
+    with pytest.raises(RuntimeError, match="stop here"), watch(model, {"*": lambda value: None}):
+        raise RuntimeError("stop here")
+    assert not any(probe.observers for probe in named_probes(model).values())
+
+
+def test_a_name_that_no_probe_has_is_refused_with_the_nearest() -> None:
+    with (
+        pytest.raises(KeyError, match=r"no probe is named 'blocks.0.attention.score'.*blocks.0.attention.scores"),
+        record(network(), ["blocks.0.attention.score"]),
+    ):
+        pass
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def captured(block: torch.nn.Module) -> list[str]:
+    """The operations of each graph that the compiler takes from a block."""
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append("\n".join(f"{node.op} {node.target} {node.args}" for node in graph.graph.nodes))
+        return graph.forward
+
+    torch.compiler.reset()
+    # Raises for a graph break.
+    compiled = torch.compile(block, backend=backend, fullgraph=True)
+    compiled(torch.ones(1, 6, 16), BlockInputs(AttentionMask()))
+    return graphs
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("settings", [{}, {"experts": {"count": 4, "shared": 1}}], ids=["plain", "experts"])
+def test_probes_add_nothing_to_a_compiled_block(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    block = network(**settings).float().blocks[0].train()
+    with_probes = captured(block)
+    monkeypatch.setattr(Probe, "__call__", lambda self, value: value)
+    assert captured(block) == with_probes
+    assert len(with_probes) == 1
