@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model.config import Initialization
 
 
 def config(**settings: Any) -> ModelConfig:
@@ -47,6 +48,97 @@ def test_deviation_of_every_kind_of_weight(encoding, activation):
     gate = {"gate_proj"} if activation == "swiglu" else set()
     table = {"table"} if encoding == "learned" else set()
     assert checked == {"q_proj", "k_proj", "v_proj", "up_proj", "lm_head"} | gate | table
+
+
+def assert_uniform(parameter: torch.Tensor, bound: float) -> None:
+    """Within the bound and close to it; mean 0, and the variance bound^2 / 3 of a uniform distribution."""
+    count = parameter.numel()
+    assert parameter.abs().max() <= bound
+    assert parameter.abs().max() > bound * (1 - 10 / count)
+    assert abs(parameter.mean().item()) < 5 * bound / math.sqrt(3 * count)
+    assert parameter.square().mean().item() == pytest.approx(bound**2 / 3, rel=5 / math.sqrt(count))
+
+
+ALL_KINDS: dict[str, Any] = {
+    "d_model": 64,
+    "num_layers": 2,
+    "num_kv_heads": 2,
+    "d_ff": 96,
+    "value_head_dim": 24,
+    "max_seq_len": 64,
+    "position_encoding": "learned",
+    "activation": "swiglu",
+    "norm_position": "sandwich",
+    "qk_norm": "head",
+    "embedding_norm": True,
+    "attention_sinks": True,
+    "tie_weights": False,
+    "initial_std": 0.03,
+    "experts": {"count": 8, "d_ff": 48, "shared": 1, "layers": [1]},
+}
+# Inputs and outputs of every matrix of that network.
+FANS = {
+    "q_proj": (64, 64), "k_proj": (64, 32), "v_proj": (64, 48), "attention.o_proj": (96, 64),
+    "blocks.0.feed_forward.gate_proj": (64, 96), "blocks.0.feed_forward.up_proj": (64, 96),
+    "blocks.0.feed_forward.down_proj": (96, 64), "shared.gate_proj": (64, 48), "shared.up_proj": (64, 48),
+    "shared.down_proj": (48, 64), "experts.gate_proj": (64, 48), "experts.up_proj": (64, 48),
+    "experts.down_proj": (48, 64), "router": (64, 8), "lm_head": (64, 512),
+}  # fmt: skip
+
+
+def expected_deviation(scheme: str, owner: str) -> float:
+    """Of a matrix under a scheme; for the uniform ones the bound. muP is four times as wide as its base of 16."""
+    (inputs, outputs) = FANS[owner]
+    branch = 0.5 if owner.endswith(("o_proj", "down_proj")) else 1.0
+    of_mup = {"lm_head": 1.0, "router": 1 / 4}.get(owner, 1 / 2)
+    return {
+        "normal": 0.03,
+        "gpt2": 0.03 * branch,
+        "xavier_normal": math.sqrt(2 / (inputs + outputs)),
+        "xavier_uniform": math.sqrt(6 / (inputs + outputs)),
+        "fan_in_normal": 1 / math.sqrt(inputs),
+        "fan_in_uniform": 1 / math.sqrt(inputs),
+        "he": math.sqrt(2 / inputs),
+        "mup": 0.03 * branch * of_mup,
+    }[scheme]
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm_zero_centered"])
+@pytest.mark.parametrize("scheme", get_args(Initialization))
+def test_every_kind_of_weight_begins_as_its_scheme_says(scheme, norm):
+    keys = {"mup_base_d_model": 16} if scheme == "mup" else {}
+    parameters = dict(build_model(config(**ALL_KINDS, norm=norm, initialization=scheme, **keys), 3).named_parameters())
+    met = set()
+    for name, parameter in parameters.items():
+        owner = next((part for part in FANS if name.removesuffix(".weight").endswith(part)), None)
+        if name.endswith(("bias", "sinks")):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == (1.0 if norm == "layernorm" else 0.0)).all(), name
+        elif owner is None:
+            assert name in ("embedding.weight", "added_positions.table")
+            assert_normal(parameter.detach(), 0.03)
+        else:
+            met.add(owner)
+            assert parameter.shape[-2:] == FANS[owner][::-1]
+            if scheme.endswith("uniform"):
+                assert_uniform(parameter.detach(), expected_deviation(scheme, owner))
+            else:
+                assert_normal(parameter.detach(), expected_deviation(scheme, owner))
+    assert met == FANS.keys()
+
+
+@pytest.mark.parametrize("scheme", get_args(Initialization))
+def test_the_deviation_of_an_expert_is_that_of_a_feed_forward_network_of_its_size(scheme):
+    """A stack of matrices is E matrices, and not one with E times the outputs."""
+    keys = {"mup_base_d_model": 32} if scheme == "mup" else {}
+    sizes = {"activation": "swiglu", "d_ff": 96, "initialization": scheme, **keys}
+    stacked = build_model(config(experts={"count": 4}, **sizes), 0).blocks[0].feed_forward.experts
+    single = build_model(config(**sizes), 0).blocks[0].feed_forward
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        one = getattr(single, part).weight.std().item()
+        for matrix in getattr(stacked, part):
+            assert matrix.std().item() == pytest.approx(one, rel=0.05)
 
 
 def test_embedded_tokens_and_sinusoids_have_like_size():

@@ -65,6 +65,21 @@ def test_every_parameter_belongs_to_exactly_one_group(optimizer: str) -> None:
         assert {id(p) for group in optimizers[0].param_groups for p in group["params"]} == inner
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_experts_are_stacks_of_matrices_and_their_biases_vectors(optimizer: str) -> None:
+    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    model = build_model(ModelConfig(**sizes, experts={"count": 3}, activation="swiglu"), 0)
+    optimizers = build_optimizers(model, TrainingConfig(optimizer=optimizer, weight_decay=0.5))
+    found = {
+        id(p): (type(o).__name__, group["weight_decay"]) for o in optimizers for group in o.param_groups
+        for p in group["params"]
+    }  # fmt: skip
+    inner = "Muon" if optimizer == "muon" else "AdamW"
+    for name, parameter in model.blocks[0].feed_forward.named_parameters():
+        is_bias = name.endswith("_bias")
+        assert found[id(parameter)] == (("AdamW", 0.0) if is_bias else (inner, 0.5)), name
+
+
 def test_set_learning_rate_reaches_every_group() -> None:
     model = build_model(ModelConfig(d_model=16, num_layers=1, num_heads=2, vocab_size=20), 0)
     optimizers = build_optimizers(model, TrainingConfig(optimizer="muon"))

@@ -43,3 +43,17 @@ def test_muon_equals_a_float64_reference_over_several_steps() -> None:
 def test_muon_refuses_what_is_not_a_matrix() -> None:
     with pytest.raises(ValueError, match="Muon is for matrices"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1)
+
+
+def test_a_stack_takes_the_steps_of_its_matrices_on_their_own() -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(3, 6, 4, generator=generator)
+    stack, alone = nn.Parameter(start.clone()), [nn.Parameter(matrix.clone()) for matrix in start]
+    optimizers = [Muon(parameters, lr=0.05, weight_decay=0.1) for parameters in ([stack], alone)]
+    for _ in range(3):
+        stack.grad = torch.randn(stack.shape, generator=generator)
+        for matrix, gradient in zip(alone, stack.grad, strict=True):
+            matrix.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(stack.detach(), torch.stack(alone).detach(), atol=1e-6, rtol=0)
