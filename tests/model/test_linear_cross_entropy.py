@@ -25,10 +25,14 @@ def inputs(dtype: torch.dtype = torch.float64, ignored: tuple[int, ...] = ()) ->
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels
 
 
-def by_formula(hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> Tensor:
+def by_formula(
+    hidden: Tensor, weight: Tensor, labels: Tensor, z_loss: float, smoothing: float, soft_cap: float | None = None
+) -> Tensor:
     """The objective as it is written down, over whole logits."""
     kept = labels != IGNORE_INDEX
     logits = (hidden @ weight.t())[kept]
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
     log_p = torch.log_softmax(logits, -1)
     target = torch.full_like(log_p, smoothing / V).scatter_add(
         1, labels[kept][:, None], torch.full_like(log_p[:, :1], 1 - smoothing)
@@ -50,24 +54,31 @@ def test_loss_and_gradients_are_those_of_whole_logits(chunk_bytes: int | None, i
     torch.testing.assert_close(found, (0.25 * of_hidden, 0.25 * of_weight))
 
 
-@pytest.mark.parametrize(("z_loss", "smoothing"), [(1e-2, 0.0), (0.0, 0.1), (0.3, 0.25)])
-def test_added_terms_follow_their_formulas(z_loss: float, smoothing: float) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 1.5, 30.0])
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (1e-2, 0.0), (0.0, 0.1), (0.3, 0.25)])
+def test_added_terms_and_the_soft_cap_follow_their_formulas(
+    z_loss: float, smoothing: float, soft_cap: float | None
+) -> None:
     hidden, weight, labels = inputs(ignored=(2, 3))
-    expected = by_formula(hidden, weight, labels, z_loss, smoothing)
-    sums = linear_cross_entropy(hidden, weight, labels, LossTerms(z_loss, smoothing), chunk_bytes=4 * V * 8)
+    expected = by_formula(hidden, weight, labels, z_loss, smoothing, soft_cap)
+    sums = linear_cross_entropy(
+        hidden, weight, labels, LossTerms(z_loss, smoothing), soft_cap=soft_cap, chunk_bytes=4 * V * 8
+    )
     torch.testing.assert_close(sums.objective, expected)
-    torch.testing.assert_close(sums.cross_entropy, by_formula(hidden, weight, labels, 0.0, 0.0).detach())
+    torch.testing.assert_close(sums.cross_entropy, by_formula(hidden, weight, labels, 0.0, 0.0, soft_cap).detach())
     torch.testing.assert_close(
         torch.autograd.grad(sums.objective, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
     )
     assert not sums.cross_entropy.requires_grad
 
 
-def test_gradients_are_the_slopes_of_the_loss() -> None:
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_gradients_are_the_slopes_of_the_loss(soft_cap: float | None) -> None:
     """Central differences of every entry in float64, without autograd."""
     hidden, weight, labels = inputs(ignored=(1,))
     terms = LossTerms(z_loss=0.05, label_smoothing=0.2)
-    gradients = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels, terms).objective, (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, labels, terms, soft_cap=soft_cap).objective
+    gradients = torch.autograd.grad(loss, (hidden, weight))
     step = 1e-6
     for tensor, gradient in zip((hidden, weight), gradients, strict=True):
         for place in torch.cartesian_prod(*(torch.arange(size) for size in tensor.shape)).tolist():
@@ -76,7 +87,7 @@ def test_gradients_are_the_slopes_of_the_loss() -> None:
                 moved = tensor.detach().clone()
                 moved[tuple(place)] += change
                 pair = (moved, weight) if tensor is hidden else (hidden, moved)
-                values.append(linear_cross_entropy(*pair, labels, terms).objective.item())
+                values.append(linear_cross_entropy(*pair, labels, terms, soft_cap=soft_cap).objective.item())
             assert gradient[tuple(place)].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-6)
 
 
@@ -120,12 +131,13 @@ def test_a_head_that_is_also_the_embedding_gets_both_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("way", ["autocast", "cast weight", "weights"])
-def test_half_precision_products_are_summed_up_exactly(dtype: torch.dtype, way: str) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 4.0])
+def test_half_precision_products_are_summed_up_exactly(dtype: torch.dtype, way: str, soft_cap: float | None) -> None:
     """Against float64 over the rounded inputs: what is left is the rounding of logits and of their gradients."""
     hidden, weight, labels = inputs(ignored=(7,))
     hidden, weight = (tensor.detach().to(dtype).float() for tensor in (hidden, weight))
     exact_hidden, exact_weight = (tensor.double().requires_grad_() for tensor in (hidden, weight))
-    expected = by_formula(exact_hidden, exact_weight, labels, 0.0, 0.0)
+    expected = by_formula(exact_hidden, exact_weight, labels, 0.0, 0.0, soft_cap)
     gradients = torch.autograd.grad(expected, (exact_hidden, exact_weight))
     if way != "autocast":
         hidden = hidden.to(dtype)
@@ -134,7 +146,7 @@ def test_half_precision_products_are_summed_up_exactly(dtype: torch.dtype, way: 
     hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
     with torch.autocast("cpu", dtype, enabled=way == "autocast"):
         cast = weight.detach().to(dtype) if way == "cast weight" else None
-        sums = linear_cross_entropy(hidden, weight, labels, weight_cast=cast, chunk_bytes=5 * V * 2)
+        sums = linear_cross_entropy(hidden, weight, labels, weight_cast=cast, soft_cap=soft_cap, chunk_bytes=5 * V * 2)
     found = torch.autograd.grad(sums.objective, (hidden, weight))
     assert [gradient.dtype for gradient in found] == [hidden.dtype, weight.dtype]
     assert sums.objective.dtype == torch.float32
@@ -153,10 +165,22 @@ def test_logits_far_from_zero_keep_the_loss_finite() -> None:
     assert hidden.grad.tolist() == [[1.0], [0.0]]
 
 
-def test_scores_are_the_summed_loss_and_the_right_guesses() -> None:
+def test_logits_far_beyond_the_soft_cap_stay_at_it_without_a_gradient() -> None:
+    hidden = torch.tensor([[1e4]], requires_grad=True)
+    sums = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([1]), soft_cap=3.0)
+    torch.autograd.backward(sums.objective)
+    assert sums.objective.item() == pytest.approx(math.log(1 + math.exp(6.0)))
+    assert hidden.grad is not None
+    assert hidden.grad.item() == 0.0
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.8])
+def test_scores_are_the_summed_loss_and_the_right_guesses(soft_cap: float | None) -> None:
     hidden, weight, labels = inputs(ignored=(0, 6))
     logits = hidden @ weight.t()
-    loss, correct = score_tokens(hidden.view(3, 4, D), weight, labels.view(3, 4))
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    loss, correct = score_tokens(hidden.view(3, 4, D), weight, labels.view(3, 4), soft_cap=soft_cap)
     assert loss.item() == pytest.approx(
         F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum").item()
     )

@@ -102,6 +102,62 @@ def test_gradients_arrive_in_the_float32_weights(
         assert error < tolerance * (gradients[name].norm() + 0.05 * total), name
 
 
+# Parts whose weights are near zero, no matrices, or computed in float32 inside of a network in bfloat16.
+AXES: dict[str, dict[str, Any]] = {
+    "experts": {"experts": {"count": 4, "shared": 1}},
+    "experts without biases": {"experts": {"count": 4, "scores": "sigmoid"}, "bias": False, "activation": "swiglu"},
+    "sinks": {"attention_sinks": True, "sliding_window": 5},
+    "zero-centred norms": {"norm": "rmsnorm_zero_centered", "norm_position": "sandwich", "qk_norm": "head"},
+    "soft caps": {"attention_soft_cap": 5.0, "logit_soft_cap": 2.0, "tie_weights": False},
+    "alibi": {"position_encoding": "alibi", "value_head_dim": 16},
+    "muP": {"initialization": "mup", "mup_base_d_model": 8},
+}
+
+
+def drawn(**settings: Any) -> Transformer:
+    """A network of which no vector is 0, and whose router chooses by its balance, which no rounding can turn."""
+    sizes = {"vocab_size": V, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": T, "dropout": 0.0}
+    model = build_model(ModelConfig(**{**sizes, "position_encoding": "rope", **settings}), 0)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for mixture in model.mixtures.values():
+            mixture.router.balance += torch.tensor([0.0, 9.0, 6.0, 3.0])
+    return model
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.1)])
+def test_every_axis_trains_on_the_working_copy(precision: str, tolerance: float, axis: str) -> None:
+    model = drawn(**AXES[axis])
+    loss, gradients = expected_gradients(model)
+    _, found = step(model, precision).means()
+    assert found == pytest.approx(loss, rel=tolerance / 20)
+    total = torch.nn.utils.get_total_norm(gradients.values())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        error = (parameter.grad.double() - gradients[name]).norm()
+        assert error < tolerance * (gradients[name].norm() + 0.02 * total), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_buffers_are_those_of_the_model(precision: str) -> None:
+    """What training moves without a gradient, the balance of a router, is one tensor for both; in full precision."""
+    model = drawn(experts={"count": 4})
+    network = Network(model, precision=precision, device="cpu")
+    shared = dict(network.modules.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert shared[name] is buffer
+        assert buffer.dtype == torch.float32
+    model.blocks[0].feed_forward.router.balance[2] += 100.0
+    network.begin_step()
+    batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
+    network.hidden_states(batch, positions=None, document_ids=None)
+    assert network.modules.blocks[0].feed_forward.take_routing().counts[2] == batch.numel()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_micro_batches_add_up(precision: str) -> None:
     whole, cut = make_model(), make_model()
