@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,10 +39,16 @@ def slow_numbers(document_ids: Tensor) -> list[list[int]]:
     return rows
 
 
-def slow_allowed(document_ids: Tensor) -> np.ndarray:
+def slow_allowed(document_ids: Tensor, window: int | None = None) -> np.ndarray:
     numbers = slow_numbers(document_ids)
     length = len(numbers[0])
-    return np.array([[[s <= t and row[s] == row[t] for s in range(length)] for t in range(length)] for row in numbers])
+    reach = length if window is None else window
+    return np.array(
+        [
+            [[s <= t and t - s < reach and row[s] == row[t] for s in range(length)] for t in range(length)]
+            for row in numbers
+        ]
+    )
 
 
 def random_heads(rows: int, length: int, heads: int, kv_heads: int, width: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,31 +58,56 @@ def random_heads(rows: int, length: int, heads: int, kv_heads: int, width: int =
     return q, k, v
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, allowed: np.ndarray) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, allowed: np.ndarray, slopes: Tensor | None = None) -> Tensor:
     """Equation 1 written out in float64, every entry of the T times T scores."""
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) / q.shape[3] ** 0.5
+    if slopes is not None:
+        places = torch.arange(q.shape[2])
+        scores = scores - slopes[:, None, None] * (places[:, None] - places).abs()
     scores = scores.masked_fill(~torch.from_numpy(allowed)[:, None], -torch.inf)
     return scores.softmax(-1) @ v.repeat_interleave(group, 1)
 
 
-FORMS = {
-    "segments": lambda ids: AttentionMask(documents=Segments.of(number_documents(ids))),
+Slopes = Tensor | None
+
+
+def dense_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> AttentionMask:
+    length, kind = ids.shape[1], AttentionKind(window=window, slopes=slopes)
+    return attention_mask(length, length, document_ids=ids, key_mask=torch.ones_like(ids).bool(), kind=kind)
+
+
+def segments_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> AttentionMask:
+    mask = attention_mask(ids.shape[1], ids.shape[1], document_ids=ids, kind=AttentionKind(window, slopes))
+    assert isinstance(mask.documents, Segments)
+    return mask
+
+
+FORMS: dict[str, Callable[..., AttentionMask]] = {
+    "segments": segments_form,
+    # The operator knows neither windows nor slopes.
     "operator": lambda ids: AttentionMask(documents=number_documents(ids)),
-    "dense": lambda ids: attention_mask(*[ids.shape[1]] * 2, document_ids=ids, key_mask=torch.ones_like(ids).bool()),
+    "dense": dense_form,
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    document_ids=packed_rows(), heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]), form=st.sampled_from([*FORMS])
+    document_ids=packed_rows(),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    form=st.sampled_from([*FORMS]),
+    window=st.none() | st.integers(1, 45),
+    sloping=st.booleans(),
 )
-def test_values_and_gradients_equal_the_equation_for_any_cuts(document_ids, heads, form) -> None:
+def test_values_and_gradients_equal_the_equation_for_any_cuts(document_ids, heads, form, window, sloping) -> None:
     rows, length = document_ids.shape
     inputs = random_heads(rows, length, *heads)
-    expected = reference(*inputs, slow_allowed(document_ids))
+    reach = None if form == "operator" else window
+    slopes = torch.linspace(0.05, 0.9, heads[0], dtype=torch.float64) if sloping and form != "operator" else None
+    expected = reference(*inputs, slow_allowed(document_ids, reach), slopes)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    found = attend(*inputs, FORMS[form](document_ids))
+    mask = FORMS[form](document_ids) if form == "operator" else FORMS[form](document_ids, reach, slopes)
+    found = attend(*inputs, mask)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     for ours, theirs in zip(
         torch.autograd.grad((found * weights).sum(), inputs),
@@ -145,7 +177,7 @@ def marked(numbers: Tensor, indices: Tensor) -> Tensor:
     return torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), columns < numbers[..., None])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_blocks_for_the_gpu_are_those_that_torch_finds_entry_by_entry(data) -> None:
     rows, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 700))
@@ -153,11 +185,14 @@ def test_blocks_for_the_gpu_are_those_that_torch_finds_entry_by_entry(data) -> N
     for row in range(rows):
         begins[row, data.draw(st.lists(st.integers(0, length - 1), max_size=8))] = 1
     numbers = number_documents(begins.cumsum(1))
+    window = data.draw(st.none() | st.integers(1, 800))
+    reach = length if window is None else window
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (numbers[batch, key] == numbers[batch, query])
+        return (key <= query) & (query - key < reach) & (numbers[batch, key] == numbers[batch, query])
 
-    ours, theirs = block_mask(length, numbers), create_block_mask(visible, rows, None, length, length, device="cpu")
+    ours = block_mask(length, numbers, window)
+    theirs = create_block_mask(visible, rows, None, length, length, device="cpu")
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE == (128, 128)
     assert ours.seq_lengths == theirs.seq_lengths
 
@@ -169,12 +204,17 @@ def test_blocks_for_the_gpu_are_those_that_torch_finds_entry_by_entry(data) -> N
         assert torch.equal(found, expected)
 
 
-def test_attention_in_blocks_equals_the_equation() -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 1, 70, 200])
+@pytest.mark.parametrize("sloping", [False, True], ids=["", "slopes"])
+def test_attention_in_blocks_equals_the_equation(window: int | None, sloping: bool) -> None:
     ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long()
     q, k, v = (heads.detach().float() for heads in random_heads(2, 300, 4, 2, width=16))
+    slopes = torch.tensor([0.5, 0.1, 0.02, 0.004]) if sloping else None
+    mask = AttentionMask(documents=block_mask(300, number_documents(ids), window), slopes=slopes)
     with torch.compiler.set_stance("force_eager"):
-        found = attend(q, k, v, AttentionMask(documents=block_mask(300, number_documents(ids))))
-    expected = reference(q.double(), k.double(), v.double(), slow_allowed(ids))
+        found = attend(q, k, v, mask)
+    expected = reference(q.double(), k.double(), v.double(), slow_allowed(ids, window), slopes)
     torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
 
 
@@ -218,21 +258,58 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_compiled_network_is_not_made_anew_for_other_documents(toy_network) -> None:
-    model = toy_network(max_seq_len=24)
-    frames = []
-
-    def backend(graph, inputs):
+def counting_backend(frames: list[Any]) -> Callable[..., Any]:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         frames.append(graph)
         return graph.forward
 
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        ids = torch.randint(29, (2, 24), generator=generator)
-        documents = (torch.rand(2, 24, generator=generator) < 0.2).long().cumsum(1)
+    return backend
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_compiled_network_is_not_made_anew_for_other_documents(toy_network) -> None:
+    model = toy_network(max_seq_len=24)
+    frames: list[Any] = []
+    compiled = torch.compile(model, backend=counting_backend(frames), fullgraph=True)
+    for ids, documents in batches(5):
         torch.testing.assert_close(
             compiled(ids, document_ids=documents), model(ids, document_ids=documents), atol=1e-5, rtol=0
         )
     assert len(frames) == 1
+
+
+def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens, and documents that begin at other places in every batch."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        ids = torch.randint(29, (2, 24), generator=generator)
+        yield ids, (torch.rand(2, 24, generator=generator) < 0.2).long().cumsum(1)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({}, 1),
+        ({"position_encoding": "alibi"}, 1),
+        ({"position_encoding": "rope", "sliding_window": 5}, 1),
+        # Layers with a window have another kind of mask, and are other code, than those without.
+        ({"position_encoding": "rope", "sliding_window": 5, "sliding_layers": [1, 3]}, 2),
+        ({"attention_soft_cap": 3.0}, 1),
+        ({"attention_sinks": True, "value_head_dim": 4}, 1),
+        ({"dropout": 0.1}, 1),
+        # So are layers with experts.
+        ({"experts": {"count": 4, "layers": [0, 2]}}, 2),
+    ],
+    ids=str,
+)
+def test_compiled_blocks_are_not_made_anew_for_other_documents(toy_network, monkeypatch, settings, kinds) -> None:
+    """One compilation for all layers of a kind and all batches, forward and backward."""
+    model = toy_network(max_seq_len=24, num_layers=4, **settings).train()
+    frames: list[Any] = []
+    backend, compile_in_place = counting_backend(frames), torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_in_place(self, backend=backend))
+    model.compile_blocks()
+    for ids, documents in batches(4):
+        model(ids, document_ids=documents).square().sum().backward()
+    assert len(frames) == kinds
