@@ -46,7 +46,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def network(**settings: Any) -> Transformer:
-    sizes = {"vocab_size": 19, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 12, "max_seq_len": 8}
+    sizes = {"vocab_size": 19, "d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 24, "max_seq_len": 8}
     model = build_model(ModelConfig(**{**sizes, "dropout": 0.0, **settings}), seed=1).double().eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -214,14 +214,14 @@ def captured(block: torch.nn.Module) -> list[str]:
     torch.compiler.reset()
     # Raises for a graph break.
     compiled = torch.compile(block, backend=backend, fullgraph=True)
-    compiled(torch.ones(1, 6, 16), BlockInputs(AttentionMask()))
+    compiled(torch.ones(1, 6, 16, dtype=torch.bfloat16), BlockInputs(AttentionMask()))
     return graphs
 
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("settings", [{}, {"experts": {"count": 4, "shared": 1}}], ids=["plain", "experts"])
 def test_probes_add_nothing_to_a_compiled_block(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    block = network(**settings).float().blocks[0].train()
+    block = network(**settings).to(torch.bfloat16).blocks[0].train()
     with_probes = captured(block)
     monkeypatch.setattr(Probe, "__call__", lambda self, value: value)
     assert captured(block) == with_probes
