@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
 from sheepop.model.attention import Attention, attend
-from sheepop.model.mask import AttentionMask, attention_mask
+from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 
 
 def slow_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -115,3 +116,11 @@ def test_a_triangle_that_has_to_be_built_is_never_guessed():
 def test_masks_of_another_shape_are_refused(queries, arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_mask(queries, 5, **arguments)
+
+
+@pytest.mark.parametrize(("queries", "padded"), [(5, False), (5, True), (1, False)], ids=["whole", "padded", "step"])
+def test_blocks_are_refused_where_they_cannot_be_computed(queries, padded):
+    key_mask = torch.tensor([[False, True, True, True, True]]) if padded else None
+    kind = AttentionKind(head_dim=64, value_dim=64, backend="flex")
+    with pytest.raises(ConfigError, match=r"flex needs an NVIDIA GPU from 2020 on.*this network runs on cpu with 64"):
+        attention_mask(queries, 5, key_mask=key_mask, kind=kind)

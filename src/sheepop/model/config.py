@@ -221,7 +221,7 @@ class ModelConfig(Config):
         lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, frozenset(FEATURES))
         for feature in sorted(lacking):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
-            yield f"attention_backend: {self.attention_backend} has no {feature}; {' and '.join(able)} has"
+            yield f"attention_backend: {self.attention_backend} has no {feature}; only {' and '.join(able)} have"
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers is for architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
