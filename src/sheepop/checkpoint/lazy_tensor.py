@@ -34,8 +34,8 @@ class ForeignModel:
     """What a reader of another program's format found, in our terms.
 
     `tensors` have the names and shapes of `sheepop.checkpoint.expected_tensors`. `generation` holds the keys of
-    ``generation_config.json``: `eos_token_id` (a number or a list) ends a text beside the tokenizer's own. `source` says
-    where the model came from, and `notes` are sentences for the user about what was left out or differs.
+    ``generation_config.json``: `eos_token_id` (a number or a list) ends a text beside the tokenizer's own. `source`
+    says where the model came from, and `notes` are sentences for the user about what was left out or differs.
     """
 
     config: ModelConfig
