@@ -23,12 +23,12 @@ def read_generation(directory: Path) -> dict[str, Any]:
 
 
 def end_ids(settings: Mapping[str, Any], vocab_size: int, where: str) -> tuple[int, ...]:
-    """The tokens that end a text beside the tokenizer's own `eos_token`: a number, a list of numbers or nothing."""
+    """The tokens that end a text beside the tokenizer's own `eos_token`: a number, a list of numbers or nothing.
+
+    A number outside the vocabulary ends nothing, since no model writes it. Raises `CheckpointError` for anything else.
+    """
     value = settings.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise CheckpointError(
-                f"{where}: eos_token_id = {str(value)[:80]} names a token outside the model's vocabulary of {vocab_size}."
-            )
-    return tuple(dict.fromkeys(ids))
+    if not all(type(token_id) is int for token_id in ids):
+        raise CheckpointError(f"{where}: eos_token_id = {str(value)[:80]} is neither a token's number nor a list.")
+    return tuple(token_id for token_id in dict.fromkeys(ids) if 0 <= token_id < vocab_size)

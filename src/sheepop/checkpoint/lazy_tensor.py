@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,16 @@ class LazyTensor:
     def of(cls, tensor: Tensor) -> LazyTensor:
         """A tensor that is in memory already."""
         return cls(tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+    @property
+    def count(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its numbers in a file."""
+        return self.dtype.itemsize * self.count
 
 
 @dataclass(frozen=True)

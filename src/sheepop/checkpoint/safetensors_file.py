@@ -6,10 +6,13 @@ https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +39,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     try:
-        file = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
@@ -48,7 +51,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
                 "quantised ones have to be exported in float16 or bfloat16 first."
             )
     return {
-        name: LazyTensor(shape, FLOAT_TYPES[dtype], lambda name=name: file.get_tensor(name))  # type: ignore[misc]
+        name: LazyTensor(shape, FLOAT_TYPES[dtype], functools.partial(file.get_tensor, name))
         for name, (dtype, shape) in described.items()
     }
 
@@ -78,14 +81,9 @@ def write_stream(
             if (name, tensor.dtype, tuple(tensor.shape)) != (expected, dtype, shape):
                 raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, {expected} {dtype} {shape} is next")
             for piece in pieces(tensor.detach().cpu().contiguous()):
-                written += file.write(memoryview(piece.view(torch.uint8).numpy()))
+                written += file.write(piece.view(torch.uint8).numpy().data)
         if written != sum(sizes):
             raise ValueError(f"{written} bytes were written, {sum(sizes)} announced")
-
-
-def bytes_of(tensor: LazyTensor) -> int:
-    """The size of a tensor's numbers in a file."""
-    return tensor.dtype.itemsize * _elements(tensor.shape)
 
 
 def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
@@ -99,7 +97,7 @@ def _header(layout: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, lis
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     sizes, place = [], 0
     for name, (dtype, shape) in layout.items():
-        sizes.append(dtype.itemsize * _elements(shape))
+        sizes.append(dtype.itemsize * math.prod(shape))
         entries[name] = {
             "dtype": _TYPE_NAMES[dtype],
             "shape": list(shape),
@@ -109,12 +107,7 @@ def _header(layout: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, lis
     text = json.dumps(entries, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
-        raise CheckpointError(f"The {len(layout)} tensors are too many for one safetensors file. Choose smaller shards.")
+        raise CheckpointError(
+            f"The {len(layout)} tensors are too many for one safetensors file. Choose smaller shards."
+        )
     return struct.pack("<Q", len(text)) + text, sizes
-
-
-def _elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

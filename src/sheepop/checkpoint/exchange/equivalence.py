@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from sheepop.checkpoint.exchange.scores import score_scale
 from sheepop.model.config import ModelConfig
 
 # How a network was first drawn, how it is trained, and which program code computes it.
@@ -50,7 +51,7 @@ def _effects(config: ModelConfig) -> dict[str, Any]:
     }
     layers = range(config.num_layers)
     effects["sliding_window"] = [config.window(layer) for layer in layers]
-    effects["attention_scale"] = config.score_scale
+    effects["attention_scale"] = score_scale(config)
     effects["mup_base_d_model"] = config.width_multiplier
     effects["experts.layers"] = [config.has_experts(layer) for layer in layers]
     if config.experts is not None:

@@ -22,7 +22,8 @@ class Family:
     `architecture` is transformers' class of the language model. `implied` are our settings that every member has.
     `prefix` begins the names of all tensors but the output projection, and is missing in some published files.
     `renamed` maps names that some versions write to those of the table. `buffers` are endings of names that hold no
-    weights, but tables which follow from the configuration.
+    weights, but tables which follow from the configuration. Where `whole_heads`, transformers refuses a width that is
+    no multiple of the number of heads.
     """
 
     model_type: str
@@ -33,6 +34,7 @@ class Family:
     prefix: str
     renamed: Mapping[str, str]
     buffers: tuple[str, ...] = ()
+    whole_heads: bool = False
 
     @property
     def keys(self) -> frozenset[str]:

@@ -47,12 +47,10 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
         tokenizer = load_tokenizer(directory)
     if tokenizer.vocab_size > config.vocabulary:
         raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. They "
-            "do not belong together."
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. "
+            "They do not belong together."
         )
-    notes = [f"{name} is left out: it is no weight, but follows from the configuration" for name in left_out[:1]]
-    if len(left_out) > 1:
-        notes = [f"{left_out[0]} and {len(left_out) - 1} more like it are left out: they hold no weights."]
+    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
     source = {
         "format": "hugging face",
         "family": family.model_type,

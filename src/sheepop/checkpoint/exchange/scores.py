@@ -10,6 +10,13 @@ from sheepop.checkpoint.exchange.fields import Settings
 from sheepop.checkpoint.exchange.given import Given
 from sheepop.model.config import ModelConfig
 
+_LARGEST_ROOT = 2.0**15
+
+
+def score_scale(config: ModelConfig) -> float:
+    """What scores are multiplied by, the usual 1 / sqrt(head_dim) included."""
+    return config.score_scale or config.head_size**-0.5
+
 
 @dataclass(frozen=True)
 class ScoreDivisor:
@@ -27,7 +34,7 @@ class ScoreDivisor:
 
     def write(self, config: ModelConfig) -> Settings:
         """The nearest whole number."""
-        return {"query_pre_attn_scalar": max(1, round(config.score_scale**-2))}
+        return {"query_pre_attn_scalar": max(1, round(min(1 / score_scale(config), _LARGEST_ROOT) ** 2))}
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class ScoreScaling:
 
     def write(self, config: ModelConfig) -> Settings:
         """False for the scale 1."""
-        return {"scale_attn_weights": config.score_scale != 1.0 or config.head_size == 1}
+        return {"scale_attn_weights": score_scale(config) != 1.0 or config.head_size == 1}
 
 
 @dataclass(frozen=True)

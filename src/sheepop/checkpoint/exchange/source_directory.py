@@ -34,7 +34,9 @@ def source_file(directory: Path, name: str) -> Path | None:
     if not stat.S_ISREG(kind):
         raise CheckpointError(f"{path} is not an ordinary file.")
     if real.parent not in _allowed(directory.resolve()):
-        raise CheckpointError(f"{path} is a link that leads out of the directory, to {real}. Put the file itself there.")
+        raise CheckpointError(
+            f"{path} is a link that leads out of the directory, to {real}. Put the file itself there."
+        )
     return real
 
 
@@ -49,7 +51,8 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(f"{directory / name} is larger than {_LARGEST_JSON // 2**20} MiB; it is no {name}.")
-        table = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        text = path.read_text(encoding="utf-8")
+        table = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory / name} is damaged: it is not valid JSON ({error}).") from None
     except OSError as error:
@@ -66,7 +69,7 @@ def refuse_pickles(directory: Path) -> None:
         raise CheckpointError(
             f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
             "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
-            f"\"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {str(directory)!r}; "
+            f'"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {str(directory)!r}; '
             "M.from_pretrained(s, dtype='auto').save_pretrained('converted'); "
             "T.from_pretrained(s).save_pretrained('converted')\""
         )
@@ -83,3 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a key stands twice")
     return table
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")

@@ -31,7 +31,9 @@ def open_weights(directory: Path) -> dict[str, LazyTensor]:
 def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTensor]:
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise CheckpointError(f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file.")
+        raise CheckpointError(
+            f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file."
+        )
     tensors: dict[str, LazyTensor] = {}
     problems: list[str] = []
     for shard in sorted(set(places.values())):

@@ -80,6 +80,7 @@ GEMMA2 = Family(
     prefix=ROOT,
     renamed=RENAMED,
     buffers=BUFFERS,
+    whole_heads=True,
 )
 
 GEMMA3 = Family(
@@ -103,4 +104,5 @@ GEMMA3 = Family(
     prefix=ROOT,
     renamed=RENAMED,
     buffers=BUFFERS,
+    whole_heads=True,
 )

@@ -79,4 +79,5 @@ LLAMA = Family(
     prefix=ROOT,
     renamed=RENAMED,
     buffers=BUFFERS,
+    whole_heads=True,
 )
