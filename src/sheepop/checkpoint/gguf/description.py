@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, DIVISORS, Architecture
+from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, DIVISORS, EMBEDDING_NAME, Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.keys import Keys
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
@@ -73,9 +73,9 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
 
 
 def _embedding_rows(container: Container) -> int:
-    embedding = container.tensors.get("token_embd.weight")
+    embedding = container.tensors.get(EMBEDDING_NAME)
     if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{container.path} has no embedding: the tensor token_embd.weight, with two dimensions.")
+        raise CheckpointError(f"{container.path} has no embedding: the tensor {EMBEDDING_NAME}, with two dimensions.")
     return embedding.shape[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,15 @@ def write_gguf(
     name: str,
     architecture: str | None = None,
     replace: bool = False,
+    advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> GGUFExport:
     """Writes a model as the file `target`, which is read back and compared before it takes its place.
 
     Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or as they are; norms, biases and what else is small and
     touchy always in single precision. `name` is what the model is called. Without a tokenizer the file is for programs
-    that bring their own. Raises `CheckpointError` when llama.cpp cannot compute what the model does, whatever the
-    architecture (or under that `architecture`), or when a tensor does not fit its type.
+    that bring their own. `advance` is told how many bytes were written. Raises `CheckpointError` when llama.cpp cannot
+    compute what the model does, whatever the architecture (or under that `architecture`), or when a tensor does not fit
+    its type.
     """
     if dtype is not None and dtype not in TYPES:
         raise CheckpointError(f"{dtype!r} is no type that SheepOp writes: {', '.join(TYPES)}.")
@@ -81,11 +83,11 @@ def write_gguf(
         CHECKSUM_KEY: checksum_placeholder(file_type),
     }
     place_of = {place.theirs: place for place in found}
-    odd: set[str] = set()
     with atomic_file(target, replace=replace) as path:
-        write_container(path, metadata, plans, lambda plan: _encoded(place_of[plan.name], plan.kind, tensors, odd))
+        write_container(path, metadata, plans, lambda plan: _encoded(place_of[plan.name], plan.kind, tensors, advance))
         _compare(path, config, tensors, tokenizer, {plan.name: plan.kind for plan in plans}, found)
-    notes += [f"{tensor} holds numbers that are not finite." for tensor in sorted(odd)]
+    if config.activation == "gelu":
+        notes.append("llama.cpp computes GELU in its tanh form, which differs from the exact one by up to 0.0005.")
     return GGUFExport(chosen.name, Counter(plan.kind.name for plan in plans), tuple(notes))
 
 
@@ -142,17 +144,16 @@ def _file_type(plans: Sequence[TensorPlan]) -> int:
     return sizes.most_common(1)[0][0].file_type
 
 
-def _encoded(place: Place, kind: TensorType, tensors: Mapping[str, LazyTensor], odd: set[str]) -> Iterator[Tensor]:
-    """The bytes of a tensor of theirs, in pieces; the names of ours with numbers that are not finite go to `odd`."""
-    own = [tensors[name].read() for name, _ in place.ours]
-    odd.update(
-        name for (name, _), tensor in zip(place.ours, own, strict=True) if not bool(torch.isfinite(tensor).all())
-    )
-    rows = place.forward(own).reshape(-1, place.shape[-1])
-    del own
+def _encoded(
+    place: Place, kind: TensorType, tensors: Mapping[str, LazyTensor], advance: Callable[[int], None]
+) -> Iterator[Tensor]:
+    """The bytes of a tensor of theirs, in pieces."""
+    rows = place.forward([tensors[name].read() for name, _ in place.ours]).reshape(-1, place.shape[-1])
     try:
         for piece in torch.split(rows, max(1, _CHUNK // place.shape[-1])):
-            yield kind.encode(piece)
+            content = kind.encode(piece)
+            advance(content.numel())
+            yield content
     except CheckpointError as error:
         raise CheckpointError(f"{place.theirs} cannot be stored as {kind.name}: {error}") from None
 
@@ -173,7 +174,7 @@ def _compare(
         if tokenizer is not None and back is not None and back.fingerprint() != tokenizer.fingerprint():
             raise CheckpointError(f"{path} was read back with another tokenizer. Please report this.")
         for place in found:
-            for name, _ in place.ours:
+            for name, _ in () if place.copied else place.ours:
                 if not _same_bits(file.tensors[name].read(), _expected(place, kinds[place.theirs], tensors[name])):
                     raise CheckpointError(f"{path} was read back with other numbers in {name}. Is the disk sound?")
 
@@ -181,10 +182,8 @@ def _compare(
 def _expected(place: Place, kind: TensorType, tensor: LazyTensor) -> Tensor:
     """What one of ours is after it was stored: rows are stored each for itself, so their order plays no part."""
     own = tensor.read()
-    stored = 1 + own.float() if place.centered else own
-    rows = stored.reshape(-1, own.shape[-1])
-    back = kind.decode(kind.encode(rows), own.shape[-1]).reshape(own.shape)
-    return back - 1 if place.centered else back
+    rows = place.stored(own).reshape(-1, own.shape[-1])
+    return place.restored(kind.decode(kind.encode(rows), own.shape[-1]).reshape(own.shape))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

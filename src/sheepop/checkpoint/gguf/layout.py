@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sheepop.checkpoint.expected_tensors import expected_tensors
-from sheepop.checkpoint.gguf.architectures import DIVISORS, Architecture, Role, Row
+from sheepop.checkpoint.gguf.architectures import DIVISORS, OUTPUT_NAME, POSITIONS_NAME, Architecture, Role, Row
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
+from sheepop.model.positions import sinusoidal_table
 from sheepop.model.rotary_scaling import rotary_frequencies
 
 _BALANCE = "feed_forward.router.balance"
@@ -32,16 +33,15 @@ class Place:
     role: Role
     heads: int | None = None
     centered: bool = False
+    scale: float = 1.0
     copied: bool = False
     constant: Tensor | None = None
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Theirs from ours, in the dtype of ours; a norm's scale 1 + weight is computed in single precision."""
+        """Theirs from ours; what is computed is computed in single precision."""
         if self.constant is not None:
             return self.constant
-        pieces = [self._interleaved(tensor) for tensor in tensors]
-        if self.centered:
-            pieces = [1 + piece.float() for piece in pieces]
+        pieces = [self._interleaved(self.stored(tensor)) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def inverse(self, tensor: Tensor, name: str) -> Tensor:
@@ -50,9 +50,21 @@ class Place:
         for own, shape in self.ours:
             if own == name:
                 piece = tensor if len(self.ours) == 1 else tensor[start : start + shape[0]]
-                return self._halved(piece - 1 if self.centered else piece)
+                return self.restored(self._halved(piece))
             start += shape[0]
         raise KeyError(name)
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """The numbers of one of ours as they are stored, in our order."""
+        if self.centered:
+            return 1 + tensor.float()
+        return tensor if self.scale == 1.0 else tensor.float() * self.scale
+
+    def restored(self, tensor: Tensor) -> Tensor:
+        """The numbers of one of ours from those that were stored."""
+        if self.centered:
+            return tensor - 1
+        return tensor if self.scale == 1.0 else tensor / self.scale
 
     def _interleaved(self, tensor: Tensor) -> Tensor:
         """Rows (i, i + C/2) of each head made neighbours: llama.cpp turns pairs of neighbours."""
@@ -70,7 +82,7 @@ class Place:
 def places(architecture: Architecture, config: ModelConfig) -> list[Place]:
     """Every tensor of a file for `config`, which `architecture` expresses; the order is that of the network."""
     expected = expected_tensors(config)
-    found = list(_places(architecture, config, expected))
+    found = [*_computed(config), *_of_rows(architecture, config, expected)]
     homeless = expected.keys() - {name for place in found for name, _ in place.ours} - balances(config)
     if homeless:
         raise CheckpointError(
@@ -84,44 +96,54 @@ def balances(config: ModelConfig) -> set[str]:
     return {f"blocks.{layer}.{_BALANCE}" for layer in range(config.num_layers) if config.has_experts(layer)}
 
 
-def divisors(config: ModelConfig) -> Tensor | None:
-    """What Llama 3's scaling divides the angle of each pair by, as llama.cpp wants it; None for other scalings."""
+def _computed(config: ModelConfig) -> Iterator[Place]:
+    """Tensors that follow from the configuration: divisors of angles, and sinusoids."""
     scaling = config.rotary_scaling
-    if scaling is None or scaling.kind != "llama3":
-        return None
-    plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
-    scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, scaling)
-    return (plain / scaled).float()
+    if scaling is not None and scaling.kind == "llama3":
+        plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
+        scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, scaling)
+        divisors = (plain / scaled).float()
+        yield Place(DIVISORS, tuple(divisors.shape), (), Role.PRECISE, constant=divisors)
+    if config.position_encoding == "sinusoidal":
+        table = sinusoidal_table(config.max_seq_len, config.d_model, config.position_base)
+        yield Place(POSITIONS_NAME, tuple(table.shape), (), Role.PRECISE, constant=table)
 
 
-def _places(architecture: Architecture, config: ModelConfig, expected: Mapping[str, Shape]) -> Iterator[Place]:
-    constant = divisors(config)
-    if constant is not None:
-        yield Place(DIVISORS, tuple(constant.shape), (), Role.PRECISE, constant=constant)
+def _of_rows(architecture: Architecture, config: ModelConfig, expected: Mapping[str, Shape]) -> Iterator[Place]:
+    scale = float(config.embedding_scale or 1.0) if any(row.scaled for row in architecture.rows) else 1.0
     for layer in (None, *range(config.num_layers)):
         for row in architecture.rows:
-            place = _place(row, layer, config, expected) if ("{}" in row.theirs) == (layer is not None) else None
-            if place is not None:
-                yield place
+            if ("{}" in row.theirs) == (layer is not None):
+                yield from _of_row(row, layer, config, expected, scale)
 
 
-def _place(row: Row, layer: int | None, config: ModelConfig, expected: Mapping[str, Shape]) -> Place | None:
+def _of_row(
+    row: Row, layer: int | None, config: ModelConfig, expected: Mapping[str, Shape], scale: float
+) -> Iterator[Place]:
     theirs, *ours = (name if layer is None else name.format(layer) for name in (row.theirs, *row.ours))
-    copied = row.instead is not None and ours[0] not in expected
-    if copied:
-        assert row.instead is not None
-        ours = [row.instead]
-    shapes = [expected.get(name) for name in ours]
-    if any(shape is None for shape in shapes):
-        weights = [expected.get(f"{name.rpartition('.')[0]}.weight") for name in ours]
-        if not row.zeros or any(shape is None for shape in weights):
-            return None
-        length = sum(shape[0] for shape in weights if shape is not None)
-        return Place(theirs, (length,), (), row.role, constant=torch.zeros(length))
-    known = [shape for shape in shapes if shape is not None]
-    shape = known[0] if len(known) == 1 else (sum(each[0] for each in known), *known[0][1:])
-    heads = None
+    if all(name in expected for name in ours):
+        shapes = [expected[name] for name in ours]
+        shape = (sum(each[0] for each in shapes), *shapes[0][1:])
+        place = Place(theirs, shape, tuple(zip(ours, shapes, strict=True)), row.role)
+        yield _as_it_is_stored(place, row, config, scale)
+    elif row.zeros and all(_weight(name) in expected for name in ours):
+        length = sum(expected[_weight(name)][0] for name in ours)
+        yield Place(theirs, (length,), (), row.role, constant=torch.zeros(length))
+    elif theirs == OUTPUT_NAME and (row.always or scale != 1.0):
+        # A tied embedding that is scaled stands here as it is, which makes this its place; otherwise it is a copy.
+        own = "embedding.weight"
+        yield Place(theirs, expected[own], ((own, expected[own]),), row.role, copied=scale == 1.0)
+
+
+def _as_it_is_stored(place: Place, row: Row, config: ModelConfig, scale: float) -> Place:
+    """The place with what is done to the numbers on their way."""
     if row.interleaved:
-        heads = config.num_heads if ".q_proj." in ours[0] else config.kv_heads
-    centered = row.role is Role.SCALE and config.norm == "rmsnorm_zero_centered"
-    return Place(theirs, shape, tuple(zip(ours, known, strict=True)), row.role, heads, centered, copied)
+        queries = ".q_proj." in place.ours[0][0]
+        return replace(place, heads=config.num_heads if queries else config.kv_heads)
+    if row.scaled and scale != 1.0:
+        return replace(place, scale=scale, copied=config.tie_weights)
+    return replace(place, centered=row.role is Role.SCALE and config.norm == "rmsnorm_zero_centered")
+
+
+def _weight(bias: str) -> str:
+    return f"{bias.rpartition('.')[0]}.weight"

@@ -210,6 +210,45 @@ class ScoreScale:
 
 
 @dataclass(frozen=True)
+class EmbeddingInScale:
+    """No factor of its own: the embeddings are written as they enter the network, and the output projection apart."""
+
+    fields: tuple[str, ...] = ("embedding_scale",)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """None."""
+        return iter(())
+
+    def write(self, config: ModelConfig) -> Entries:
+        """Nothing: the tensors have it."""
+        return {}
+
+    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
+        """No factor."""
+        return {"embedding_scale": 1.0}
+
+
+@dataclass(frozen=True)
+class AddedPositions:
+    """A table that is added to the embeddings; sinusoids are written as the table they are."""
+
+    fields: tuple[str, ...] = ("position_encoding", "position_base")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Positions that are not added."""
+        if config.position_encoding not in ("learned", "sinusoidal"):
+            yield f"position_encoding = {config.position_encoding}, and it adds a table"
+
+    def write(self, config: ModelConfig) -> Entries:
+        """Nothing: the tensor has it."""
+        return {}
+
+    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
+        """A table as if it were learned."""
+        return {"position_encoding": "learned"}
+
+
+@dataclass(frozen=True)
 class EmbeddingScale:
     """The factor of the embeddings, a function of the model's width."""
 

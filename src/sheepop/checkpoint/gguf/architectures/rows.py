@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+EMBEDDING_NAME = "token_embd.weight"
+OUTPUT_NAME = "output.weight"
+POSITIONS_NAME = "position_embd.weight"
+
 
 class Role(Enum):
     """What a tensor is: a matrix in the type that the file is of; numbers in single precision; a norm's scale, too."""
@@ -19,8 +23,8 @@ class Row:
     """One tensor of theirs. Several of ours stand in it one behind the other, along the first dimension.
 
     `interleaved` rows of a query or key are in the order of llama.cpp's pairs of neighbouring columns. A row with
-    `zeros` is there in every file: zeros stand for a bias that the model lacks. `instead` is written when ours, the
-    output projection, is tied to the embedding and the file has to have it.
+    `zeros` is there in every file: zeros stand for a bias that the model lacks. An output projection that is there
+    `always` is the embedding once more where the two are tied. A `scaled` embedding has the model's factor in it.
     """
 
     theirs: str
@@ -28,7 +32,8 @@ class Row:
     role: Role = Role.MATRIX
     interleaved: bool = False
     zeros: bool = False
-    instead: str | None = None
+    always: bool = False
+    scaled: bool = False
 
 
 def linear(theirs: str, *ours: str, interleaved: bool = False, zeros: bool = False) -> tuple[Row, Row]:
@@ -52,10 +57,11 @@ def norm(theirs: str, ours: str, *, zeros: bool = False) -> tuple[Row, Row]:
     )
 
 
-EMBEDDING = (Row("token_embd.weight", ("embedding.weight",)),)
-POSITIONS = (Row("position_embd.weight", ("added_positions.table",), Role.PRECISE),)
-OUTPUT = (Row("output.weight", ("lm_head.weight",)),)
-OUTPUT_ALWAYS = (Row("output.weight", ("lm_head.weight",), instead="embedding.weight"),)
+EMBEDDING_AS_IT_IS = (Row(EMBEDDING_NAME, ("embedding.weight",)),)
+EMBEDDING = (Row(EMBEDDING_NAME, ("embedding.weight",), scaled=True),)
+POSITIONS = (Row(POSITIONS_NAME, ("added_positions.table",), Role.PRECISE),)
+OUTPUT = (Row(OUTPUT_NAME, ("lm_head.weight",)),)
+OUTPUT_ALWAYS = (Row(OUTPUT_NAME, ("lm_head.weight",), always=True),)
 
 
 def first_and_last_norms(*, zeros: bool = False) -> tuple[Row, ...]:

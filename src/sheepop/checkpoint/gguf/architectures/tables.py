@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sheepop.checkpoint.gguf.architectures.aspects import (
+    AddedPositions,
     Aspect,
     Biases,
+    EmbeddingInScale,
     EmbeddingScale,
     Fixed,
     Heads,
@@ -23,6 +25,7 @@ from sheepop.checkpoint.gguf.architectures.mixtures import Experts, NoExperts
 from sheepop.checkpoint.gguf.architectures.rotary import NoWindow, Rotary, Windows
 from sheepop.checkpoint.gguf.architectures.rows import (
     EMBEDDING,
+    EMBEDDING_AS_IT_IS,
     EXPERTS,
     GATED_FEED_FORWARD,
     NORMS_BEHIND,
@@ -65,7 +68,6 @@ _SIZES: tuple[Aspect, ...] = (
     Keyed("d_model", "embedding_length"),
 )
 _NO_CAPS: tuple[Aspect, ...] = (Fixed("attention_soft_cap", (None,)), Fixed("logit_soft_cap", (None,)))
-_UNSCALED = EmbeddingScale(lambda d_model: 1.0)
 _USUAL: tuple[Aspect, ...] = (Fixed("final_norm", (True,)), Fixed("attention_sinks", (False,)))
 _LAYER_NORM = Norm(("layernorm",), "attention.layer_norm_epsilon")
 _RMS_KEY = "attention.layer_norm_rms_epsilon"
@@ -98,28 +100,21 @@ def _shape(
     )
 
 
-def _without_angles(kind: str) -> tuple[Aspect, ...]:
-    """Positions that are not rotary."""
-    return (
-        Fixed("position_encoding", (kind,)),
-        Fixed("rotary_fraction", (1.0,)),
-        Fixed("rotary_scaling", (None,)),
-        WithoutInfluence(("position_base",)),
-    )
+_NO_ANGLES: tuple[Aspect, ...] = (Fixed("rotary_fraction", (1.0,)), Fixed("rotary_scaling", (None,)))
+# llama.cpp computes every GELU from a table of its tanh form in half precision, whatever the model was made with.
+_GELU = ("gelu_tanh", "gelu")
 
-
-# LayerNorm and biases throughout, queries, keys and values in one matrix. llama.cpp computes every GELU from a table of
-# its tanh form in half precision; networks made for the exact one run so as well.
+# LayerNorm and biases throughout, queries, keys and values in one matrix.
 _BIASED: tuple[Aspect, ...] = (
-    *_SIZES, NoExperts(), Heads(square=True), ScoreScale(), _UNSCALED, _LAYER_NORM, *_WITH_BIASES, *_USUAL, *_NO_CAPS,
-    NoWindow(),
+    *_SIZES, NoExperts(), Heads(square=True), ScoreScale(), EmbeddingInScale(), _LAYER_NORM, *_WITH_BIASES, *_USUAL,
+    *_NO_CAPS, NoWindow(),
 )  # fmt: skip
 _BIASED_ROWS = (
     *EMBEDDING, *first_and_last_norms(zeros=True), *norms_before(zeros=True), *stacked_attention(zeros=True),
     *plain_feed_forward(zeros=True),
 )  # fmt: skip
 # RMSNorm before the sublayers, SwiGLU.
-_GATED: tuple[Aspect, ...] = (*_SIZES, ScoreScale(), _UNSCALED, _RMS_NORM, *_USUAL, *_NO_CAPS)
+_GATED: tuple[Aspect, ...] = (*_SIZES, ScoreScale(), EmbeddingInScale(), _RMS_NORM, *_USUAL, *_NO_CAPS)
 _GATED_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
 # Norms on both sides, scaled embeddings, GeGLU.
 _GEMMA: tuple[Aspect, ...] = (
@@ -127,15 +122,15 @@ _GEMMA: tuple[Aspect, ...] = (
     *_WITHOUT_FURTHER_BIASES, Rotary(partial=True),
 )  # fmt: skip
 _GEMMA_ROWS = (
-    *EMBEDDING, *first_and_last_norms(), *norms_before(), *NORMS_BEHIND, *separate_attention(), *QUERY_KEY_NORMS,
-    *GATED_FEED_FORWARD,
+    *EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *NORMS_BEHIND, *separate_attention(),
+    *QUERY_KEY_NORMS, *GATED_FEED_FORWARD,
 )  # fmt: skip
 
 _TABLES = (
     # Radford et al. 2019.
     Architecture(
         "gpt2",
-        (*_BIASED, *_without_angles("learned"), *_shape("pre", ("gelu_tanh",)), TiedWeights("optional")),
+        (*_BIASED, *_NO_ANGLES, AddedPositions(), *_shape("pre", _GELU), TiedWeights("optional")),
         (*_BIASED_ROWS, *POSITIONS, *OUTPUT),
     ),
     # Le Scao et al. 2022.
@@ -143,8 +138,10 @@ _TABLES = (
         "bloom",
         (
             *_BIASED,
-            *_without_angles("alibi"),
-            *_shape("pre", ("gelu_tanh",), embedding_norm=True),
+            *_NO_ANGLES,
+            Fixed("position_encoding", ("alibi",)),
+            WithoutInfluence(("position_base",)),
+            *_shape("pre", _GELU, embedding_norm=True),
             TiedWeights("optional"),
         ),
         (*_BIASED_ROWS, *OUTPUT),
@@ -156,9 +153,7 @@ _TABLES = (
             *_BIASED,
             Rotary(partial=True),
             TiedWeights("always"),
-            *_shape(
-                "pre", ("gelu", "gelu_tanh"), parallel=Keyed("parallel_residual", "use_parallel_residual", "truth")
-            ),
+            *_shape("pre", _GELU[::-1], parallel=Keyed("parallel_residual", "use_parallel_residual", "truth")),
         ),
         (*_BIASED_ROWS, *OUTPUT_ALWAYS),
     ),
