@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.architectures import EMBEDDING_NAME, OUTPUT_NAME, Role
+from sheepop.checkpoint.gguf.architectures import DIVISORS, EMBEDDING_NAME, OUTPUT_NAME, Role
 from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
 from sheepop.checkpoint.gguf.container import Container, TensorRecord
 from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
@@ -122,7 +122,10 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
     """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape or content."""
     records, wanted = container.tensors, {place.theirs: place for place in found}
     problems = [f"{name} is missing" for name in wanted.keys() - records.keys()]
-    for name in records.keys() - wanted.keys():
+    extra = records.keys() - wanted.keys()
+    if DIVISORS in extra and bool((container.read(DIVISORS) == 1).all()):
+        extra.remove(DIVISORS)  # no scaling at all
+    for name in extra:
         problems.append(f"{name} is unexpected" + (f" ({_REASONS[name]})" if name in _REASONS else ""))
     for name, place in wanted.items():
         record = records.get(name)

@@ -21,6 +21,7 @@ from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
 _TOLERANCE = 1e-4
 # Tried first, and where no pair lies between the bounds.
 _PUBLISHED = (8192,)
+_USUAL_BOUND = 4.0
 _LARGEST_CONTEXT = 2**31
 
 
@@ -29,41 +30,47 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
     plain, _ = rotary_frequencies(2 * len(divisors), base)
     if not bool(torch.isfinite(divisors).all()) or not bool((divisors > 0).all()) or float(divisors.max()) <= 1:
         return None
-    for factor, original, high in _candidates(divisors, plain, max_seq_len):
-        if not 1 <= factor < math.inf or not 1 <= original < _LARGEST_CONTEXT or high <= 1:
-            continue
-        settings = {
-            "kind": "llama3",
-            "factor": factor,
-            "original_max_seq_len": original,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": high,
-        }
-        if _gives(settings, divisors, plain, base):
-            return settings
+    factor = _rounded(float(divisors.max()))
+    # How far each pair is kept: (turns - 1) / (high - 1), with turns = original * frequency / (2 pi).
+    kept = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    between = ((kept > _TOLERANCE) & (kept < 1 - _TOLERANCE)).nonzero().flatten().tolist()
+    lengths = (*_PUBLISHED, max_seq_len, round(max_seq_len / factor), *_derived_lengths(kept, plain, between))
+    for original in lengths:
+        for high in _upper_bounds(original, kept, plain, between):
+            settings = {
+                "kind": "llama3",
+                "factor": factor,
+                "original_max_seq_len": original,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": high,
+            }
+            if 1 <= original < _LARGEST_CONTEXT and _gives(settings, divisors, plain, base):
+                return settings
     return None
 
 
-def _candidates(divisors: Tensor, plain: Tensor, max_seq_len: int) -> Iterator[tuple[float, int, float]]:
-    """Factors, original contexts and upper bounds that might have given the divisors."""
-    factor = _rounded(float(divisors.max()))
-    for original in (*_PUBLISHED, max_seq_len, round(max_seq_len / factor)):
-        yield factor, original, 4.0
-    # How far each pair is kept: (turns - 1) / (high - 1), with turns = original * frequency / (2 pi).
-    kept = (1 / divisors - 1 / factor) / (1 - 1 / factor)
-    between = ((kept > _TOLERANCE) & (kept < 1 - _TOLERANCE)).nonzero().flatten()
-    if not len(between):
+def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[int]:
+    """Original contexts by what the pairs between the bounds are: by the usual upper bound, and by a line."""
+    if not between:
         return
-    first, last = int(between[0]), int(between[-1])
-    yield factor, round((3 * float(kept[first]) + 1) * 2 * math.pi / float(plain[first])), 4.0
+    first, last = between[0], between[-1]
+    yield round(((_USUAL_BOUND - 1) * float(kept[first]) + 1) * 2 * math.pi / float(plain[first]))
     if first == last:
         return
-    # A line through two pairs: kept = slope * frequency - 1 / (high - 1).
+    # kept = slope * frequency - 1 / (high - 1)
     slope = float((kept[first] - kept[last]) / (plain[first] - plain[last]))
     offset = slope * float(plain[first]) - float(kept[first])
     if slope > 0 and offset > 0:
-        high = _rounded(1 + 1 / offset)
-        yield factor, round(slope * (high - 1) * 2 * math.pi), high
+        yield round(slope / offset * 2 * math.pi)
+
+
+def _upper_bounds(original: int, kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[float]:
+    """The usual bound, and the one by which the first pair between the bounds is what it is."""
+    yield _USUAL_BOUND
+    if between:
+        turns = original * float(plain[between[0]]) / (2 * math.pi)
+        high = 1 + (turns - 1) / float(kept[between[0]])
+        yield from (_rounded(high), high)
 
 
 def _gives(settings: dict[str, Any], divisors: Tensor, plain: Tensor, base: float) -> bool:

@@ -82,6 +82,11 @@ _WITHOUT_FURTHER_BIASES: tuple[Aspect, ...] = tuple(
 )
 
 
+def _heads(*, square: bool = False, odd_layers: int | None = None) -> tuple[Aspect, ...]:
+    """The heads, and what their scores are multiplied by."""
+    return Heads(square), ScoreScale(odd_layers)
+
+
 def _shape(
     norm_position: str,
     activations: tuple[str, ...],
@@ -106,7 +111,7 @@ _GELU = ("gelu_tanh", "gelu")
 
 # LayerNorm and biases throughout, queries, keys and values in one matrix.
 _BIASED: tuple[Aspect, ...] = (
-    *_SIZES, NoExperts(), Heads(square=True), ScoreScale(), EmbeddingInScale(), _LAYER_NORM, *_WITH_BIASES, *_USUAL,
+    *_SIZES, NoExperts(), *_heads(square=True), EmbeddingInScale(), _LAYER_NORM, *_WITH_BIASES, *_USUAL,
     *_NO_CAPS, NoWindow(),
 )  # fmt: skip
 _BIASED_ROWS = (
@@ -114,12 +119,12 @@ _BIASED_ROWS = (
     *plain_feed_forward(zeros=True),
 )  # fmt: skip
 # RMSNorm before the sublayers, SwiGLU.
-_GATED: tuple[Aspect, ...] = (*_SIZES, ScoreScale(), EmbeddingInScale(), _RMS_NORM, *_USUAL, *_NO_CAPS)
+_GATED: tuple[Aspect, ...] = (*_SIZES, EmbeddingInScale(), _RMS_NORM, *_USUAL, *_NO_CAPS)
 _GATED_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
 # Norms on both sides, scaled embeddings, GeGLU.
 _GEMMA: tuple[Aspect, ...] = (
-    *_SIZES, NoExperts(), Heads(), EmbeddingScale(math.sqrt), _GEMMA_NORM, *_USUAL, _QUERY_BIAS,
-    *_WITHOUT_FURTHER_BIASES, Rotary(partial=True),
+    *_SIZES, NoExperts(), EmbeddingScale(math.sqrt), _GEMMA_NORM, *_USUAL, _QUERY_BIAS,
+    *_WITHOUT_FURTHER_BIASES,
 )  # fmt: skip
 _GEMMA_ROWS = (
     *EMBEDDING_AS_IT_IS, *first_and_last_norms(), *norms_before(), *NORMS_BEHIND, *separate_attention(),
@@ -162,7 +167,8 @@ _TABLES = (
         "gemma2",
         (
             *_GEMMA,
-            ScoreScale(odd_layers=46),
+            *_heads(odd_layers=46),
+            Rotary(partial=True),
             *_shape("sandwich", ("geglu_tanh",)),
             TiedWeights("never"),
             Windows(period=2, own_base="scaled", otherwise=4096),
@@ -175,7 +181,8 @@ _TABLES = (
         "gemma3",
         (
             *_GEMMA,
-            ScoreScale(odd_layers=62),
+            *_heads(odd_layers=62),
+            Rotary(partial=True),
             *_shape("sandwich", ("geglu_tanh",), qk_norm="head"),
             TiedWeights("optional"),
             Windows(period=6, own_base="unscaled"),
@@ -190,7 +197,7 @@ _TABLES = (
         (
             *_GATED,
             NoExperts(),
-            Heads(square=True),
+            *_heads(square=True),
             *_shape("output", ("swiglu",), qk_norm="width"),
             _QUERY_BIAS,
             *_WITHOUT_FURTHER_BIASES,
@@ -214,7 +221,7 @@ _TABLES = (
         (
             *_GATED,
             Experts(required=True, own_width=True),
-            Heads(),
+            *_heads(),
             *_shape("pre", ("swiglu",), qk_norm="head"),
             _QUERY_BIAS,
             *_WITHOUT_FURTHER_BIASES,
@@ -229,7 +236,7 @@ _TABLES = (
         (
             *_GATED,
             NoExperts(),
-            Heads(),
+            *_heads(),
             *_shape("pre", ("swiglu",), qk_norm="head"),
             _QUERY_BIAS,
             *_WITHOUT_FURTHER_BIASES,
@@ -244,7 +251,7 @@ _TABLES = (
         (
             *_GATED,
             NoExperts(),
-            Heads(square=True),
+            *_heads(square=True),
             *_shape("pre", ("swiglu",)),
             Fixed("attention_bias", (True,)),
             *_WITHOUT_FURTHER_BIASES,
@@ -260,7 +267,7 @@ _TABLES = (
         (
             *_GATED,
             Experts(required=False, own_width=False),
-            Heads(),
+            *_heads(),
             *_shape("pre", ("swiglu",)),
             _QUERY_BIAS,
             Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
@@ -278,7 +285,7 @@ _TABLES = (
         (
             *_GATED,
             NoExperts(),
-            Heads(square=True),
+            *_heads(square=True),
             *_shape("pre", ("swiglu",)),
             Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"),
             *_WITHOUT_FURTHER_BIASES,
