@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Toy:
 
     architecture: str
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
 
     @property
     def config(self) -> ModelConfig:
@@ -88,6 +88,9 @@ class Toy:
     @property
     def tensors(self) -> dict[str, LazyTensor]:
         return {name: LazyTensor.of(tensor) for name, tensor in unique_weights(self.model).items()}
+
+    def with_tokenizer(self, tokenizer: Tokenizer | None) -> Toy:
+        return replace(self, tokenizer=tokenizer)
 
     def write(self, path: Path, **options: Any) -> Path:
         options = {"name": "toy", "architecture": self.architecture} | options
@@ -110,7 +113,7 @@ def make_toy(name: str, seed: int = 0, **changes: Any) -> Toy:
     return Toy(architecture, model, CharTokenizer("äö€漢"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Callable[..., Toy]:
     return make_toy
 
