@@ -33,9 +33,7 @@ def test_a_model_that_was_imported_goes_back_to_its_family(pair, tmp_path):
     assert result["parameters"] == sum(weight.numel() for weight in pair.theirs.parameters())
     back = loaded(tmp_path / "back")
     assert type(back) is type(pair.theirs)
-    for (name, weight), (theirs, expected) in zip(
-        back.named_parameters(), pair.theirs.named_parameters(), strict=True
-    ):
+    for (name, weight), (theirs, expected) in zip(back.named_parameters(), pair.theirs.named_parameters(), strict=True):
         assert name == theirs
         assert torch.equal(weight, expected), name
     torch.testing.assert_close(back(random_ids()).logits, pair.theirs(random_ids()).logits, atol=1e-5, rtol=0)

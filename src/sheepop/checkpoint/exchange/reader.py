@@ -19,7 +19,7 @@ from sheepop.checkpoint.exchange.weight_files import listed, open_weights
 from sheepop.checkpoint.generation_settings import end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -44,7 +44,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     found = _without_tied_head(family, config, found, groups, directory)
     _check(groups, found, directory)
     if tokenizer is None:
-        tokenizer = load_tokenizer(directory)
+        tokenizer = _own_tokenizer(directory)
     if tokenizer.vocab_size > config.vocabulary:
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. "
@@ -60,6 +60,13 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     return ForeignModel(
         config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
     )
+
+
+def _own_tokenizer(directory: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(directory)
+    except TokenizerError as error:
+        raise TokenizerError(f"{error} Another tokenizer can be given with --tokenizer.") from None
 
 
 def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
