@@ -1,4 +1,4 @@
-"""Files that are written as a stream are those of the library, and a header that lies is refused before it is believed."""
+"""Files that are written as a stream are those of the library; a header that lies is refused before it is believed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def test_a_tensor_that_is_not_as_announced(tmp_path: Path):
         write_stream(tmp_path / "m", {"a": (torch.float32, (2,))}, [])
 
 
-GOOD = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "b": {"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]}}  # fmt: skip
+GOOD = {
+    "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+    "b": {"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]},
+}
 
 
 def spoiled(**changes: Any) -> bytes:

@@ -60,6 +60,36 @@ def test_a_run_goes_out_and_comes_back_and_writes_the_same_text(run: Run, llama:
     assert words[0] == words[1] != ""
 
 
+@pytest.mark.parametrize("options", [(), ("--dtype", "float16"), ("--quantize", "q8_0")])
+def test_a_run_goes_through_a_gguf_file(run: Run, llama: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "sheep.gguf"
+    done = run("export", llama, "--format", "gguf", "-o", file, *options)
+    if "--quantize" in options:  # rows of 16 numbers do not divide into blocks of 32
+        assert_refused(done, 3, "multiples of 32")
+        return
+    assert done.code == 0, done.err
+    assert run("import", file, "-o", tmp_path / "ours", "-q").code == 0
+    assert run("generate", tmp_path / "ours", "-p", "Sheep", "--max-new-tokens", "2", "-q").code == 0
+    assert_refused(run("export", llama, "--format", "gguf", "-o", file, *options), 2, "--overwrite")
+    assert run("export", llama, "--format", "gguf", "-o", file, *options, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--format", "hf", "--quantize", "q8_0"), "q8_0"),
+        (("--format", "gguf", "--quantize", "q8_0", "--dtype", "float16"), "q8_0"),
+        (("--format", "gguf", "--quantize", "q4"), "q4"),
+        (("--format", "gguf", "--max-shard-size", "1GB"), "max_shard_size"),
+        (("--format", "gguf", "--dtype", "float8"), "float8"),
+    ],
+)
+def test_options_that_cannot_be_honoured(
+    run: Run, llama: Path, tmp_path: Path, options: tuple[str, ...], word: str
+) -> None:
+    assert_refused(run("export", llama, "-o", tmp_path / "x", *options), 2, word)
+
+
 def test_weights_are_computed_in_the_dtype_that_is_asked_for(run: Run, llama: Path, tmp_path: Path) -> None:
     assert run("export", llama, "--format", "hf", "-o", tmp_path / "hf", "--dtype", "bfloat16", "-q").code == 0
     assert run("import", tmp_path / "hf", "-o", tmp_path / "ours", "-q").code == 0
@@ -83,7 +113,7 @@ def changed(directory: Path, **keys: object) -> None:
 def test_bad_sources(run: Run, foreign: Path, tmp_path: Path) -> None:
     output = tmp_path / "ours"
     assert_refused(run("import", tmp_path / "nowhere", "-o", output), 3, "does not exist")
-    assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file")
+    assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file, but no GGUF file")
     assert_refused(run("import", tmp_path, "-o", output), 3, "holds no config.json")
     changed(foreign, vocab_size=129)
     assert_refused(run("import", foreign, "-o", output), 3, "model.embed_tokens.weight has shape")

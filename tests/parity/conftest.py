@@ -44,7 +44,8 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "activation_function": "relu", "scale_attn_weights": False, "tie_word_embeddings": False,
     }),
     "llama3": ("LlamaForCausalLM", "LlamaConfig", LLAMA | {
-        "rope_parameters": LLAMA3, "head_dim": 12, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "rope_parameters": LLAMA3, "head_dim": 12, "attention_bias": True, "mlp_bias": True,
+        "tie_word_embeddings": True,
     }),
     "llama2": ("LlamaForCausalLM", "LlamaConfig", LLAMA | {
         "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 700.0}, "rms_norm_eps": 1e-2,
@@ -71,12 +72,12 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
     }),
     "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
-        "head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "attention_bias": True,
+        "head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "attention_bias": True,
         "decoder_sparse_step": 2, "norm_topk_prob": False, "num_hidden_layers": 5, "mlp_only_layers": [3],
         "use_sliding_window": True, "sliding_window": 6,
     }),
     "qwen3-moe-all": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
-        "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True,
+        "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
         "num_hidden_layers": 2, "tie_word_embeddings": True,
     }),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", LLAMA | {

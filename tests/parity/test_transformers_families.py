@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import FAMILIES
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
 from sheepop.checkpoint.exchange.names import canonical
@@ -53,6 +54,16 @@ def test_packed_documents_have_the_logits_that_each_has_alone(pair):
     logits = pair.ours.model(packed, positions=positions, document_ids=document_ids)[0]
     for ids, found in zip(documents, logits.split([len(ids) for ids in documents]), strict=True):
         torch.testing.assert_close(found, pair.theirs(ids[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_in_bfloat16_the_logits_are_as_exact_as_theirs(pair):
+    ids = random_ids(3, 40)
+    exact = pair.ours.model(ids)
+    ours = load_model(pair.ours.directory, dtype=torch.bfloat16).model(ids)
+    theirs = copy.deepcopy(pair.theirs).to(torch.bfloat16)(ids).logits
+    assert ours.dtype == torch.bfloat16
+    assert (ours.float() - exact).abs().mean() <= 1.2 * (theirs.float() - exact).abs().mean()
 
 
 def test_loss_and_every_gradient_of_a_training_step_agree(pair, tmp_path):

@@ -21,9 +21,21 @@ from torch import Tensor
 from sheepop.checkpoint.lazy_tensor import LazyTensor, Shape
 from sheepop.core.errors import CheckpointError
 
-# Names of the dtypes that hold a model's weights; all others are refused by name.
-FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_TYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT = 8
 # A header of more bytes is refused by every reader.
 _LONGEST_HEADER = 100_000_000
@@ -33,8 +45,8 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a file, which must stay where it is while they are read.
 
     The file's header is checked before anything is allocated: its length, its JSON, and that the tensors lie in the
-    file one behind the other without gaps. Raises `CheckpointError` when it does not hold, or for a dtype that is no
-    floating-point number.
+    file one behind the other without gaps. Raises `CheckpointError` when it does not hold, or for a dtype that PyTorch
+    has not.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
@@ -45,13 +57,10 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path} is damaged, or no safetensors file: {error}.") from None
     for name, (dtype, _) in described.items():
-        if dtype not in FLOAT_TYPES:
-            raise CheckpointError(
-                f"{path}: the tensor {name} has the dtype {dtype}. SheepOp reads weights in {', '.join(FLOAT_TYPES)}; "
-                "quantised ones have to be exported in float16 or bfloat16 first."
-            )
+        if dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: the tensor {name} has the dtype {dtype}, which SheepOp does not read.")
     return {
-        name: LazyTensor(shape, FLOAT_TYPES[dtype], functools.partial(file.get_tensor, name))
+        name: LazyTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name))
         for name, (dtype, shape) in described.items()
     }
 
@@ -99,7 +108,7 @@ def _header(layout: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, lis
     for name, (dtype, shape) in layout.items():
         sizes.append(dtype.itemsize * math.prod(shape))
         entries[name] = {
-            "dtype": _TYPE_NAMES[dtype],
+            "dtype": _NAMES[dtype],
             "shape": list(shape),
             "data_offsets": [place, place + sizes[-1]],
         }

@@ -13,7 +13,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an ea
 
 
 def import_model(
-    source: Annotated[Path, typer.Argument(help="A directory in the format of Hugging Face.")],
+    source: Annotated[Path, typer.Argument(help="A directory in the format of Hugging Face, or a GGUF file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model.")],
     dtype: Dtype = None,
     tokenizer: Annotated[
@@ -23,14 +23,15 @@ def import_model(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Take in a model that another program wrote: GPT-2, Llama, Mistral, Mixtral, Qwen, Gemma, Phi-3, OLMo 2,
-    GPT-NeoX, BLOOM.
+    """Take in a model of another program.
+
+    Families: GPT-2, Llama, SmolLM, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, OLMo 2, GPT-NeoX, BLOOM.
 
     Examples:
 
       sheepop import downloads/SmolLM2-135M --output models/smollm
 
-      sheepop import downloads/pythia-160m -o models/pythia --dtype float32
+      sheepop import downloads/tiny.gguf -o models/tiny --dtype float32
     """
     from sheepop.jobs.exchange import import_model
 
@@ -42,23 +43,35 @@ def import_model(
 
 def export_model(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the export.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf) or file (gguf) for the export.")],
+    format: Annotated[str, typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")] = "hf",
     dtype: Dtype = None,
-    max_shard_size: Annotated[str, typer.Option(help="Divide larger weights over several files.")] = "5GB",
+    quantize: Annotated[
+        str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
+    ] = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="Divide larger weights over several files (hf).", show_default="5GB")
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Give a model out for other programs, in the format of Hugging Face. What is written is read back and compared.
+    """Give a model out for other programs. What is written is read back and compared before it is done.
 
-    Example:  sheepop export runs/quickstart --format hf --output exports/quickstart
+    Examples:
+
+      sheepop export runs/quickstart --format hf --output exports/quickstart
+
+      sheepop export runs/quickstart --format gguf --output exports/quickstart.gguf --quantize q8_0
     """
     from sheepop.jobs.exchange import export_model
 
     result = export_model(
         model,
         output,
+        format=format,
         dtype=dtype,
+        quantize=quantize,
         max_shard_size=max_shard_size,
         overwrite=overwrite,
         console=make_console(quiet or as_json),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,52 @@ from sheepop.checkpoint.exchange import (
     watched,
     write_hugging_face,
 )
+from sheepop.checkpoint.gguf import open_gguf, read_gguf, write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
-from sheepop.core.files import atomic_directory, read_json
+from sheepop.core.files import atomic_directory
+from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_free
 from sheepop.tokenizer import load_tokenizer
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+DEFAULT_SHARD_SIZE = "5GB"
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SHOWN_NAMES = 10
+_FORMATS = ("hf", "gguf")
+_QUANTISED = ("q8_0",)
+_GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass
+class Passage:
+    """What is learned about a model while its tensors pass, told at the end."""
+
+    console: Console
+    output: Path
+    not_finite: list[str] = field(default_factory=list)
+
+    def tell(
+        self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Warns of what is no number, shows the notes, and returns the whole as a table."""
+        if self.not_finite:
+            more = len(self.not_finite) - _SHOWN_NAMES
+            names = ", ".join(self.not_finite[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+            self.console.warn(f"NaN or infinity stands in {names}. The model will write nothing sensible.")
+        for note in notes:
+            self.console.info(note)
+        numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
+        own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
+        return {
+            "path": str(self.output),
+            "family": family,
+            "parameters": numbers,
+            "vocab_size": model.config.vocabulary,
+            "dtypes": sorted(own if dtypes is None else dtypes),
+            "bytes": sum(file.stat().st_size for file in _weight_files(self.output)),
+            "not_finite": self.not_finite,
+            "notes": list(notes),
+        }
 
 
 def import_model(
@@ -38,135 +77,127 @@ def import_model(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model in `source`, a directory in the format of Hugging Face, as a model directory at `output`.
+    """Writes the model in `source`, a directory in the format of Hugging Face or a GGUF file, as a model directory.
 
     One tensor is in memory at a time. `dtype` (float32, bfloat16 or float16) converts the weights, None keeps theirs;
     `tokenizer` is a path that is used in place of the tokenizer in `source`. Returns what was done. Raises
     `CheckpointError` for a source that cannot be used, and `UsageError` for an `output` that is in use.
     """
-    source, output, console = Path(source), Path(output), console or Console.silent()
+    output, console = Path(output), console or Console.silent()
     wanted = dtype_named(dtype)
-    _require_free(output, overwrite, "a model", _is_ours)
-    model = read_foreign(source, None if tokenizer is None else Path(tokenizer))
-    not_finite: list[str] = []
-    tensors = watched(converted(model.tensors, wanted), not_finite)
-    size = total_bytes(tensors)
+    require_free(output, overwrite, "a model", is_model)
+    model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
+    passage = Passage(console, output)
+    model = replace(model, tensors=watched(converted(model.tensors, wanted), passage.not_finite))
     with (
         atomic_directory(output, replace=overwrite) as directory,
-        console.progress("Importing", size, "bytes") as progress,
+        console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
     ):
-        model = replace(model, tensors=reported(tensors, progress.advance))
-        write_foreign_model(directory, model, {"imported": dict(model.source)})
-    _warn(console, not_finite)
-    for note in model.notes:
-        console.info(note)
-    return _result(output, model, size, not_finite) | {"family": model.source.get("family"), "notes": list(model.notes)}
+        passing = replace(model, tensors=reported(model.tensors, progress.advance))
+        write_foreign_model(directory, passing, {"imported": dict(model.source)})
+    return passage.tell(model, model.source.get("family", model.source.get("architecture")), model.notes)
 
 
 def export_model(
     model: str | Path,
     output: str | Path,
     *,
+    format: str = "hf",
     dtype: str | None = None,
-    max_shard_size: str = "5GB",
+    quantize: str | None = None,
+    max_shard_size: str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model that `model` means as a directory in the format of Hugging Face, and reads it back to compare.
+    """Writes the model that `model` means for other programs, and reads what was written back to compare.
 
-    Of the families that express its configuration the one it was imported from is taken, else the first. Weights
-    beyond `max_shard_size` are divided over several files. Returns what was done. Raises `CheckpointError` with the
-    reasons when no family expresses the model, and `UsageError` for an `output` that is in use.
+    `format` is ``hf``, a directory as transformers writes it, or ``gguf``, a file for llama.cpp. `dtype` converts the
+    weights; `quantize` (``q8_0``) makes those of a GGUF file smaller. Weights of a directory beyond `max_shard_size`,
+    5GB when None, are divided over several files. Returns what was done. Raises `CheckpointError` with the reasons when
+    the format cannot express the model, and `UsageError` for settings that exclude each other or an `output` in use.
     """
-    output, console = Path(output), console or Console.silent()
-    wanted, max_shard_bytes = dtype_named(dtype), parse_size(max_shard_size)
-    _require_free(output, overwrite, "an export", _is_export)
+    if format not in _FORMATS:
+        raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
+    if quantize is not None and (format != "gguf" or dtype is not None or quantize not in _QUANTISED):
+        raise UsageError(
+            f"quantize {quantize!r} cannot be honoured: it takes {', '.join(_QUANTISED)}, is for format gguf, and "
+            "stands in place of a dtype."
+        )
+    if max_shard_size is not None and format != "hf":
+        raise UsageError("max_shard_size is for format hf; a GGUF file is not divided.")
+    passage = Passage(console or Console.silent(), Path(output))
+    dtype_named(dtype)
+    if format == "gguf":
+        require_free(passage.output, overwrite, "a GGUF file", is_gguf)
+        return _export_gguf(open_model(model), _GGUF_TYPES[dtype] if dtype else quantize, overwrite, passage)
+    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
+    require_free(passage.output, overwrite, "an export", is_export)
     found = open_model(model)
-    imported = found.source.get("imported")
-    family = choose_family(found.config, imported.get("family") if isinstance(imported, dict) else None)
-    back = family.read_config(family.write_config(found.config), family.model_type)
-    not_finite: list[str] = []
-    found = replace(found, tensors=watched(converted(found.tensors, wanted), not_finite))
-    size = total_bytes(found.tensors)
-    with (
-        atomic_directory(output, replace=overwrite) as directory,
-        console.progress("Exporting", 2 * size, "bytes") as progress,
-    ):
-        write_hugging_face(directory, found, family, max_shard_bytes, progress.advance)
-    _warn(console, list(dict.fromkeys(not_finite)))
+    found = replace(found, tensors=converted(found.tensors, dtype_named(dtype)))
+    return _export_hugging_face(found, limit, overwrite, passage)
+
+
+def _export_gguf(model: ForeignModel, gguf_type: str | None, overwrite: bool, passage: Passage) -> dict[str, Any]:
+    size = total_bytes(model.tensors)
+    with passage.console.progress("Exporting", size, "bytes") as progress:
+        written = write_gguf(
+            passage.output,
+            model.config,
+            watched(model.tensors, passage.not_finite),
+            model.tokenizer,
+            dtype=gguf_type,
+            name=passage.output.stem,
+            replace=overwrite,
+            advance=progress.advance,
+        )
+    return passage.tell(model, written.architecture, written.notes, list(written.types))
+
+
+def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, passage: Passage) -> dict[str, Any]:
+    """Takes the family that the model was imported from if it still expresses it, else the first that does."""
+    imported = model.source.get("imported")
+    family = choose_family(model.config, imported.get("family") if isinstance(imported, dict) else None)
+    back = family.read_config(family.write_config(model.config), family.model_type)
     notes = [
         f"{key} = {here} is a matter of training that {family.model_type} does not express; it is written as {there}."
-        for key, (here, there) in training_differences(found.config, back).items()
+        for key, (here, there) in training_differences(model.config, back).items()
     ]
-    for note in notes:
-        console.info(note)
-    return _result(output, found, size, list(dict.fromkeys(not_finite))) | {
-        "family": family.model_type,
-        "architecture": family.architecture,
-        "notes": notes,
-    }
+    model = replace(model, tensors=watched(model.tensors, passage.not_finite))
+    with (
+        atomic_directory(passage.output, replace=overwrite) as directory,
+        passage.console.progress("Exporting", 2 * total_bytes(model.tensors), "bytes") as progress,
+    ):
+        write_hugging_face(directory, model, family, limit, progress.advance)
+    return passage.tell(model, family.model_type, notes)
 
 
 def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
-    """The model in `source`, its weights unread."""
+    """The model in `source`, its weights unread; `tokenizer` is used in place of its own."""
     if not source.exists():
-        raise CheckpointError(f"{source} does not exist. Give a directory in the format of Hugging Face.")
-    if not source.is_dir():
-        raise CheckpointError(f"{source} is a file. Give the directory that holds config.json and the weights.")
-    if _is_ours(source):
+        raise CheckpointError(f"{source} does not exist. Give a directory of Hugging Face's format, or a GGUF file.")
+    if source.is_dir() and is_model(source):
         raise CheckpointError(f"{source} is a SheepOp model already; it can be used as it is.")
-    return read_hugging_face(source, None if tokenizer is None else load_tokenizer(tokenizer))
+    own = None if tokenizer is None else load_tokenizer(tokenizer)
+    if source.is_dir():
+        return read_hugging_face(source, own)
+    if not is_gguf(source):
+        raise CheckpointError(
+            f"{source} is a file, but no GGUF file. Give the directory that holds config.json and the weights."
+        )
+    if own is None:
+        return read_gguf(source)
+    file = open_gguf(source)
+    return ForeignModel(file.config, file.tensors, own, {}, file.source())
 
 
 def parse_size(text: str) -> int:
     """Bytes from a text such as ``5GB`` or ``200MB``, in powers of 1000. Raises `UsageError` for anything else."""
     match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?B|)\s*", text, re.IGNORECASE)
-    size = int(match[1]) * _UNITS[match[2].upper() if match[2].upper() != "B" else ""] if match else 0
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if size < 1:
         raise UsageError(f"{text!r} is not a size. Give a number with KB, MB, GB or TB, for example 5GB.")
     return size
 
 
-def _require_free(output: Path, overwrite: bool, what: str, may_go: Any) -> None:
-    """Refuses an output that is in use: always when it holds something else, and without `overwrite` anything."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not may_go(output):
-        raise UsageError(f"{output} is there already and is not {what}. Choose another place.")
-    if not overwrite:
-        raise UsageError(f"{output} holds {what} already. Choose another place, or give --overwrite.")
-
-
-def _is_ours(directory: Path) -> bool:
-    config = directory / "config.json"
-    try:
-        found = read_json(config) if config.is_file() else None
-    except CheckpointError:
-        return False
-    return isinstance(found, dict) and found.get("format") == "sheepop-model"
-
-
-def _is_export(directory: Path) -> bool:
-    """Whether a directory is one that an export wrote: a model of another program with our checksums."""
-    return (
-        (directory / "checksums.json").is_file() and (directory / "config.json").is_file() and not _is_ours(directory)
-    )
-
-
-def _warn(console: Console, not_finite: list[str]) -> None:
-    if not_finite:
-        more = len(not_finite) - _SHOWN_NAMES
-        names = ", ".join(not_finite[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
-        console.warn(f"NaN or infinity stands in {names}. The model will write nothing sensible.")
-
-
-def _result(output: Path, model: ForeignModel, size: int, not_finite: list[str]) -> dict[str, Any]:
-    numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
-    return {
-        "path": str(output),
-        "parameters": numbers,
-        "bytes": size,
-        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}),
-        "vocab_size": model.config.vocabulary,
-        "not_finite": not_finite,
-    }
+def _weight_files(output: Path) -> list[Path]:
+    return sorted(output.glob("*.safetensors")) if output.is_dir() else [output]

@@ -196,3 +196,38 @@ def test_qwen3_experts_in_some_layers():
     assert [config.has_experts(layer) for layer in range(6)] == [False, True, False, False, False, True]
     assert read("qwen3_moe", num_hidden_layers=3, decoder_sparse_step=4).experts is None
     assert read("qwen3_moe", num_experts=0).experts is None
+
+
+def test_smollm2_as_published():
+    config = read(
+        "llama", hidden_size=576, initializer_range=0.041666666666666664, intermediate_size=1536, is_llama_config=True,
+        max_position_embeddings=8192, num_attention_heads=9, num_hidden_layers=30, num_key_value_heads=3,
+        pretraining_tp=1, rms_norm_eps=1e-05, rope_interleaved=False, rope_scaling=None, rope_theta=100000,
+        tie_word_embeddings=True, torch_dtype="bfloat16", vocab_size=49152,
+        **{"transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}}},
+    )  # fmt: skip
+    assert (config.head_dim, config.position_base, config.tie_weights) == (64, 100000.0, True)
+
+
+def test_phi3_mini_as_published_but_for_its_program_code():
+    keys = {
+        "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "hidden_size": 3072,
+        "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
+        "pad_token_id": 32000, "vocab_size": 32064,
+    }  # fmt: skip
+    assert read("phi3", **keys).sliding_window == 2047
+    with pytest.raises(CheckpointError, match=r"auto_map.*remove the key"):
+        read("phi3", **keys, auto_map={"AutoConfig": "configuration_phi3.Phi3Config"})
+
+
+def test_gemma_2_as_published():
+    config = read(
+        "gemma2", attn_logit_softcapping=50.0, cache_implementation="hybrid", final_logit_softcapping=30.0,
+        head_dim=256, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", hidden_size=3584,
+        num_attention_heads=16, num_hidden_layers=42, num_key_value_heads=8, query_pre_attn_scalar=224,
+        rope_theta=10000.0, sliding_window=4096, sliding_window_size=4096, eos_token_id=[1, 107],
+    )  # fmt: skip
+    assert config.attention_scale == pytest.approx(224**-0.5)
+    assert config.embedding_scale == pytest.approx(3584**0.5)
+    assert (config.activation, config.tie_weights) == ("geglu_tanh", True)

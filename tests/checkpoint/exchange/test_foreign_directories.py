@@ -67,6 +67,8 @@ def test_an_unknown_family(make, model_type) -> None:
         ({"pruned_heads": {"0": [1]}}, ("pruned_heads",)),
         ({"is_encoder_decoder": True}, ("is_encoder_decoder = True",)),
         ({"architectures": ["LlamaForSequenceClassification"]}, ("architectures", "LlamaForCausalLM")),
+        ({"architectures": ["LlamaModel"], "tie_word_embeddings": False}, ("lm_head.weight is missing",)),
+        ({"architectures": [["LlamaForCausalLM"]]}, ("architectures",)),
         ({"architectures": "LlamaForCausalLM"}, ("architectures",)),
         ({"eos_token_id": "</s>"}, ("eos_token_id",)),
         ({"eos_token_id": [3, None]}, ("eos_token_id",)),
@@ -151,9 +153,10 @@ def test_names_without_the_usual_prefix_are_understood(make) -> None:
 
 
 def test_tables_of_angles_from_older_versions_are_left_out_and_reported(make) -> None:
-    tensors = llama_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
-    model = read_hugging_face(make(tensors=tensors))
-    assert "model.layers.0.self_attn.rotary_emb.inv_freq" in model.notes[0]
+    table = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    for number, dtype in enumerate((torch.float32, torch.bool)):
+        model = read_hugging_face(make(tensors=llama_tensors() | {table: torch.ones(2, dtype=dtype)}, name=str(number)))
+        assert table in model.notes[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int64])

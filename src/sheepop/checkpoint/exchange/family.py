@@ -68,7 +68,10 @@ class Family:
     def _check_architecture(self, given: Given) -> None:
         given.take("model_type", None)
         classes = given.take("architectures", None)
-        if classes is not None and (not isinstance(classes, list) or self.architecture not in classes):
+        # The bare model is the language model where the output projection is the embedding.
+        bare = self.architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+        known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
+        if classes is not None and not known:
             raise given.problem("architectures", f"is not the language model {self.architecture}")
 
 

@@ -42,7 +42,7 @@ def watched(tensors: Mapping[str, LazyTensor], not_finite: list[str]) -> dict[st
     def reading(name: str, tensor: LazyTensor) -> Callable[[], Tensor]:
         def read() -> Tensor:
             found = tensor.read()
-            if not _is_finite(found):
+            if name not in not_finite and not _is_finite(found):
                 not_finite.append(name)
             return found
 

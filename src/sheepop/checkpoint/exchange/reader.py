@@ -23,6 +23,7 @@ from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
+_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -121,6 +122,12 @@ def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], direc
         f"{name} has shape {found[name].shape}, expected {shape}"
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
+    ]
+    problems += [
+        f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which is none of weights that can be "
+        "computed with; quantised ones have to be exported in float16 or bfloat16 first"
+        for name in expected
+        if name in found and found[name].dtype not in _WEIGHT_DTYPES
     ]
     if problems:
         raise CheckpointError(f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}.")

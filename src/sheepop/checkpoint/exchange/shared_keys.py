@@ -16,8 +16,9 @@ _FILE = unread(
     "cache_implementation", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
     "experts_implementation", "use_bfloat16", "torchscript", "gradient_checkpointing", "return_dict",
     "output_attentions", "output_hidden_states", "output_past", "tie_last_hidden_states", "is_decoder",
-    "tokenizer_class", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task",
     "task_specific_params", "prefix", "tf_legacy_loss", "ignore_keys_at_rope_validation",
+    "transformers.js_config", "unsloth_version", "unsloth_fixed",
 )  # fmt: skip
 # Special tokens: their ids are taken from the tokenizer and from generation_config.json.
 _TOKENS = unread(

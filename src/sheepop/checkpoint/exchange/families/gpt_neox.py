@@ -42,7 +42,7 @@ GPT_NEOX = Family(
             base_keys=("rotary_emb_base", "rope_theta"),
             fraction_keys=("rotary_pct", "partial_rotary_factor"),
         ),
-        unread("classifier_dropout"),
+        unread("classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     ),
     tensors=(
         TensorRule(("embedding.weight",), "gpt_neox.embed_in.weight"),

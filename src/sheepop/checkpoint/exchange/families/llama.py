@@ -12,6 +12,7 @@ from sheepop.checkpoint.exchange.fields import (
     Field,
     context,
     count,
+    fixed,
     number,
     optional_size,
     size,
@@ -73,7 +74,9 @@ LLAMA = Family(
         switch("mlp_bias", "feed_forward_bias", default=False),
         Dropouts(None, "attention_dropout", None),
         Rotary(),
-        unread("pretraining_tp"),
+        # How the training program was divided; a mark of SmolLM2.
+        unread("pretraining_tp", "is_llama_config"),
+        fixed("rope_interleaved", False),
     ),
     tensors=TENSORS,
     prefix=ROOT,

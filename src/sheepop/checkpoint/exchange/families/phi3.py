@@ -20,6 +20,7 @@ from sheepop.checkpoint.exchange.fields import (
     Dropouts,
     context,
     count,
+    fixed,
     number,
     optional_size,
     size,
@@ -52,6 +53,7 @@ PHI3 = Family(
         Window(default=None),
         Dropouts("embd_pdrop", "attention_dropout", "resid_pdrop"),
         Rotary(fraction=1.0, scalings=()),
+        fixed("attention_bias", False),
         # Only its longrope scaling reads this, which is refused.
         unread("original_max_position_embeddings"),
     ),
