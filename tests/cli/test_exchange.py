@@ -60,7 +60,7 @@ def test_a_run_goes_out_and_comes_back_and_writes_the_same_text(run: Run, llama:
     assert words[0] == words[1] != ""
 
 
-@pytest.mark.parametrize("options", [(), ("--dtype", "float16"), ("--quantize", "q8_0")])
+@pytest.mark.parametrize("options", [(), ("--dtype", "float16"), ("--quantize", "q8_0"), ("--no-tokenizer",)])
 def test_a_run_goes_through_a_gguf_file(run: Run, llama: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     file = tmp_path / "sheep.gguf"
     done = run("export", llama, "--format", "gguf", "-o", file, *options)
@@ -68,7 +68,9 @@ def test_a_run_goes_through_a_gguf_file(run: Run, llama: Path, tmp_path: Path, o
         assert_refused(done, 3, "multiples of 32")
         return
     assert done.code == 0, done.err
-    assert run("import", file, "-o", tmp_path / "ours", "-q").code == 0
+    own = ("--tokenizer", llama / "corpus" / "tokenizer") if "--no-tokenizer" in options else ()
+    imported = run("import", file, "-o", tmp_path / "ours", "-q", *own)
+    assert imported.code == 0, imported.err
     assert run("generate", tmp_path / "ours", "-p", "Sheep", "--max-new-tokens", "2", "-q").code == 0
     assert_refused(run("export", llama, "--format", "gguf", "-o", file, *options), 2, "--overwrite")
     assert run("export", llama, "--format", "gguf", "-o", file, *options, "--overwrite").code == 0
@@ -81,6 +83,7 @@ def test_a_run_goes_through_a_gguf_file(run: Run, llama: Path, tmp_path: Path, o
         (("--format", "gguf", "--quantize", "q8_0", "--dtype", "float16"), "q8_0"),
         (("--format", "gguf", "--quantize", "q4"), "q4"),
         (("--format", "gguf", "--max-shard-size", "1GB"), "max_shard_size"),
+        (("--format", "hf", "--no-tokenizer"), "tokenizer"),
         (("--format", "gguf", "--dtype", "float8"), "float8"),
     ],
 )

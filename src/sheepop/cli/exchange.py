@@ -49,6 +49,7 @@ def export_model(
     quantize: Annotated[
         str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
     ] = None,
+    no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out (gguf).")] = False,
     max_shard_size: Annotated[
         str | None, typer.Option(help="Divide larger weights over several files (hf).", show_default="5GB")
     ] = None,
@@ -60,9 +61,9 @@ def export_model(
 
     Examples:
 
-      sheepop export runs/quickstart --format hf --output exports/quickstart
+      sheepop export runs/llama --format hf --output exports/llama
 
-      sheepop export runs/quickstart --format gguf --output exports/quickstart.gguf --quantize q8_0
+      sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q8_0
     """
     from sheepop.jobs.exchange import export_model
 
@@ -73,6 +74,7 @@ def export_model(
         dtype=dtype,
         quantize=quantize,
         max_shard_size=max_shard_size,
+        with_tokenizer=not no_tokenizer,
         overwrite=overwrite,
         console=make_console(quiet or as_json),
     )

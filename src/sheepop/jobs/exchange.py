@@ -106,15 +106,17 @@ def export_model(
     dtype: str | None = None,
     quantize: str | None = None,
     max_shard_size: str | None = None,
+    with_tokenizer: bool = True,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Writes the model that `model` means for other programs, and reads what was written back to compare.
 
     `format` is ``hf``, a directory as transformers writes it, or ``gguf``, a file for llama.cpp. `dtype` converts the
-    weights; `quantize` (``q8_0``) makes those of a GGUF file smaller. Weights of a directory beyond `max_shard_size`,
-    5GB when None, are divided over several files. Returns what was done. Raises `CheckpointError` with the reasons when
-    the format cannot express the model, and `UsageError` for settings that exclude each other or an `output` in use.
+    weights; `quantize` (``q8_0``) makes those of a GGUF file smaller, and `with_tokenizer` may leave its tokenizer out,
+    for programs that bring their own. Weights of a directory beyond `max_shard_size`, 5GB when None, are divided over
+    several files. Returns what was done. Raises `CheckpointError` with the reasons when the format cannot express the
+    model, and `UsageError` for settings that exclude each other or an `output` in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
@@ -125,11 +127,14 @@ def export_model(
         )
     if max_shard_size is not None and format != "hf":
         raise UsageError("max_shard_size is for format hf; a GGUF file is not divided.")
+    if not with_tokenizer and format != "gguf":
+        raise UsageError("Only a GGUF file can be without a tokenizer; a directory is always complete.")
     passage = Passage(console or Console.silent(), Path(output))
     dtype_named(dtype)
     if format == "gguf":
         require_free(passage.output, overwrite, "a GGUF file", is_gguf)
-        return _export_gguf(open_model(model), _GGUF_TYPES[dtype] if dtype else quantize, overwrite, passage)
+        gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
+        return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, passage)
     limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
     require_free(passage.output, overwrite, "an export", is_export)
     found = open_model(model)
@@ -137,14 +142,16 @@ def export_model(
     return _export_hugging_face(found, limit, overwrite, passage)
 
 
-def _export_gguf(model: ForeignModel, gguf_type: str | None, overwrite: bool, passage: Passage) -> dict[str, Any]:
+def _export_gguf(
+    model: ForeignModel, gguf_type: str | None, with_tokenizer: bool, overwrite: bool, passage: Passage
+) -> dict[str, Any]:
     size = total_bytes(model.tensors)
     with passage.console.progress("Exporting", size, "bytes") as progress:
         written = write_gguf(
             passage.output,
             model.config,
             watched(model.tensors, passage.not_finite),
-            model.tokenizer,
+            model.tokenizer if with_tokenizer else None,
             dtype=gguf_type,
             name=passage.output.stem,
             replace=overwrite,
