@@ -16,8 +16,6 @@ from sheepop.jobs.exchange import import_model
 from sheepop.tokenizer import CharTokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers")
-
 # More rows than the tokenizer has tokens, as many published models have.
 VOCAB = 133
 LLAMA = {
@@ -146,6 +144,7 @@ def randomised(model: nn.Module) -> nn.Module:
 
 def build(name: str, **changes: Any) -> nn.Module:
     """The toy of that name in evaluation mode, without dropout."""
+    transformers = pytest.importorskip("transformers")
     model_class, config_class, keys = TOYS[name]
     ids = {"bos_token_id": 2, "eos_token_id": 3, **({} if name == "phi3" else {"pad_token_id": 0})}
     config = getattr(transformers, config_class)(**{**keys, **ids, **changes})

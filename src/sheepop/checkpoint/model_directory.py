@@ -110,6 +110,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
 def open_model(path: str | Path) -> ForeignModel:
     """The verified model that `path` means with its weights unread, for writing it in another format."""
     directory, config, tokenizer = _verified(path)
+    if config.architecture != "decoder":
+        raise CheckpointError(f"{directory} is an encoder-decoder, which no format expresses that SheepOp exports.")
     tensors = open_safetensors(directory / WEIGHTS)
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory / WEIGHTS)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sheepop.checkpoint import load_model, save_model
 from sheepop.checkpoint.exchange import writer
 from sheepop.core.errors import CheckpointError, UsageError
-from sheepop.core.files import damaged_files
+from sheepop.core.files import damaged_files, write_checksums
 from sheepop.jobs.exchange import export_model, import_model, parse_size
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import CharTokenizer
@@ -92,6 +92,16 @@ def test_a_router_that_is_balanced_by_biases_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path / "ours", model, CharTokenizer(), {})
     with pytest.raises(CheckpointError, match="balance is not zero"):
         export_model(tmp_path / "ours", tmp_path / "hf")
+
+
+def test_an_encoder_decoder_is_refused(ours: Path, tmp_path: Path) -> None:
+    found = json.loads((ours / "config.json").read_text())
+    found["model"]["architecture"] = "encoder_decoder"
+    (ours / "config.json").write_text(json.dumps(found))
+    write_checksums(ours)
+    for form in ("hf", "gguf"):
+        with pytest.raises(CheckpointError, match="is an encoder-decoder"):
+            export_model(ours, tmp_path / "out", format=form)
 
 
 def test_an_output_in_use(ours: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def without_ids(keys: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_no_key_has_two_meanings(family):
     keys = [key for field in (*family.fields, *SHARED) for key in field.keys]
-    assert [key for key in set(keys) if keys.count(key) > 1 and key != "max_window_layers"] == []
+    assert [key for key in set(keys) if keys.count(key) > 1] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -89,7 +89,9 @@ def test_the_file_of_generation_settings_goes_before_the_config_and_travels_whol
     assert json.loads((tmp_path / "ours" / "generation_config.json").read_text()) == settings
 
 
-@pytest.mark.parametrize("content", ["[]", '{"eos_token_id": "x"}', "{", '{"temperature": NaN}'])
+@pytest.mark.parametrize(
+    "content", ["[]", '{"eos_token_id": "x"}', "{", '{"temperature": NaN}', '{"top_p": 1e400}', '{"text": "\\ud800"}']
+)
 def test_generation_settings_that_cannot_be_read(make, tmp_path: Path, content: str) -> None:
     directory = make()
     (directory / "generation_config.json").write_text(content)

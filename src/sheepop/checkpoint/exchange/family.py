@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sheepop.checkpoint.exchange.fields import Field, Settings
@@ -31,22 +31,22 @@ class Family:
     implied: Mapping[str, Any]
     fields: tuple[Field, ...]
     tensors: tuple[TensorRule, ...]
-    prefix: str
-    renamed: Mapping[str, str]
-    buffers: tuple[str, ...] = ()
+    prefix: str = "model."
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     whole_heads: bool = False
 
     @property
     def keys(self) -> frozenset[str]:
         """Every key of ``config.json`` that this family accounts for."""
-        return frozenset(key for field in (*self.fields, *SHARED) for key in field.keys)
+        return frozenset(key for entry in (*self.fields, *SHARED) for key in entry.keys)
 
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
         """Our configuration. Raises `CheckpointError` naming each key that is unknown, or the first not computed."""
         given = Given(keys, where)
         settings: Settings = dict(self.implied)
-        for field in (*SHARED, *self.fields):
-            _put(settings, field.read(given, settings))
+        for entry in (*SHARED, *self.fields):
+            _put(settings, entry.read(given, settings))
         self._check_architecture(given)
         if left := given.unread():
             raise CheckpointError(
@@ -61,8 +61,8 @@ class Family:
     def write_config(self, config: ModelConfig) -> Settings:
         """The keys of ``config.json``; what this family cannot express shows when they are read again."""
         written: Settings = {"model_type": self.model_type, "architectures": [self.architecture]}
-        for field in (*self.fields, *SHARED):
-            written.update(field.write(config))
+        for entry in (*self.fields, *SHARED):
+            written.update(entry.write(config))
         return written
 
     def _check_architecture(self, given: Given) -> None:

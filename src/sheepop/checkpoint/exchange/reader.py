@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LONGEST_VERSION = 40
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
@@ -55,8 +58,8 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     source = {
         "format": "hugging face",
         "family": family.model_type,
-        "directory": str(directory.resolve()),
-        "transformers_version": keys.get("transformers_version"),
+        "directory": os.fsencode(directory.resolve()).decode(errors="replace"),
+        "transformers_version": ascii(keys.get("transformers_version"))[:_LONGEST_VERSION].strip("'"),
     }
     return ForeignModel(
         config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
@@ -139,6 +142,10 @@ def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -
     if settings is None:
         settings = {"eos_token_id": keys["eos_token_id"]} if keys.get("eos_token_id") is not None else {}
     end_ids(settings, config.vocabulary, str(directory))
+    try:
+        json.dumps(settings, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise CheckpointError(f"{directory / GENERATION} holds what no JSON file can: {error}.") from None
     return settings
 
 

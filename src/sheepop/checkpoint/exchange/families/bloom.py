@@ -53,5 +53,4 @@ BLOOM = Family(
         TensorRule(("lm_head.weight",), "lm_head.weight"),
     ),
     prefix="transformer.",
-    renamed={},
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sheepop.checkpoint.exchange.families.llama import ATTENTION, BUFFERS, EMBEDDING, FEED_FORWARD, HEAD, RENAMED, ROOT
+from sheepop.checkpoint.exchange.families.llama import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
     GATED_ACTIVATIONS,
@@ -77,9 +77,6 @@ GEMMA2 = Family(
         Rotary(),
     ),
     tensors=_TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
     whole_heads=True,
 )
 
@@ -101,8 +98,5 @@ GEMMA3 = Family(
         unread("_sliding_window_pattern"),
     ),
     tensors=_TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
     whole_heads=True,
 )

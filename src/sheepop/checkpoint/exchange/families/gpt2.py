@@ -59,6 +59,5 @@ GPT2 = Family(
         TensorRule(("lm_head.weight",), "lm_head.weight"),
     ),
     prefix="transformer.",
-    renamed={},
     buffers=(".attn.bias", ".attn.masked_bias"),
 )  # fmt: skip

@@ -22,10 +22,6 @@ from sheepop.checkpoint.exchange.fields import (
 from sheepop.checkpoint.exchange.rotary import Rotary
 from sheepop.checkpoint.exchange.tensor_rules import TensorRule, same
 
-ROOT = "model."
-RENAMED: dict[str, str] = {}
-# Tables of angles that early versions stored with the weights.
-BUFFERS = ("rotary_emb.inv_freq",)
 IMPLIED: dict[str, Any] = {"position_encoding": "rope", "norm": "rmsnorm", "norm_position": "pre", "bias": False}
 
 
@@ -79,8 +75,5 @@ LLAMA = Family(
         fixed("rope_interleaved", False),
     ),
     tensors=TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
     whole_heads=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sheepop.checkpoint.exchange.families.llama import BUFFERS, IMPLIED, RENAMED, ROOT, TENSORS, sizes
+from sheepop.checkpoint.exchange.families.llama import IMPLIED, TENSORS, sizes
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
     GATED_ACTIVATIONS,
@@ -33,7 +33,4 @@ MISTRAL = Family(
         Rotary(),
     ),
     tensors=TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
-    BUFFERS,
     EMBEDDING,
     HEAD,
     IMPLIED,
     PRE_NORMS,
-    RENAMED,
-    ROOT,
     sizes,
 )
 from sheepop.checkpoint.exchange.family import Family
@@ -60,7 +57,4 @@ MIXTRAL = Family(
         *experts(f"{_PLACE}.gate", f"{_PLACE}.experts.{{expert}}", {"gate": "w1", "down": "w2", "up": "w3"}),
         *HEAD,
     ),
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )

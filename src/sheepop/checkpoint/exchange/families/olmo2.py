@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
-    BUFFERS,
     EMBEDDING,
     FEED_FORWARD,
     HEAD,
     IMPLIED,
-    RENAMED,
-    ROOT,
     sizes,
 )
 from sheepop.checkpoint.exchange.family import Family
@@ -50,7 +47,4 @@ OLMO2 = Family(
         *FEED_FORWARD,
         *HEAD,
     ),
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.families.llama import (
     ATTENTION,
-    BUFFERS,
     EMBEDDING,
     FEED_FORWARD,
     HEAD,
     IMPLIED,
     PRE_NORMS,
-    RENAMED,
-    ROOT,
 )
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
@@ -65,7 +62,4 @@ PHI3 = Family(
         *(rule for rule in (*ATTENTION, *FEED_FORWARD) if rule.ours[0].removesuffix(".weight") not in _FUSED),
         *HEAD,
     ),
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sheepop.checkpoint.exchange.expert_layers import SparseLayers
-from sheepop.checkpoint.exchange.families.llama import BUFFERS, IMPLIED, RENAMED, ROOT, TENSORS, sizes
+from sheepop.checkpoint.exchange.families.llama import IMPLIED, TENSORS, sizes
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import (
     GATED_ACTIVATIONS,
@@ -49,9 +49,6 @@ QWEN2 = Family(
         *_CHOICES,
     ),
     tensors=TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )
 
 QWEN3 = Family(
@@ -68,9 +65,6 @@ QWEN3 = Family(
         *_CHOICES,
     ),
     tensors=TENSORS,
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )
 
 QWEN3_MOE = Family(
@@ -105,7 +99,4 @@ QWEN3_MOE = Family(
             {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
         ),
     ),
-    prefix=ROOT,
-    renamed=RENAMED,
-    buffers=BUFFERS,
 )
