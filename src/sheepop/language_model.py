@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import load_model
+from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.config import validate
 from sheepop.core.device import resolve_device
 from sheepop.generate import Completion, GenerationConfig, Generator
@@ -23,6 +24,7 @@ class LanguageModel:
     model: Transformer
     tokenizer: Tokenizer
     config: ModelConfig
+    end_ids: tuple[int, ...] = ()
 
     def generate(self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any) -> Completion:
         """Continues `prompt`; keyword arguments are the fields of `GenerationConfig`.
@@ -37,13 +39,17 @@ class LanguageModel:
     ) -> list[Completion]:
         """Continues several prompts together; the text of each is what `generate` would write for it."""
         config = validate(GenerationConfig, settings)
-        return Generator(self.model, self.tokenizer).generate(prompts, config, on_text=on_text)
+        generator = Generator(self.model, self.tokenizer, end_ids=self.end_ids)
+        return generator.generate(prompts, config, on_text=on_text)
 
 
-def load(path: str | Path, device: str = "auto") -> LanguageModel:
-    """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`."""
-    loaded = load_model(path, resolve_device(device))
-    return LanguageModel(loaded.model, loaded.tokenizer, loaded.config)
+def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> LanguageModel:
+    """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
+
+    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored.
+    """
+    loaded = load_model(path, resolve_device(device), dtype_named(dtype))
+    return LanguageModel(loaded.model, loaded.tokenizer, loaded.config, loaded.end_ids)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
+from sheepop.checkpoint.lazy_tensor import ForeignModel, Shape
 from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
@@ -26,13 +31,17 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model read back from disk, in evaluation mode, with the tokenizer it was trained with."""
+    """A model read back from disk, in evaluation mode, with the tokenizer it was trained with.
+
+    `end_ids` are tokens that end a text beside the tokenizer's own.
+    """
 
     model: Transformer
     tokenizer: Tokenizer
     config: ModelConfig
     provenance: dict[str, Any]
     directory: Path
+    end_ids: tuple[int, ...]
 
 
 def write_model(
@@ -46,13 +55,16 @@ def write_model(
 
     `weights` are what `unique_weights` gives, on the CPU.
     """
-    write_json(
-        directory / "config.json",
-        {"format": FORMAT, "format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")},
-    )
     save_file(dict(weights), directory / WEIGHTS, metadata={"format": "pt"})
-    tokenizer.save(directory)
-    write_json(directory / "provenance.json", dict(provenance))
+    _describe(directory, config, tokenizer, provenance)
+
+
+def write_foreign_model(directory: Path, model: ForeignModel, provenance: Mapping[str, Any]) -> None:
+    """`write_model` for a model that came from elsewhere, one tensor in memory at a time."""
+    write_safetensors(directory / WEIGHTS, model.tensors)
+    _describe(directory, model.config, model.tokenizer, provenance)
+    if model.generation:
+        write_json(directory / GENERATION, dict(model.generation))
 
 
 def save_model(
@@ -72,11 +84,48 @@ def save_model(
         write_model(directory, model.config, weights, tokenizer, provenance)
 
 
-def load_model(path: str | Path, device: str = "cpu") -> LoadedModel:
+def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
     """Reads and verifies the model that `path` means (see `resolve_model_directory`).
 
-    Raises `CheckpointError` naming the file that is missing, damaged, foreign or of a newer format.
+    The parameters have the dtype in which they are stored, or `dtype`; the network computes in it. Where several are
+    stored, such as norms in float32 beside matrices in bfloat16, all take the one that holds every number. Raises
+    `CheckpointError` naming the file that is missing, damaged, foreign or of a newer format.
     """
+    directory, config, tokenizer = _verified(path)
+    with torch.device("meta"):
+        model = Transformer(config)
+    load_weights(model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
+    stored = [parameter.dtype for parameter in model.parameters()]
+    _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
+    return LoadedModel(
+        model.to(device).eval(),
+        tokenizer,
+        config,
+        read_json(directory / "provenance.json"),
+        directory,
+        end_ids(read_generation(directory), config.vocabulary, str(directory / GENERATION)),
+    )
+
+
+def open_model(path: str | Path) -> ForeignModel:
+    """The verified model that `path` means with its weights unread, for writing it in another format."""
+    directory, config, tokenizer = _verified(path)
+    if config.architecture != "decoder":
+        raise CheckpointError(f"{directory} is an encoder-decoder, which no format expresses that SheepOp exports.")
+    tensors = open_safetensors(directory / WEIGHTS)
+    expected = expected_tensors(config)
+    _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory / WEIGHTS)
+    return ForeignModel(
+        config,
+        {name: tensors[name] for name in expected},
+        tokenizer,
+        read_generation(directory),
+        read_json(directory / "provenance.json"),
+    )
+
+
+def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
+    """The directory that `path` means, its configuration and its tokenizer, after every file's checksum was right."""
     directory = resolve_model_directory(path)
     config = read_model_config(directory)
     problems = damaged_files(directory)
@@ -88,12 +137,23 @@ def load_model(path: str | Path, device: str = "cpu") -> LoadedModel:
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
             f"{config.vocabulary} embedding rows. They do not belong together."
         )
-    with torch.device("meta"):
-        model = Transformer(config)
-    load_weights(model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
-    model.to(device).eval()
-    provenance = read_json(directory / "provenance.json")
-    return LoadedModel(model, tokenizer, config, provenance, directory)
+    return directory, config, tokenizer
+
+
+def _describe(directory: Path, config: ModelConfig, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+    """Writes everything but the weights."""
+    write_json(
+        directory / "config.json",
+        {"format": FORMAT, "format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")},
+    )
+    tokenizer.save(directory)
+    write_json(directory / "provenance.json", dict(provenance))
+
+
+def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:
+    """Converts the parameters; tables of positions and the like keep their precision."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -136,14 +196,18 @@ def load_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.config.tie_weights:
         del expected["lm_head.weight"]
-    problems = [f"{name} is missing" for name in expected.keys() - weights.keys()]
-    problems += [f"{name} is unexpected" for name in weights.keys() - expected.keys()]
+    _check_fit({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, source)
+    model.load_state_dict(weights, strict=False, assign=any(tensor.is_meta for tensor in model.parameters()))
+    model.tie()
+
+
+def _check_fit(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: Path) -> None:
+    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    problems += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
     problems += [
-        f"{name} has shape {tuple(tensor.shape)}, expected {expected[name]}"
-        for name, tensor in weights.items()
-        if name in expected and tuple(tensor.shape) != expected[name]
+        f"{name} has shape {shape}, expected {expected[name]}"
+        for name, shape in found.items()
+        if name in expected and shape != expected[name]
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit its configuration: {'; '.join(sorted(problems))}.")
-    model.load_state_dict(weights, strict=False, assign=any(tensor.is_meta for tensor in model.parameters()))
-    model.tie()

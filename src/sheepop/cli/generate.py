@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
+from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 
@@ -39,6 +39,7 @@ def generate(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Recompute everything for each token.")] = False,
     apart: Annotated[bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.")] = False,
     device: Device = None,
+    dtype: Dtype = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +87,13 @@ def generate(
         ahead.clear()
 
     completions = generate_text(
-        model, prompts, config, device=device or "auto", batched=not apart, on_text=show if streaming else None
+        model,
+        prompts,
+        config,
+        device=device or "auto",
+        dtype=dtype,
+        batched=not apart,
+        on_text=show if streaming else None,
     )
     if as_json:
         print_json([asdict(completion) for completion in completions])

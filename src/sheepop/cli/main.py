@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import sheepop
-from sheepop.cli import bench, data, doctor, generate, quickstart, runs, tokenizer, train
+from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
 from sheepop.core.errors import SheepOpError
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -36,6 +36,8 @@ app.command("runs")(runs.runs)
 app.command("generate")(generate.generate)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+app.command("import")(exchange.import_model)
+app.command("export")(exchange.export_model)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 

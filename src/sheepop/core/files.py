@@ -81,6 +81,30 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yields a path beside `target` whose file becomes `target`, fsynced, when the block succeeds.
+
+    For files too large to be held in memory. When the block raises, its file is removed and `target` is as it was.
+    Without `replace` a target that exists is refused at once.
+    """
+    target = Path(target)
+    if not replace and (target.exists() or target.is_symlink()):
+        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EEXIST]}.")
+    if target.is_dir():
+        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EISDIR]}.")
+    temporary = _temporary_beside(target)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            _sync(temporary)
+            temporary.replace(target)
+            sync_directory(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -27,7 +27,8 @@ class Generator:
     """Writes continuations in the data type of the model's parameters.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
-    the memory of their keys and values. Raises `TokenizerError` when the tokenizer has more tokens than the model.
+    the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. Raises
+    `TokenizerError` when the tokenizer has more tokens than the model.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Generator:
         *,
         device: torch.device | str | None = None,
         max_batch_size: int = 16,
+        end_ids: Sequence[int] = (),
     ) -> None:
         rows = model.config.vocabulary
         if tokenizer.vocab_size > rows:
@@ -49,7 +51,9 @@ class Generator:
         self.model = model if device is None else model.to(device)
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
-        self._forbidden = _forbidden_tokens(tokenizer, rows)
+        own = tokenizer.special_id("eos")
+        self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
+        self._forbidden = _forbidden_tokens(tokenizer, rows, self._end_ids)
 
     def generate(
         self,
@@ -142,7 +146,18 @@ class Generator:
                     "keep only its last tokens."
                 )
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
-            requests.append(Request(index, text, token_ids, config, self.tokenizer, max_seq_len=max_seq_len, seed=seed))
+            requests.append(
+                Request(
+                    index,
+                    text,
+                    token_ids,
+                    config,
+                    self.tokenizer,
+                    self._end_ids,
+                    max_seq_len=max_seq_len,
+                    seed=seed,
+                )
+            )
         return requests
 
     def _encode(self, name: str, prompt: str | Sequence[int]) -> list[int]:
@@ -180,12 +195,11 @@ def _inference(model: Transformer) -> Iterator[None]:
         model.train(was_training)
 
 
-def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int) -> Tensor:
+def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:
     """(V,) True for rows of the model that are never written: no token, padding, unknown, beginning of document."""
     forbidden = torch.arange(num_rows) >= tokenizer.vocab_size
-    eos_id = tokenizer.special_id("eos")
     for token_id in (tokenizer.special_id("pad"), tokenizer.special_id("unk"), tokenizer.special_id("bos")):
-        if token_id is not None and token_id != eos_id:  # some tokenizers have one token for several of these
+        if token_id is not None and token_id not in end_ids:  # some tokenizers have one token for several of these
             forbidden[token_id] = True
     return forbidden
 

@@ -11,7 +11,7 @@ from sheepop.tokenizer import StreamDecoder, Tokenizer
 
 class Request:
     """State of one prompt. `context` are the tokens that the network reads to predict the next one; `seed` is the
-    request's own, a function of the caller's seed and the prompt's index.
+    request's own, a function of the caller's seed and the prompt's index. A token of `end_ids` ends the text.
 
     When the context is full and `on_overflow` is ``window``, it goes on with its last half, as if the text before
     had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the
@@ -25,6 +25,7 @@ class Request:
         prompt_ids: list[int],
         config: GenerationConfig,
         tokenizer: Tokenizer,
+        end_ids: frozenset[int],
         *,
         max_seq_len: int,
         seed: int,
@@ -42,7 +43,7 @@ class Request:
         self._config = config
         self._max_seq_len = max_seq_len
         self._call_seed = seed
-        self._eos_id = tokenizer.special_id("eos")
+        self._end_ids = end_ids
         self._decoder = StreamDecoder(tokenizer)
         self._stop = StopMatcher(config.stop)
         self._text: list[str] = []
@@ -74,7 +75,7 @@ class Request:
         """Adds the token that was chosen and ends the request when it is the last; returns the text to show."""
         self.token_ids.append(token_id)
         self._logprobs.append(logprob)
-        if token_id == self._eos_id:
+        if token_id in self._end_ids:
             return self.finish("stop")
         self.context.append(token_id)
         shown = self._show(self._stop.push(self._decoder.push(token_id)))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sheepop.checkpoint import load_model
+from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
@@ -18,13 +19,18 @@ def generate_text(
     config: GenerationConfig,
     *,
     device: str = "auto",
+    dtype: str | None = None,
     batched: bool = True,
     on_text: Callable[[int, str], None] | None = None,
 ) -> list[Completion]:
-    """Loads the model that `model` means and continues every prompt; `on_text` hears text as it is written."""
+    """Loads the model that `model` means and continues every prompt; `on_text` hears text as it is written.
+
+    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored.
+    """
     device = resolve_device(device)
-    loaded = load_model(model, device)
-    return Generator(loaded.model, loaded.tokenizer).generate(prompts, config, batched=batched, on_text=on_text)
+    loaded = load_model(model, device, dtype_named(dtype))
+    generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+    return generator.generate(prompts, config, batched=batched, on_text=on_text)
 
 
 def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: TextIO | None) -> list[str]:

@@ -1,0 +1,62 @@
+"""Chooses the family that expresses a configuration, or says what stands in the way of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.registry import FAMILIES
+from sheepop.core.errors import CheckpointError
+from sheepop.model.config import ModelConfig
+
+_SHOWN_KEYS = 4
+
+
+def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
+    """The first family of which transformers computes the same numbers; `preferred` is tried before the others.
+
+    Raises `CheckpointError` with the keys that stand in the way of each when there is none.
+    """
+    order = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
+    reasons: dict[str, list[str]] = {}
+    for family in order:
+        found = obstacles(family, config)
+        if not found:
+            return family
+        reasons[family.model_type] = found
+    nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
+    lines = [f"  {name}: {_shortened(found)}" for name, found in nearest]
+    raise CheckpointError(
+        "No family of transformers expresses this model. What stands in the way:\n" + "\n".join(lines)
+    )
+
+
+def obstacles(family: Family, config: ModelConfig) -> list[str]:
+    """The keys of `config` that the family cannot express, with what it has in their place; none when it can."""
+    try:
+        back = family.read_config(family.write_config(config), family.model_type)
+    except CheckpointError as error:
+        return [str(error)]
+    found = [f"{key} ({_compared(here, there)})" for key, (here, there) in differences(config, back).items()]
+    if family.whole_heads and config.d_model % config.num_heads:
+        found.append(f"d_model ({config.d_model} is no multiple of num_heads = {config.num_heads})")
+    return found
+
+
+def _compared(here: Any, there: Any) -> str:
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        layer = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
+        return f"{_named(here[layer])} in layer {layer}, there {_named(there[layer])}"
+    return f"{_named(here)}, there {_named(there)}"
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("kind", value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shortened(found: list[str]) -> str:
+    more = len(found) - _SHOWN_KEYS
+    return ", ".join(found[:_SHOWN_KEYS]) + (f" and {more} more" if more > 0 else "")

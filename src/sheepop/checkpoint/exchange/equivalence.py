@@ -1,0 +1,89 @@
+"""Whether two configurations compute the same numbers, and in which keys they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from sheepop.checkpoint.exchange.scores import score_scale
+from sheepop.model.config import ModelConfig
+
+# How a network was first drawn, how it is trained, and which program code computes it.
+_TRAINING = frozenset(
+    {"preset", "bias", "initialization", "initial_std", "dropout", "attention_backend", "mup_base_head_dim"}
+)
+_EXPERT_TRAINING = frozenset({"load_balancing_loss", "router_z_loss", "bias_update_rate", "layers", "d_ff"})
+# Keys whose effect is compared layer by layer, or as the number that follows from them.
+_BY_EFFECT = frozenset(
+    {
+        "position_base", "sliding_position_base", "rotary_scaling", "rotary_fraction", "sliding_window",
+        "sliding_layers", "attention_scale", "experts", "d_ff", "mup_base_d_model",
+    }
+)  # fmt: skip
+
+
+def differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys by which the numbers of two networks differ, with both values."""
+    here, there = _effects(config), _effects(other)
+    names = dict.fromkeys([*here, *there])
+    return {name: (here.get(name), there.get(name)) for name in names if not _equal(here.get(name), there.get(name))}
+
+
+def training_differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys that differ and only matter when training goes on."""
+    here, there = dict(_training(config)), dict(_training(other))
+    return {name: (here[name], there.get(name)) for name in here if not _equal(here[name], there.get(name))}
+
+
+def _training(config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    yield "dropout", config.dropout
+    if config.experts is not None:
+        for name in ("load_balancing_loss", "router_z_loss", "bias_update_rate"):
+            yield f"experts.{name}", getattr(config.experts, name)
+
+
+def _effects(config: ModelConfig) -> dict[str, Any]:
+    effects = {
+        name: value
+        for name, value in config.model_dump(mode="json").items()
+        if name not in _TRAINING and name not in _BY_EFFECT
+    }
+    layers = range(config.num_layers)
+    effects["sliding_window"] = [config.window(layer) for layer in layers]
+    effects["attention_scale"] = score_scale(config)
+    effects["mup_base_d_model"] = config.width_multiplier
+    effects["experts.layers"] = [config.has_experts(layer) for layer in layers]
+    if config.experts is not None:
+        for name, value in config.experts.model_dump(mode="json").items():
+            if name not in _EXPERT_TRAINING:
+                effects[f"experts.{name}"] = value
+        if any(effects["experts.layers"]):
+            effects["experts.d_ff"] = config.experts.d_ff or config.ffn_size
+    if not all(effects["experts.layers"]):
+        effects["d_ff"] = config.ffn_size
+    effects.update(_positions(config))
+    return effects
+
+
+def _positions(config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    if config.position_encoding == "sinusoidal":
+        yield "position_base", config.position_base
+    if config.position_encoding != "rope":
+        return
+    yield "rotary_fraction", config.rotary_dim
+    own = config.sliding_position_base
+    apart = [own is not None and config.window(layer) is not None for layer in range(config.num_layers)]
+    scaling = None if config.rotary_scaling is None else config.rotary_scaling.model_dump(mode="json")
+    yield "position_base", [own if alone else config.position_base for alone in apart]
+    yield "rotary_scaling", [None if alone else scaling for alone in apart]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)

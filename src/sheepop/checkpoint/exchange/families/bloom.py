@@ -1,0 +1,56 @@
+"""BLOOM: linear biases on the distance (ALiBi) and a norm right behind the embedding."""
+
+from __future__ import annotations
+
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.fields import Dropouts, Fixed, context, count, fixed, number, size, switch, unread
+from sheepop.checkpoint.exchange.tensor_rules import TensorRule, interleaved_attention, same
+
+_BLOCK = "blocks.{layer}"
+_LAYER = "transformer.h.{layer}"
+
+BLOOM = Family(
+    model_type="bloom",
+    architecture="BloomForCausalLM",
+    implied={
+        "position_encoding": "alibi",
+        "norm": "layernorm",
+        "norm_position": "pre",
+        "embedding_norm": True,
+        "activation": "gelu_tanh",
+        "bias": True,
+    },
+    fields=(
+        size("vocab_size", "vocab_size", 250880),
+        size("hidden_size", "d_model", 64, "n_embed", "n_embd"),
+        count("n_layer", "num_layers", 2, "num_hidden_layers"),
+        size("n_head", "num_heads", 8, "num_attention_heads"),
+        # Biases on the distance have no last position; this is the length of the published models' training.
+        context("seq_length", 2048),
+        number("layer_norm_epsilon", "norm_eps", 1e-5),
+        switch("tie_word_embeddings", "tie_weights", default=True),
+        Dropouts(None, "attention_dropout", "hidden_dropout"),
+        fixed("apply_residual_connection_post_layernorm", False),
+        fixed("n_inner", None),
+        fixed("skip_bias_add_qkv", False),
+        Fixed("slow_but_exact", (False,), "where a part of the biases is left out"),
+        # How the training program was divided and fused.
+        unread(
+            "pretraining_tp", "skip_bias_add", "bias_dropout_fusion", "masked_softmax_fusion",
+            "attention_softmax_in_fp32", "offset_alibi",
+        ),
+    ),
+    tensors=(
+        TensorRule(("embedding.weight",), "transformer.word_embeddings.weight"),
+        *same("embedding_norm", "transformer.word_embeddings_layernorm"),
+        *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.input_layernorm"),
+        *interleaved_attention(f"{_LAYER}.self_attention.query_key_value"),
+        *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.self_attention.dense"),
+        *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.post_attention_layernorm"),
+        *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.dense_h_to_4h"),
+        *same(f"{_BLOCK}.feed_forward.down_proj", f"{_LAYER}.mlp.dense_4h_to_h"),
+        *same("final_norm", "transformer.ln_f"),
+        TensorRule(("lm_head.weight",), "lm_head.weight"),
+    ),
+    prefix="transformer.",
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Gemma 2 and 3 (text): norms around every sublayer that store their distance from 1, scaled embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sheepop.checkpoint.exchange.families.llama import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.fields import (
+    GATED_ACTIVATIONS,
+    Activation,
+    Dropouts,
+    Field,
+    context,
+    count,
+    fixed,
+    number,
+    optional_number,
+    optional_size,
+    size,
+    switch,
+    unread,
+)
+from sheepop.checkpoint.exchange.rotary import Rotary, TwoBases
+from sheepop.checkpoint.exchange.scores import EmbeddingRoot, ScoreDivisor
+from sheepop.checkpoint.exchange.tensor_rules import same
+from sheepop.checkpoint.exchange.windows import LayerWindows, all_but_every
+
+_IMPLIED: Mapping[str, Any] = {
+    "position_encoding": "rope",
+    "norm": "rmsnorm_zero_centered",
+    "norm_position": "sandwich",
+    "bias": False,
+}
+_GATED = {
+    "gelu_pytorch_tanh": "geglu_tanh",
+    **GATED_ACTIVATIONS,
+}
+_FIELDS: tuple[Field, ...] = (
+    size("hidden_size", "d_model", 2304),
+    count("num_hidden_layers", "num_layers", 26),
+    size("num_attention_heads", "num_heads", 8),
+    size("intermediate_size", "d_ff", 9216),
+    optional_size("num_key_value_heads", "num_kv_heads", 4),
+    size("head_dim", "head_dim", 256),
+    Activation("hidden_activation", _GATED, "gelu_pytorch_tanh"),
+    number("rms_norm_eps", "norm_eps", 1e-6),
+    switch("tie_word_embeddings", "tie_weights", default=True),
+    switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+    EmbeddingRoot(),
+    ScoreDivisor(),
+    Dropouts(None, "attention_dropout", None),
+    fixed("use_bidirectional_attention", False, None),
+    # transformers reads `hidden_activation` in its place, and the window under its own name.
+    unread("hidden_act", "sliding_window_size"),
+)
+_NORMS = (
+    *same("blocks.{layer}.attention_norm", "model.layers.{layer}.input_layernorm"),
+    *same("blocks.{layer}.attention_output_norm", "model.layers.{layer}.post_attention_layernorm"),
+    *same("blocks.{layer}.feed_forward_norm", "model.layers.{layer}.pre_feedforward_layernorm"),
+    *same("blocks.{layer}.feed_forward_output_norm", "model.layers.{layer}.post_feedforward_layernorm"),
+)
+_TENSORS = (*EMBEDDING, *_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    implied=_IMPLIED,
+    fields=(
+        size("vocab_size", "vocab_size", 256000),
+        context("max_position_embeddings", 8192),
+        *_FIELDS,
+        optional_number("attn_logit_softcapping", "attention_soft_cap", 50.0),
+        optional_number("final_logit_softcapping", "logit_soft_cap", 30.0),
+        LayerWindows(default=4096, rule=all_but_every(2)),
+        Rotary(),
+    ),
+    tensors=_TENSORS,
+    whole_heads=True,
+)
+
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    implied={**_IMPLIED, "qk_norm": "head"},
+    fields=(
+        size("vocab_size", "vocab_size", 262208),
+        context("max_position_embeddings", 131072),
+        *_FIELDS,
+        optional_number("attn_logit_softcapping", "attention_soft_cap", None),
+        optional_number("final_logit_softcapping", "logit_soft_cap", None),
+        LayerWindows(
+            default=4096, rule=all_but_every(6, "sliding_window_pattern"), rule_keys=("sliding_window_pattern",)
+        ),
+        TwoBases(),
+        # A trace of the pattern, which `layer_types` has replaced.
+        unread("_sliding_window_pattern"),
+    ),
+    tensors=_TENSORS,
+    whole_heads=True,
+)

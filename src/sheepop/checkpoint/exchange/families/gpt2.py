@@ -1,0 +1,63 @@
+"""GPT-2: learned positions, matrices stored as (in, out), queries, keys and values in one."""
+
+from __future__ import annotations
+
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.fields import (
+    PLAIN_ACTIVATIONS,
+    Activation,
+    Dropouts,
+    Value,
+    context,
+    count,
+    fixed,
+    number,
+    size,
+    switch,
+    unread,
+)
+from sheepop.checkpoint.exchange.layouts import TRANSPOSED
+from sheepop.checkpoint.exchange.scores import ScoreScaling
+from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TensorRule, same, stacked
+
+_BLOCK = "blocks.{layer}"
+_LAYER = "transformer.h.{layer}"
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    implied={"position_encoding": "learned", "norm": "layernorm", "norm_position": "pre", "bias": True},
+    fields=(
+        size("vocab_size", "vocab_size", 50257),
+        size("n_embd", "d_model", 768, "hidden_size"),
+        count("n_layer", "num_layers", 12, "num_hidden_layers"),
+        size("n_head", "num_heads", 12, "num_attention_heads"),
+        context("n_positions", 1024, "max_position_embeddings"),
+        Value("n_inner", ("d_ff",), int, None, optional=True),
+        Activation("activation_function", {"gelu_new": "gelu_tanh", **PLAIN_ACTIVATIONS}, "gelu_new"),
+        number("layer_norm_epsilon", "norm_eps", 1e-5),
+        switch("tie_word_embeddings", "tie_weights", default=True),
+        ScoreScaling(),
+        Dropouts("embd_pdrop", "attn_pdrop", "resid_pdrop", default=0.1),
+        fixed("scale_attn_by_inverse_layer_idx", False),
+        # The precision in which scores are computed, a head for another task, a copy of n_positions.
+        unread(
+            "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout",
+            "summary_proj_to_labels", "summary_first_dropout", "n_ctx",
+        ),
+    ),
+    tensors=(
+        TensorRule(("embedding.weight",), "transformer.wte.weight"),
+        TensorRule(("added_positions.table",), "transformer.wpe.weight"),
+        *same(f"{_BLOCK}.attention_norm", f"{_LAYER}.ln_1"),
+        *stacked(QUERY_KEY_VALUE, f"{_LAYER}.attn.c_attn", transposed=True),
+        *same(f"{_BLOCK}.attention.o_proj", f"{_LAYER}.attn.c_proj", layout=TRANSPOSED),
+        *same(f"{_BLOCK}.feed_forward_norm", f"{_LAYER}.ln_2"),
+        *same(f"{_BLOCK}.feed_forward.up_proj", f"{_LAYER}.mlp.c_fc", layout=TRANSPOSED),
+        *same(f"{_BLOCK}.feed_forward.down_proj", f"{_LAYER}.mlp.c_proj", layout=TRANSPOSED),
+        *same("final_norm", "transformer.ln_f"),
+        TensorRule(("lm_head.weight",), "lm_head.weight"),
+    ),
+    prefix="transformer.",
+    buffers=(".attn.bias", ".attn.masked_bias"),
+)  # fmt: skip

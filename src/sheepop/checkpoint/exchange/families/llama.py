@@ -1,0 +1,79 @@
+"""Llama 2 and 3, SmolLM, TinyLlama and the many others that are stored as Llama; and what its descendants share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.fields import (
+    GATED_ACTIVATIONS,
+    Activation,
+    Dropouts,
+    Field,
+    context,
+    count,
+    fixed,
+    number,
+    optional_size,
+    size,
+    switch,
+    unread,
+)
+from sheepop.checkpoint.exchange.rotary import Rotary
+from sheepop.checkpoint.exchange.tensor_rules import TensorRule, same
+
+IMPLIED: dict[str, Any] = {"position_encoding": "rope", "norm": "rmsnorm", "norm_position": "pre", "bias": False}
+
+
+def sizes(vocab_size: int, max_seq_len: int) -> tuple[Field, ...]:
+    """The keys of size that all descendants of Llama have; the defaults are those of the 7B model of 2023."""
+    return (
+        size("vocab_size", "vocab_size", vocab_size),
+        size("hidden_size", "d_model", 4096),
+        count("num_hidden_layers", "num_layers", 32),
+        size("num_attention_heads", "num_heads", 32),
+        context("max_position_embeddings", max_seq_len),
+    )
+
+
+EMBEDDING = (TensorRule(("embedding.weight",), "model.embed_tokens.weight"),)
+HEAD = (*same("final_norm", "model.norm"), TensorRule(("lm_head.weight",), "lm_head.weight"))
+PRE_NORMS = (
+    *same("blocks.{layer}.attention_norm", "model.layers.{layer}.input_layernorm"),
+    *same("blocks.{layer}.feed_forward_norm", "model.layers.{layer}.post_attention_layernorm"),
+)
+ATTENTION = tuple(
+    rule
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    for rule in same(f"blocks.{{layer}}.attention.{name}", f"model.layers.{{layer}}.self_attn.{name}")
+)
+FEED_FORWARD = tuple(
+    rule
+    for name in ("gate_proj", "up_proj", "down_proj")
+    for rule in same(f"blocks.{{layer}}.feed_forward.{name}", f"model.layers.{{layer}}.mlp.{name}")
+)
+TENSORS = (*EMBEDDING, *PRE_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    implied=IMPLIED,
+    fields=(
+        *sizes(vocab_size=32000, max_seq_len=2048),
+        size("intermediate_size", "d_ff", 11008),
+        optional_size("num_key_value_heads", "num_kv_heads", None),
+        optional_size("head_dim", "head_dim", None),
+        Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
+        number("rms_norm_eps", "norm_eps", 1e-6),
+        switch("tie_word_embeddings", "tie_weights", default=False),
+        switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+        switch("mlp_bias", "feed_forward_bias", default=False),
+        Dropouts(None, "attention_dropout", None),
+        Rotary(),
+        # How the training program was divided; a mark of SmolLM2.
+        unread("pretraining_tp", "is_llama_config"),
+        fixed("rope_interleaved", False),
+    ),
+    tensors=TENSORS,
+    whole_heads=True,
+)

@@ -1,0 +1,157 @@
+"""Reads a directory in the format of Hugging Face's transformers: configuration, weights, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.given import shown
+from sheepop.checkpoint.exchange.names import canonical
+from sheepop.checkpoint.exchange.registry import FAMILIES
+from sheepop.checkpoint.exchange.source_directory import CONFIG, GENERATION, read_table
+from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
+from sheepop.checkpoint.exchange.weight_files import listed, open_weights
+from sheepop.checkpoint.generation_settings import end_ids
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.safetensors_file import pieces
+from sheepop.core.errors import CheckpointError, TokenizerError
+from sheepop.model.config import ModelConfig
+from sheepop.tokenizer import Tokenizer, load_tokenizer
+
+_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_LONGEST_VERSION = 40
+_HEAD = "lm_head.weight"
+_EMBEDDING = "embedding.weight"
+
+
+def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
+    """The model in `directory`; its weights stay unread. `tokenizer` is used in place of the directory's own.
+
+    Raises `CheckpointError` for a family or a key that is unknown, for tensors that are missing, too many or of
+    another shape (each named), for a damaged file or one that lies elsewhere, and for a tokenizer that does not fit.
+    """
+    keys = read_table(directory, CONFIG)
+    if keys is None:
+        raise CheckpointError(f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face.")
+    family = family_of(keys, directory)
+    config = family.read_config(keys, str(directory / CONFIG))
+    found, left_out = canonical(open_weights(directory), family)
+    _check_counts(config, found, directory)
+    groups = tensor_groups(family, config)
+    found = _without_tied_head(family, config, found, groups, directory)
+    _check(groups, found, directory)
+    if tokenizer is None:
+        tokenizer = _own_tokenizer(directory)
+    if tokenizer.vocab_size > config.vocabulary:
+        raise CheckpointError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. "
+            "They do not belong together."
+        )
+    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    source = {
+        "format": "hugging face",
+        "family": family.model_type,
+        "directory": os.fsencode(directory.resolve()).decode(errors="replace"),
+        "transformers_version": ascii(keys.get("transformers_version"))[:_LONGEST_VERSION].strip("'"),
+    }
+    return ForeignModel(
+        config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
+    )
+
+
+def _own_tokenizer(directory: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(directory)
+    except TokenizerError as error:
+        raise TokenizerError(f"{error} Another tokenizer can be given with --tokenizer.") from None
+
+
+def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
+    """The family that `model_type` names; raises `CheckpointError` naming those that are known."""
+    model_type = keys.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    hint = " Its text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
+    raise CheckpointError(
+        f"{directory / CONFIG}: model_type = {shown(model_type)} is no family that SheepOp reads.{hint} It reads "
+        f"{', '.join(FAMILIES)}."
+    )
+
+
+def _check_counts(config: ModelConfig, found: Mapping[str, LazyTensor], directory: Path) -> None:
+    """Refuses a configuration that names far more than the files hold, before its tensors are listed."""
+    experts = 0 if config.experts is None else config.experts.count
+    layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    if config.num_layers + experts * layers > len(found):
+        raise CheckpointError(
+            f"{directory / CONFIG} describes {config.num_layers} layers"
+            + (f" with {experts} experts" if experts else "")
+            + f", but the directory holds {len(found)} tensors."
+        )
+
+
+def _without_tied_head(
+    family: Family,
+    config: ModelConfig,
+    found: dict[str, LazyTensor],
+    groups: Sequence[TensorGroup],
+    directory: Path,
+) -> dict[str, LazyTensor]:
+    """Drops an output projection that is stored beside the embedding although the two are one."""
+    head = next(rule.theirs for rule in family.tensors if rule.ours == (_HEAD,))
+    if not config.tie_weights or head not in found:
+        return found
+    name = next(name for group in groups if _EMBEDDING in group.ours for name in group.theirs)
+    if name in found and not same_values(found[head], found[name]):
+        raise CheckpointError(
+            f"{directory}: {head} differs from {name}, although {CONFIG} says that they are one "
+            "(tie_word_embeddings). Set it to false there to keep both."
+        )
+    return {key: tensor for key, tensor in found.items() if key != head}
+
+
+def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path) -> None:
+    expected = {name: shape for group in groups for name, shape in group.theirs.items()}
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unexpected" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {found[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape
+    ]
+    problems += [
+        f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which is none of weights that can be "
+        "computed with; quantised ones have to be exported in float16 or bfloat16 first"
+        for name in expected
+        if name in found and found[name].dtype not in _WEIGHT_DTYPES
+    ]
+    if problems:
+        raise CheckpointError(f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}.")
+
+
+def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """The keys of ``generation_config.json``; without that file the tokens that end a text, from ``config.json``."""
+    settings = read_table(directory, GENERATION)
+    if settings is None:
+        settings = {"eos_token_id": keys["eos_token_id"]} if keys.get("eos_token_id") is not None else {}
+    end_ids(settings, config.vocabulary, str(directory))
+    try:
+        json.dumps(settings, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise CheckpointError(f"{directory / GENERATION} holds what no JSON file can: {error}.") from None
+    return settings
+
+
+def same_values(one: LazyTensor, other: LazyTensor) -> bool:
+    """Whether two tensors hold the same bits, NaN included."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    pairs = zip(pieces(one.read().contiguous()), pieces(other.read().contiguous()), strict=True)
+    return all(torch.equal(here.view(torch.uint8), there.view(torch.uint8)) for here, there in pairs)

@@ -1,0 +1,203 @@
+"""Rotary positions in a foreign ``config.json``: one or two bases, a rotated fraction, a scaling for long contexts.
+
+Two spellings are read: ``rope_parameters`` holds everything (transformers from version 5 on), or ``rope_theta`` and
+``rope_scaling`` stand apart. The second is written, which old and new versions and other programs read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sheepop.checkpoint.exchange.fields import Settings
+from sheepop.checkpoint.exchange.given import Given
+from sheepop.model.config import ModelConfig
+from sheepop.model.rotary_scaling import RotaryScaling
+
+ALL_SCALINGS = ("linear", "yarn", "llama3")
+_REFUSED_SCALINGS = {
+    "dynamic": "its angles change with the length of the text, so that a cached key would no longer be right",
+    "longrope": "it has two tables of factors and changes between them with the length of the text",
+    "su": "it is longrope: two tables of factors, between which the length of the text decides",
+    "mrope": "it is for images and video",
+    "proportional": "it leaves the angles of some pairs at zero",
+    "axial": "it is for images",
+}
+# Keys of ours for keys of theirs, by kind.
+_NAMES = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_max_seq_len": "original_max_position_embeddings",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_seq_len": "original_max_position_embeddings",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """One base for all layers. `fraction` is the default of the rotated part, None where a family rotates it all.
+
+    Of several keys for one thing the first is written.
+    """
+
+    base: float = 10000.0
+    fraction: float | None = None
+    scalings: tuple[str, ...] = ALL_SCALINGS
+    base_keys: tuple[str, ...] = ("rope_theta",)
+    fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Both spellings."""
+        return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys)
+
+    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+        """Base, fraction and scaling."""
+        base = _first_of(given, self.base_keys)
+        fraction = _first_of(given, self.fraction_keys)
+        parameters = _one_spelling(given)
+        found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings)
+        fraction = _agreed(parameters, "partial_rotary_factor", fraction)
+        _refuse_the_rest(parameters)
+        if self.fraction is None and fraction not in (None, 1.0):
+            raise given.problem(self.fraction_keys[0], "is not read by this family: it rotates whole heads")
+        found["rotary_fraction"] = self.fraction if fraction is None else fraction
+        if found["rotary_fraction"] is None:
+            del found["rotary_fraction"]
+        return found
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The spelling with `rope_theta` and `rope_scaling`."""
+        written: Settings = {
+            self.base_keys[0]: config.position_base,
+            "rope_scaling": _written_scaling(config, self.scalings),
+        }
+        if self.fraction is not None:
+            written[self.fraction_keys[0]] = config.rotary_fraction
+        return written
+
+
+@dataclass(frozen=True)
+class TwoBases:
+    """A base for the layers with a sliding window, which are not scaled, and one for the others (Gemma 3)."""
+
+    base: float = 1_000_000.0
+    sliding_base: float = 10_000.0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Both spellings."""
+        return ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
+
+    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+        """Both bases and the scaling of the layers without a window."""
+        base = given.typed("rope_theta", float, None, optional=True)
+        sliding = given.typed("rope_local_base_freq", float, None, optional=True)
+        if given.has("rope_parameters"):
+            nested = _one_spelling(given)
+            full = nested.within("full_attention", nested.take("full_attention", None) or {})
+            local = nested.within("sliding_attention", nested.take("sliding_attention", None) or {})
+            _refuse_the_rest(nested)
+        else:
+            full, local = _one_spelling(given), Given({}, given.where)
+        limit = settings["max_seq_len"]
+        found = _read_parameters(full, base, self.base, limit, ALL_SCALINGS)
+        near = _read_parameters(local, sliding, self.sliding_base, limit, ())
+        _refuse_the_rest(full)
+        _refuse_the_rest(local)
+        if settings.get("sliding_window") is not None:
+            found["sliding_position_base"] = near["position_base"]
+        return found
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The spelling with `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
+        return {
+            "rope_theta": config.position_base,
+            "rope_local_base_freq": config.sliding_position_base or config.position_base,
+            "rope_scaling": _written_scaling(config, ALL_SCALINGS),
+        }
+
+
+def _first_of(given: Given, keys: tuple[str, ...]) -> float | None:
+    found: float | None = given.typed(keys[0], float, None, *keys[1:], optional=True)
+    return found
+
+
+def _one_spelling(given: Given) -> Given:
+    new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
+    if new is not None and old is not None:
+        raise given.problem("rope_scaling", "stands beside rope_parameters. Keep the one that is meant")
+    name = "rope_scaling" if new is None else "rope_parameters"
+    value = old if new is None else new
+    return Given({}, given.where) if value is None else given.within(name, value)
+
+
+def _read_parameters(
+    given: Given, base: float | None, default_base: float, max_seq_len: int, scalings: tuple[str, ...]
+) -> Settings:
+    base = _agreed(given, "rope_theta", base)
+    kind = given.take("rope_type", None, "type") or "default"
+    found: Settings = {"position_base": default_base if base is None else base}
+    if kind == "default":
+        return found
+    if kind not in scalings:
+        known = f"it has {' and '.join(scalings)} here" if scalings else "it has none here"
+        reason = _REFUSED_SCALINGS.get(kind, known) if isinstance(kind, str) else known
+        raise given.problem(
+            "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp lacks: {reason}"
+        )
+    scaling: Settings = {"kind": kind}
+    for ours, theirs in _NAMES[kind].items():
+        whole = ours == "original_max_seq_len"
+        wanted = bool if ours == "truncate" else int if whole else float
+        scaling[ours] = given.typed(theirs, wanted, max_seq_len if whole else None, optional=True)
+    if kind == "yarn":
+        _complete_yarn(given, scaling, max_seq_len)
+    found["rotary_scaling"] = scaling
+    return found
+
+
+def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
+    """What transformers derives: the factor from the two lengths, the factor of cosines and sines from mscale."""
+    scale = given.typed("mscale", float, None, optional=True)
+    scale_all = given.typed("mscale_all_dim", float, None, optional=True)
+    if scaling["factor"] is None and scaling["original_max_seq_len"]:
+        scaling["factor"] = max_seq_len / scaling["original_max_seq_len"]
+    factor = scaling["factor"]
+    if scaling["attention_factor"] is None and scale and scale_all and factor is not None and factor > 1:
+        scaling["attention_factor"] = (0.1 * scale * math.log(factor) + 1) / (0.1 * scale_all * math.log(factor) + 1)
+    for name in ("beta_fast", "beta_slow"):
+        scaling[name] = scaling[name] or None  # transformers counts 0 as absent
+
+
+def _agreed(given: Given, name: str, outside: float | None) -> float | None:
+    inside: float | None = given.typed(name, float, None, optional=True)
+    if inside is not None and outside is not None and inside != outside:
+        raise given.problem(name, f"contradicts the {outside} that stands outside of this table")
+    return outside if inside is None else inside
+
+
+def _refuse_the_rest(given: Given) -> None:
+    left = [name for name in given.unread() if given.has(name)]
+    if left:
+        raise given.problem(left[0], "is a key that is not read here, and might change the positions")
+
+
+def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings | None:
+    scaling: RotaryScaling | None = config.rotary_scaling
+    if scaling is None or scaling.kind not in scalings:
+        return None
+    keys = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
+    return {"rope_type": scaling.kind, **keys}

@@ -1,0 +1,113 @@
+"""Writes a directory in the format of Hugging Face's transformers, and reads it back to see that nothing is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sheepop.checkpoint.exchange.conversion import tensor_groups, to_theirs
+from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.passage import reported, total_bytes
+from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
+from sheepop.checkpoint.exchange.source_directory import CONFIG, INDEX, WEIGHTS
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.safetensors_file import write_safetensors
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import write_json
+
+
+def write_hugging_face(
+    directory: Path,
+    model: ForeignModel,
+    family: Family,
+    max_shard_bytes: int,
+    advance: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Writes `model` into `directory`, which the caller makes durable; `family` expresses its configuration.
+
+    Weights beyond `max_shard_bytes` are divided over several files. Everything is read back from the disk and compared
+    bit for bit; raises `CheckpointError` when something differs, or has no place in the format. `advance` hears of the
+    bytes that were written or compared, twice those of the model in all.
+    """
+    tensors = to_theirs(tensor_groups(family, model.config), model.tensors, model.config)
+    _write_weights(directory, reported(tensors, advance), max_shard_bytes)
+    special = _special_ids(model)
+    keys = family.write_config(model.config) | special | {"torch_dtype": _main_dtype(tensors)}
+    write_json(directory / CONFIG, keys)
+    ends = {name: token_id for name, token_id in special.items() if token_id is not None}
+    write_json(directory / GENERATION, {**model.generation, **ends})
+    model.tokenizer.save(directory, model_max_length=model.config.max_seq_len)
+    _compare(directory, model, advance)
+
+
+def _write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:
+    shards = list(_shards(tensors, max_shard_bytes))
+    if len(shards) == 1:
+        write_safetensors(directory / WEIGHTS, shards[0])
+        return
+    places = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(directory / name, shard)
+        places.update(dict.fromkeys(shard, name))
+    total = total_bytes(tensors)
+    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _shards(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> Iterator[dict[str, LazyTensor]]:
+    """The tensors in order, as many at a time as fit; one that is larger by itself stands alone."""
+    shard: dict[str, LazyTensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and size + tensor.num_bytes > max_shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.num_bytes
+    yield shard
+
+
+def _special_ids(model: ForeignModel) -> dict[str, Any]:
+    """The roles of special tokens, null where there is none, since transformers would assume a number otherwise."""
+    tokenizer = model.tokenizer
+    own = tokenizer.special_id("eos")
+    ends = [*end_ids(model.generation, model.config.vocabulary, GENERATION), *([] if own is None else [own])]
+    ends = list(dict.fromkeys(ends))
+    return {
+        "bos_token_id": tokenizer.special_id("bos"),
+        "eos_token_id": ends if len(ends) > 1 else ends[0] if ends else None,
+        "pad_token_id": tokenizer.special_id("pad"),
+    }
+
+
+def _main_dtype(tensors: Mapping[str, LazyTensor]) -> str:
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        sizes[tensor.dtype] += tensor.num_bytes
+    return str(sizes.most_common(1)[0][0]).removeprefix("torch.")
+
+
+def _compare(directory: Path, model: ForeignModel, advance: Callable[[float], None]) -> None:
+    """Raises `CheckpointError` unless `directory` reads back as `model`."""
+    try:
+        back = read_hugging_face(directory)
+    except CheckpointError as error:
+        raise CheckpointError(f"The export cannot be read back, and is not kept: {error}") from None
+    lost = [*differences(model.config, back.config)]
+    for name, tensor in model.tensors.items():
+        if not same_values(tensor, back.tensors[name]):
+            lost.append(name)
+        advance(tensor.num_bytes)
+    if back.tokenizer.fingerprint() != model.tokenizer.fingerprint():
+        lost.append("the tokenizer")
+    if lost:
+        raise CheckpointError(
+            f"The export read back differs from the model in {', '.join(lost[:20])}, and is not kept. "
+            "The disk may be failing, or SheepOp has a fault; please report it."
+        )

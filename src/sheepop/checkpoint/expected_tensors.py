@@ -1,0 +1,103 @@
+"""The tensors that a model of ours has on disk, as a function of its configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sheepop.checkpoint.lazy_tensor import Shape
+from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Name and shape of every stored tensor of a decoder, in the order of the network.
+
+    Nothing is allocated, so that a configuration may be compared with a file before it is believed.
+    """
+    return dict(_model(config))
+
+
+def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    width = config.d_model
+    yield "embedding.weight", (config.vocabulary, width)
+    if config.position_encoding == "learned":
+        yield "added_positions.table", (config.max_seq_len, width)
+    if config.embedding_norm:
+        yield from _norm(config, "embedding_norm", width)
+    for layer in range(config.num_layers):
+        for name, shape in _block(config, layer):
+            yield f"blocks.{layer}.{name}", shape
+    if config.final_norm:
+        yield from _norm(config, "final_norm", width)
+    if not config.tie_weights:
+        yield "lm_head.weight", (config.vocabulary, width)
+
+
+def _block(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    before = config.norm_position != "output"
+    behind = config.norm_position in ("sandwich", "output")
+    for sublayer, tensors in (("attention", _attention(config)), ("feed_forward", _feed_forward(config, layer))):
+        if before:
+            yield from _norm(config, f"{sublayer}_norm", config.d_model)
+        for name, shape in tensors:
+            yield f"{sublayer}.{name}", shape
+        if behind:
+            yield from _norm(config, f"{sublayer}_output_norm", config.d_model)
+
+
+def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    queries, keys = config.num_heads * config.head_size, config.kv_heads * config.head_size
+    values, result = config.kv_heads * config.value_size, config.num_heads * config.value_size
+    bias = bool(config.attention_bias)
+    yield from _linear("q_proj", queries, config.d_model, bias)
+    yield from _linear("k_proj", keys, config.d_model, bias)
+    yield from _linear("v_proj", values, config.d_model, bias)
+    yield from _linear("o_proj", config.d_model, result, bool(config.attention_output_bias))
+    if config.qk_norm is not None:
+        each_head = config.qk_norm == "head"
+        yield from _norm(config, "q_norm", config.head_size if each_head else queries)
+        yield from _norm(config, "k_norm", config.head_size if each_head else keys)
+    if config.attention_sinks:
+        yield "sinks", (config.num_heads,)
+
+
+def _feed_forward(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
+    if config.experts is not None and config.has_experts(layer):
+        yield from _experts(config, config.experts)
+    else:
+        yield from _dense(config, "", config.ffn_size)
+
+
+def _dense(config: ModelConfig, prefix: str, inner: int) -> Iterator[tuple[str, Shape]]:
+    bias = bool(config.feed_forward_bias)
+    if config.activation in GATED:
+        yield from _linear(f"{prefix}gate_proj", inner, config.d_model, bias)
+    yield from _linear(f"{prefix}up_proj", inner, config.d_model, bias)
+    yield from _linear(f"{prefix}down_proj", config.d_model, inner, bias)
+
+
+def _experts(config: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str, Shape]]:
+    count, width, inner = experts.count, config.d_model, experts.d_ff or config.ffn_size
+    yield "router.weight", (count, width)
+    yield "router.balance", (count,)
+    inward = ("gate", "up") if config.activation in GATED else ("up",)
+    for name in inward:
+        yield f"experts.{name}_proj", (count, inner, width)
+    yield "experts.down_proj", (count, width, inner)
+    if config.feed_forward_bias:
+        for name in inward:
+            yield f"experts.{name}_bias", (count, inner)
+        yield "experts.down_bias", (count, width)
+    if experts.shared:
+        yield from _dense(config, "shared.", experts.shared * inner)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _norm(config: ModelConfig, name: str, width: int) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (width,)
+    if config.norm_bias:
+        yield f"{name}.bias", (width,)

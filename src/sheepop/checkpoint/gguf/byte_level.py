@@ -1,0 +1,113 @@
+"""Byte-level BPE in a GGUF file: the model that llama.cpp calls ``gpt2``.
+
+A character tokenizer is written as one too: every character is merged from its bytes, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
+from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList
+from sheepop.checkpoint.gguf.values import Value, text, texts
+from sheepop.core.errors import CheckpointError
+from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer.byte_level import BYTE_ALPHABET
+
+_PRE = "ggml.pre"
+_MERGES = "ggml.merges"
+_CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_ALPHABET.items()}
+_LOOKS_AROUND = ("single_word", "lstrip", "rstrip")
+
+
+def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
+    """Tokens, further keys and remarks for a ``tokenizer.json``, which is byte-level BPE.
+
+    Raises `CheckpointError` when llama.cpp would cut text otherwise.
+    """
+    model = description["model"]
+    name = find_name(description["pre_tokenizer"], bool(model.get("ignore_merges")))
+    if name is None:
+        raise CheckpointError(
+            "llama.cpp knows no way of cutting text that equals this tokenizer's, and would give other ids. Of "
+            "byte-level BPE it knows those of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM. Export without the "
+            "tokenizer for a program that brings its own."
+        )
+    notes = _normalizer_notes(description["normalizer"]) + _added_notes(description["added_tokens"])
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    return _tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
+
+
+def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Value], list[str]]:
+    """The same for a character tokenizer."""
+    special = {token_id: token for token, token_id in tokenizer.special_tokens.items()}
+    tokens = TokenList([], [])
+    merges = []
+    for token_id in range(tokenizer.vocab_size):
+        if token_id in special:
+            tokens.append(special[token_id], TokenKind.CONTROL)
+            continue
+        spelled = "".join(_CHARACTER_OF_BYTE[byte] for byte in tokenizer.token_bytes(token_id))
+        tokens.append(spelled, TokenKind.NORMAL)
+        merges += [f"{spelled[:end]} {spelled[end]}" for end in range(1, len(spelled))]
+    note = (
+        "llama.cpp leaves out characters that are not in the vocabulary of a character tokenizer; SheepOp reads each "
+        "as <unk>."
+    )
+    # Characters may share their first bytes.
+    return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
+
+
+def byte_level_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
+    """The ``tokenizer.json`` of a file's byte-level BPE, without the tokens that are special."""
+    name = keys.text(_PRE, "")
+    known = find_pre_tokenizer(name)
+    if known is None:
+        reason = f"is a way of cutting text that SheepOp does not know; it knows {', '.join(known_names())}"
+        raise keys.problem(_PRE, reason if name else "is missing, so nobody knows how the text was cut")
+    merges = [merge.split(" ") for merge in keys.texts(_MERGES)]
+    if wrong := next((merge for merge in merges if len(merge) != 2), None):
+        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which is not two parts")
+    return {
+        "normalizer": None,
+        "pre_tokenizer": known.description,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": known.ignore_merges,
+            "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
+            "merges": merges,
+        },
+    }
+
+
+def _tokens(description: dict[str, Any]) -> TokenList:
+    found: dict[int, tuple[str, TokenKind]] = {
+        token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()
+    }
+    for token in description["added_tokens"]:
+        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
+        found[token["id"]] = (token["content"], kind)
+    tokens = TokenList([], [])
+    for token_id in range(len(found)):
+        tokens.append(*found[token_id])
+    return tokens
+
+
+def _normalizer_notes(normalizer: Any) -> list[str]:
+    if normalizer is None:
+        return []
+    if normalizer == {"type": "NFC"}:
+        return ["llama.cpp does not bring text into Unicode's composed form (NFC) before it cuts it."]
+    raise CheckpointError(
+        f"The tokenizer rewrites text before it cuts it ({normalizer['type']}), which llama.cpp does not."
+    )
+
+
+def _added_notes(added: list[dict[str, Any]]) -> list[str]:
+    looking = [token for token in added if any(token[flag] for flag in _LOOKS_AROUND)]
+    ordinary = [token["content"] for token in looking if not token["special"]]
+    if ordinary:
+        raise CheckpointError(f"The token {ordinary[0]!r} looks at what stands around it, which llama.cpp does not do.")
+    return [f"llama.cpp leaves the white space around {token['content']} where it is." for token in looking]

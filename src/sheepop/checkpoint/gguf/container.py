@@ -1,0 +1,209 @@
+"""The GGUF container, read: metadata, the list of tensors, and their bytes through a memory map.
+
+A file is the magic number ``GGUF``, a version, the counts of tensors and of metadata, the metadata as pairs of key and
+value, then for each tensor its name, its sizes (innermost first), the number of its type and where its bytes begin,
+counted from the first multiple of ``general.alignment`` behind all that. Versions 2 and 3, little endian, are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from sheepop.checkpoint.gguf.cursor import Cursor
+from sheepop.checkpoint.gguf.tensor_types import TensorType, type_name, type_of_number
+from sheepop.checkpoint.gguf.values import Value, ValueType, read_text, read_value
+from sheepop.core.errors import CheckpointError
+
+MAGIC = b"GGUF"
+VERSION = 3
+ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
+LONGEST_NAME = 63
+_LONGEST_KEY = 2**16 - 1
+_LARGEST_ALIGNMENT = 2**16
+_MOST_DIMENSIONS = 4
+DIGEST_SIZE = 64
+_CHUNK = 2**24
+# The fewest bytes that one entry of either list takes.
+_SMALLEST_ENTRY = 8 + 4 + 1
+_SMALLEST_TENSOR = 8 + 4 + 4 + 8
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """Where the bytes of one tensor stand in a file; `shape` is in the order of torch, outermost first."""
+
+    name: str
+    kind: TensorType
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class Container:
+    """An open GGUF file, checked as far as it can be without looking at the numbers. Close it, or use it in a `with`.
+
+    Raises `CheckpointError` when the file is missing, of a version or with a type that is not read, or damaged. No
+    size in the file is believed before it is compared with the bytes that are there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._map = _map(self.path)
+        try:
+            with memoryview(self._map) as content:
+                cursor = Cursor(content, self.path)
+                num_tensors, num_values = _read_head(cursor)
+                self.metadata, self._ends = _read_metadata(cursor, num_values)
+                self.tensors = _read_records(cursor, num_tensors, self._alignment(cursor))
+        except BaseException:
+            self._map.close()
+            raise
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the memory map back; tensors that were read stay valid."""
+        self._map.close()
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the tensor in the dtype of its type in memory."""
+        record = self.tensors[name]
+        content = bytearray(memoryview(self._map)[record.start : record.start + record.size])
+        columns = record.shape[-1] if record.shape else 1
+        return record.kind.decode(torch.frombuffer(content, dtype=torch.uint8), columns).reshape(record.shape)
+
+    def digest(self, key: str) -> str:
+        """SHA-256 of the file with zeros in place of the last 64 bytes of the value of `key`, which is text."""
+        end = self._ends[key]
+        sha = hashlib.sha256()
+        with memoryview(self._map) as content:
+            for start, stop in ((0, end - DIGEST_SIZE), (end, len(content))):
+                for begin in range(start, stop, _CHUNK):
+                    sha.update(content[begin : min(begin + _CHUNK, stop)])
+                if stop == end - DIGEST_SIZE:
+                    sha.update(b"0" * DIGEST_SIZE)
+        return sha.hexdigest()
+
+    def _alignment(self, cursor: Cursor) -> int:
+        value = self.metadata.get(ALIGNMENT_KEY)
+        if value is None:
+            return ALIGNMENT
+        alignment = value.content
+        if value.type is not ValueType.U32 or not isinstance(alignment, int):
+            raise cursor.problem(f"{ALIGNMENT_KEY} is not a whole number of 4 bytes")
+        if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+            raise cursor.problem(f"{ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
+        return alignment
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing.") from None
+    except ValueError:
+        raise CheckpointError(f"{path} is no GGUF file: it is empty.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _read_head(cursor: Cursor) -> tuple[int, int]:
+    """The counts of tensors and of metadata, behind the magic number and the version."""
+    magic = cursor.take(len(MAGIC), "the magic number")
+    if magic != MAGIC:
+        raise cursor.problem(f"the file begins with {magic!r} and not with {MAGIC!r}")
+    version = cursor.u32("the version")
+    if version and version % 2**16 == 0:
+        raise cursor.problem("the numbers are big endian, which SheepOp does not read. Convert the file anew")
+    if version not in (2, VERSION):
+        raise cursor.problem(f"the file is of GGUF version {version}; SheepOp reads 2 and 3. Convert the model anew")
+    num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
+    for count, smallest, what in (
+        (num_values, _SMALLEST_ENTRY, "metadata values"),
+        (num_tensors, _SMALLEST_TENSOR, "tensors"),
+    ):
+        if count * smallest > cursor.left:
+            raise cursor.problem(f"the file claims {count:,} {what}, and only {cursor.left:,} bytes are left")
+    return num_tensors, num_values
+
+
+def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[str, int]]:
+    """The values, and where the bytes of each end."""
+    metadata: dict[str, Value] = {}
+    ends: dict[str, int] = {}
+    for index in range(count):
+        key = read_text(cursor, f"key {index}", _LONGEST_KEY)
+        if key in metadata:
+            raise cursor.problem(f"the key {key!r} stands twice")
+        metadata[key] = read_value(cursor, repr(key))
+        ends[key] = cursor.position
+    return metadata, ends
+
+
+def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorRecord]:
+    found = [_read_record(cursor) for _ in range(count)]
+    names = [name for name, *_ in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise cursor.problem(f"the tensor {twice!r} stands twice")
+    unread = {name: type_name(number) for name, number, *_ in found if type_of_number(number) is None}
+    if unread:
+        name, kind = next(iter(unread.items()))
+        raise CheckpointError(
+            f"{len(unread)} of {count} tensors are of types that SheepOp does not read: "
+            f"{', '.join(sorted(set(unread.values())))} ({name!r} is {kind}). It reads f32, f16, bf16 and q8_0; "
+            "use a file of one of these."
+        )
+    first = -(-cursor.position // alignment) * alignment
+    records = [_placed(cursor, entry, first, alignment) for entry in found]
+    placed = sorted(records, key=lambda record: record.start)
+    for before, behind in pairwise(placed):
+        if before.start + before.size > behind.start:
+            raise cursor.problem(f"the tensors {before.name!r} and {behind.name!r} overlap")
+    return {record.name: record for record in records}
+
+
+def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
+    """The name, the number of the type, the shape, and where the bytes begin behind the records."""
+    name = read_text(cursor, "the name of a tensor", LONGEST_NAME)
+    dimensions = cursor.u32(f"the number of dimensions of {name!r}")
+    if dimensions > _MOST_DIMENSIONS:
+        raise cursor.problem(f"the tensor {name!r} claims {dimensions:,} dimensions; there are at most 4")
+    innermost_first = [cursor.u64(f"a size of {name!r}") for _ in range(dimensions)]
+    number = cursor.u32(f"the type of {name!r}")
+    return name, number, tuple(reversed(innermost_first)), cursor.u64(f"the place of {name!r}")
+
+
+def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first: int, alignment: int) -> TensorRecord:
+    name, number, shape, offset = entry
+    kind = type_of_number(number)
+    assert kind is not None
+    if 0 in shape:
+        raise cursor.problem(f"the tensor {name!r} of shape {shape} holds nothing")
+    size = kind.size(shape)  # Python's whole numbers do not overflow.
+    if size is None:
+        raise cursor.problem(f"the tensor {name!r} of shape {shape} cannot be of the type {kind.name}")
+    if offset % alignment:
+        raise cursor.problem(f"the tensor {name!r} begins at {offset:,}, which is not a multiple of {alignment}")
+    end = cursor.position + cursor.left
+    if first + offset + size > end:
+        raise cursor.problem(
+            f"the tensor {name!r} of shape {shape} would end at byte {first + offset + size:,} of {end:,}"
+        )
+    return TensorRecord(name, kind, shape, first + offset, size)

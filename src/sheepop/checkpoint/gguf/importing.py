@@ -1,0 +1,160 @@
+"""A GGUF file to a model in our terms, whose tensors are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.checkpoint.gguf.architectures import DIVISORS, EMBEDDING_NAME, OUTPUT_NAME, Role
+from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
+from sheepop.checkpoint.gguf.container import Container, TensorRecord
+from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
+from sheepop.checkpoint.gguf.layout import Place, balances, places
+from sheepop.checkpoint.gguf.tokenizer import tokenizer_from_metadata
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.core.errors import CheckpointError
+from sheepop.tokenizer import Tokenizer
+
+_SPLIT = "split.count"
+_TOLERANCE = 1e-4
+# Of an embedding that stands in a file twice, each time rounded: a part of its largest number.
+_ROUNDING = 0.01
+# Tensors of networks that SheepOp has not, for the error that names them.
+_REASONS = {
+    "rope_factors_long.weight": "it belongs to LongRoPE, a scaling of positions that SheepOp's network has not",
+    "rope_factors_short.weight": "it belongs to LongRoPE, a scaling of positions that SheepOp's network has not",
+}
+
+
+class GGUFFile:
+    """An open file whose configuration and tensors are known to fit each other; see `open_gguf`."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self.architecture, self.config = read_config(container)
+        found = places(self.architecture, self.config)
+        _check_tensors(container, found)
+        self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
+        self.tensors: Mapping[str, LazyTensor] = {
+            **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
+            **{name: _zeros(self.config.experts.count) for name in balances(self.config) if self.config.experts},
+        }
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._container.close()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
+        return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
+
+    def source(self) -> dict[str, Any]:
+        """Where the model came from, for its record."""
+        metadata = self._container.metadata
+        general = {
+            key: value.content
+            for key, value in metadata.items()
+            if key.startswith("general.") and not value.is_list and key not in (ARCHITECTURE_KEY, FILE_TYPE_KEY)
+        }
+        types = Counter(record.kind.name for record in self._container.tensors.values())
+        return {
+            "format": "gguf",
+            "file": self._container.path.name,
+            "architecture": self.architecture.name,
+            "tensor_types": dict(types),
+            "metadata": general,
+        }
+
+    def _lazy(self, place: Place, name: str) -> LazyTensor:
+        shape = dict(place.ours)[name]
+        dtype = self._container.tensors[place.theirs].kind.dtype
+        if self._half is not None and place.role is not Role.MATRIX:
+            # Files have these in single precision whatever the model's is. What half precision holds is given back so.
+            numbers = self._read(place, name, dtype)
+            dtype = self._half if torch.equal(numbers.to(self._half).to(dtype), numbers) else dtype
+        return LazyTensor(shape, dtype, partial(self._read, place, name, dtype))
+
+    def _read(self, place: Place, name: str, dtype: torch.dtype) -> Tensor:
+        return place.inverse(self._container.read(place.theirs), name).to(dtype).contiguous()
+
+
+def open_gguf(path: str | Path) -> GGUFFile:
+    """Opens a file and compares it with what it says of itself; close it, or use it in a `with`.
+
+    Raises `CheckpointError` naming what is damaged, missing, unexpected, or beyond what SheepOp's network computes.
+    """
+    container = Container(path)
+    try:
+        parts = container.metadata.get(_SPLIT)
+        if parts is not None and parts.content not in (0, 1):
+            raise CheckpointError(
+                f"{path} is one of {parts.content} parts of a model. Join them first: llama-gguf-split --merge."
+            )
+        verify_checksum(container)
+        return GGUFFile(container)
+    except BaseException:
+        container.close()
+        raise
+
+
+def read_gguf(path: str | Path) -> ForeignModel:
+    """The model in a file: f32, f16 and bf16 as they are, q8_0 in single precision. The file stays mapped while its
+    tensors are in use.
+
+    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing or not read here.
+    """
+    file = open_gguf(path)
+    return ForeignModel(file.config, file.tensors, file.tokenizer(), {}, file.source())
+
+
+def _check_tensors(container: Container, found: list[Place]) -> None:
+    """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape or content."""
+    records, wanted = container.tensors, {place.theirs: place for place in found}
+    problems = [f"{name} is missing" for name in wanted.keys() - records.keys()]
+    extra = records.keys() - wanted.keys()
+    if DIVISORS in extra and bool((container.read(DIVISORS) == 1).all()):
+        extra.remove(DIVISORS)  # no scaling at all
+    for name in extra:
+        problems.append(f"{name} is unexpected" + (f" ({_REASONS[name]})" if name in _REASONS else ""))
+    for name, place in wanted.items():
+        record = records.get(name)
+        if record is not None and record.shape != place.shape:
+            problems.append(f"{name} has shape {record.shape}, expected {place.shape}")
+    if not problems:
+        implied = (place for place in found if place.constant is not None or place.copied)
+        problems = [problem for place in implied if (problem := _constant_problem(container, place))]
+    if problems:
+        listed = "; ".join(sorted(problems))
+        raise CheckpointError(f"{container.path} does not hold the tensors it describes: {listed}.")
+
+
+def _constant_problem(container: Container, place: Place) -> str:
+    """What is wrong with a tensor whose numbers follow from the rest; empty when nothing is."""
+    found = container.read(place.theirs).float()
+    if place.constant is not None:
+        near = (found - place.constant).abs() <= _TOLERANCE * place.constant.abs()
+        return "" if bool(near.all()) else f"{place.theirs} holds other numbers than the configuration asks for"
+    other = container.read(OUTPUT_NAME if place.theirs == EMBEDDING_NAME else EMBEDDING_NAME).float()
+    near = (place.restored(found) - other).abs() <= _ROUNDING * other.abs().max()
+    return "" if bool(near.all()) else f"{OUTPUT_NAME} differs from {EMBEDDING_NAME}, to which it is said to be tied"
+
+
+def _half_precision(matrices: list[TensorRecord]) -> torch.dtype | None:
+    """The dtype of the matrices, if it is one and of half precision."""
+    dtypes = {record.kind.dtype for record in matrices}
+    return next(iter(dtypes)) if dtypes in ({torch.float16}, {torch.bfloat16}) else None
+
+
+def _zeros(count: int) -> LazyTensor:
+    return LazyTensor.of(torch.zeros(count))

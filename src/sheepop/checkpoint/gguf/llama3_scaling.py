@@ -1,0 +1,87 @@
+"""Llama 3's scaling of rotary positions, found again from what it divides the angles by.
+
+A file has one divisor for each pair of columns: 1 where the pair is kept, the factor where it is interpolated, and
+between the two what follows from the original context and the two bounds (Llama 3.1, 2024). Original context and bounds
+only count as quotients, so the lower bound is taken to be 1, which is what every published model has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.core.config import validate
+from sheepop.core.errors import ConfigError
+from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+
+_TOLERANCE = 1e-4
+# Tried first, and where no pair lies between the bounds.
+_PUBLISHED = (8192,)
+_USUAL_BOUND = 4.0
+_LARGEST_CONTEXT = 2**31
+
+
+def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict[str, Any] | None:
+    """The settings of a scaling that gives `divisors` (rotary_dim / 2); None when none does."""
+    plain, _ = rotary_frequencies(2 * len(divisors), base)
+    if not bool(torch.isfinite(divisors).all()) or not bool((divisors > 0).all()) or float(divisors.max()) <= 1:
+        return None
+    factor = _rounded(float(divisors.max()))
+    # How far each pair is kept: (turns - 1) / (high - 1), with turns = original * frequency / (2 pi).
+    kept = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    between = ((kept > _TOLERANCE) & (kept < 1 - _TOLERANCE)).nonzero().flatten().tolist()
+    lengths = (*_PUBLISHED, max_seq_len, round(max_seq_len / factor), *_derived_lengths(kept, plain, between))
+    for original in lengths:
+        for high in _upper_bounds(original, kept, plain, between):
+            settings = {
+                "kind": "llama3",
+                "factor": factor,
+                "original_max_seq_len": original,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": high,
+            }
+            if 1 <= original < _LARGEST_CONTEXT and _gives(settings, divisors, plain, base):
+                return settings
+    return None
+
+
+def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[int]:
+    """Original contexts by what the pairs between the bounds are: by the usual upper bound, and by a line."""
+    if not between:
+        return
+    first, last = between[0], between[-1]
+    yield round(((_USUAL_BOUND - 1) * float(kept[first]) + 1) * 2 * math.pi / float(plain[first]))
+    if first == last:
+        return
+    # kept = slope * frequency - 1 / (high - 1)
+    slope = float((kept[first] - kept[last]) / (plain[first] - plain[last]))
+    offset = slope * float(plain[first]) - float(kept[first])
+    if slope > 0 and offset > 0:
+        yield round(slope / offset * 2 * math.pi)
+
+
+def _upper_bounds(original: int, kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[float]:
+    """The usual bound, and the one by which the first pair between the bounds is what it is."""
+    yield _USUAL_BOUND
+    if between:
+        turns = original * float(plain[between[0]]) / (2 * math.pi)
+        high = 1 + (turns - 1) / float(kept[between[0]])
+        yield from (_rounded(high), high)
+
+
+def _gives(settings: dict[str, Any], divisors: Tensor, plain: Tensor, base: float) -> bool:
+    try:
+        scaling = validate(RotaryScaling, settings)
+    except ConfigError:
+        return False
+    scaled, _ = rotary_frequencies(2 * len(divisors), base, scaling)
+    return bool(((plain / scaled - divisors).abs() <= _TOLERANCE * divisors).all())
+
+
+def _rounded(number: float) -> float:
+    """The number with few digits that single precision hardly tells from `number`."""
+    return float(f"{number:.5g}")

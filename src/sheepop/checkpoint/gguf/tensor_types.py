@@ -1,0 +1,136 @@
+"""How the numbers of a tensor stand in a GGUF file: single, half and bfloat16 precision, and blocks of 8-bit integers.
+
+In the blocks of ``q8_0`` 32 neighbours in a row share a scale in half precision: the largest magnitude among them over
+127. Each is stored as the nearest whole multiple of the scale before it was rounded, halves away from zero.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sheepop.core.errors import CheckpointError
+
+Q8_BLOCK = 32
+_Q8_BYTES = 2 + Q8_BLOCK
+_LARGEST_HALF = torch.finfo(torch.float16).max
+
+# Types that other programs write and SheepOp does not read, for the error that names them.
+_OTHER_TYPES = {
+    2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 9: "q8_1", 10: "q2_k", 11: "q3_k", 12: "q4_k", 13: "q5_k", 14: "q6_k",
+    15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s", 22: "iq2_s",
+    23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0",
+    39: "mxfp4", 40: "nvfp4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorType(ABC):
+    """A type with its number in a file, and the dtype that its tensors have in memory."""
+
+    name: str
+    number: int
+    dtype: torch.dtype
+    # The value of general.file_type for a file whose matrices are of this type.
+    file_type: int
+
+    @abstractmethod
+    def row_bytes(self, columns: int) -> int | None:
+        """Bytes of a row; None when a row of so many columns cannot be of this type."""
+
+    @abstractmethod
+    def encode(self, rows: Tensor) -> Tensor:
+        """The bytes (uint8, one row of bytes per row) of `rows` (N, columns), which are finite where that matters.
+
+        Raises `CheckpointError` for a number that this type cannot hold.
+        """
+
+    @abstractmethod
+    def decode(self, content: Tensor, columns: int) -> Tensor:
+        """Rows (N, columns) of `dtype` from their bytes (uint8, any shape)."""
+
+    def size(self, shape: tuple[int, ...]) -> int | None:
+        """Bytes of a tensor of `shape`; None when its rows cannot be of this type."""
+        row_bytes = self.row_bytes(shape[-1] if shape else 1)
+        return None if row_bytes is None else row_bytes * rows_of(shape)
+
+
+class _Float(TensorType):
+    def row_bytes(self, columns: int) -> int | None:
+        return columns * self.dtype.itemsize
+
+    def encode(self, rows: Tensor) -> Tensor:
+        converted = rows.to(self.dtype)
+        if (converted.isinf() & ~rows.isinf()).any():
+            raise CheckpointError(
+                f"it holds {rows.abs().max().item():g}, and {self.name} no number beyond "
+                f"{torch.finfo(self.dtype).max:g}. Choose bf16 or f32."
+            )
+        return converted.contiguous().view(torch.uint8)
+
+    def decode(self, content: Tensor, columns: int) -> Tensor:
+        return content.reshape(-1).view(self.dtype).reshape(-1, columns)
+
+
+class _Q8(TensorType):
+    def row_bytes(self, columns: int) -> int | None:
+        return None if columns % Q8_BLOCK else columns // Q8_BLOCK * _Q8_BYTES
+
+    def encode(self, rows: Tensor) -> Tensor:
+        blocks = rows.float().reshape(len(rows), -1, Q8_BLOCK)
+        scales = blocks.abs().amax(dim=-1, keepdim=True) / 127
+        if not bool((scales <= _LARGEST_HALF).all()):
+            raise CheckpointError(
+                "it holds a number that is not finite, or too large for the scale of a q8_0 block. Choose f32."
+            )
+        inverse = torch.where(scales == 0, 0.0, 1 / scales)
+        # A scale so small that its inverse is infinite is stored as 0, whatever the integers are.
+        scaled = blocks * torch.where(inverse.isinf(), 0.0, inverse)
+        whole = scaled.abs().floor()
+        # Not floor(|x| + 0.5): in single precision that sum can round up to the next whole number.
+        integers = scaled.sign() * (whole + (scaled.abs() - whole >= 0.5))
+        halves = scales.to(torch.float16).view(torch.uint8)
+        return torch.cat((halves, integers.to(torch.int8).view(torch.uint8)), dim=-1).reshape(len(rows), -1)
+
+    def decode(self, content: Tensor, columns: int) -> Tensor:
+        blocks = content.reshape(-1, _Q8_BYTES)
+        scales = blocks[:, :2].contiguous().view(torch.float16).float()
+        return blocks[:, 2:].contiguous().view(torch.int8).float().mul_(scales).reshape(-1, columns)
+
+
+F32 = _Float("f32", 0, torch.float32, 0)
+F16 = _Float("f16", 1, torch.float16, 1)
+BF16 = _Float("bf16", 30, torch.bfloat16, 32)
+Q8_0 = _Q8("q8_0", 8, torch.float32, 7)
+TYPES = {kind.name: kind for kind in (F32, F16, BF16, Q8_0)}
+_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
+
+
+def type_of_number(number: int) -> TensorType | None:
+    """The type that has this number in a file; None when SheepOp does not read it."""
+    return _BY_NUMBER.get(number)
+
+
+def type_name(number: int) -> str:
+    """What the type of this number is called, whether it is read here or not."""
+    known = _BY_NUMBER.get(number)
+    return known.name if known else _OTHER_TYPES.get(number, f"number {number}")
+
+
+def type_of_dtype(dtype: torch.dtype) -> TensorType:
+    """The type that keeps numbers of `dtype` as they are."""
+    for kind in (F32, F16, BF16):
+        if kind.dtype == dtype:
+            return kind
+    raise CheckpointError(f"Tensors of {dtype} cannot stand in a GGUF file as they are. Choose f32, f16 or bf16.")
+
+
+def rows_of(shape: tuple[int, ...]) -> int:
+    """How many rows a tensor of `shape` has; the last dimension is a row's."""
+    count = 1
+    for size in shape[:-1]:
+        count *= size
+    return count

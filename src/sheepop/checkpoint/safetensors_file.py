@@ -1,0 +1,122 @@
+"""Files of the safetensors format, tensor by tensor: opened by memory map, written as a stream.
+
+The format: eight bytes with the length of a JSON header, the header (name to dtype, shape and place), the numbers.
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sheepop.checkpoint.lazy_tensor import LazyTensor, Shape
+from sheepop.core.errors import CheckpointError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNMENT = 8
+# A header of more bytes is refused by every reader.
+_LONGEST_HEADER = 100_000_000
+
+
+def open_safetensors(path: Path) -> dict[str, LazyTensor]:
+    """The tensors of a file, which must stay where it is while they are read.
+
+    The file's header is checked before anything is allocated: its length, its JSON, and that the tensors lie in the
+    file one behind the other without gaps. Raises `CheckpointError` when it does not hold, or for a dtype that PyTorch
+    has not.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing.")
+    try:
+        file: Any = safe_open(path, framework="pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
+    except (SafetensorError, OSError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{path} is damaged, or no safetensors file: {error}.") from None
+    for name, (dtype, _) in described.items():
+        if dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: the tensor {name} has the dtype {dtype}, which SheepOp does not read.")
+    return {
+        name: LazyTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name))
+        for name, (dtype, shape) in described.items()
+    }
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+    """Writes a file of `tensors`, each read when its turn comes and let go when it is written."""
+    write_stream(
+        path,
+        {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()},
+        ((name, tensor.read()) for name, tensor in tensors.items()),
+    )
+
+
+def write_stream(
+    path: Path, layout: Mapping[str, tuple[torch.dtype, Shape]], tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Writes a file whose header is `layout`, of `tensors` in that order.
+
+    The numbers go to the disk as they are; the caller makes the file durable. Raises `ValueError` for a tensor that is
+    not what the header says, or a name out of turn.
+    """
+    header, sizes = _header(layout)
+    with path.open("wb") as file:
+        file.write(header)
+        written = 0
+        for (expected, (dtype, shape)), (name, tensor) in zip(layout.items(), tensors, strict=True):
+            if (name, tensor.dtype, tuple(tensor.shape)) != (expected, dtype, shape):
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, {expected} {dtype} {shape} is next")
+            for piece in pieces(tensor.detach().cpu().contiguous()):
+                written += file.write(piece.view(torch.uint8).numpy().data)
+        if written != sum(sizes):
+            raise ValueError(f"{written} bytes were written, {sum(sizes)} announced")
+
+
+def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
+    """A contiguous tensor as one-dimensional views of a limited length, so that a check of it needs little memory."""
+    flat = tensor.reshape(-1)
+    for start in range(0, len(flat), elements):
+        yield flat[start : start + elements]
+
+
+def _header(layout: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, list[int]]:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    sizes, place = [], 0
+    for name, (dtype, shape) in layout.items():
+        sizes.append(dtype.itemsize * math.prod(shape))
+        entries[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [place, place + sizes[-1]],
+        }
+        place += sizes[-1]
+    text = json.dumps(entries, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise CheckpointError(
+            f"The {len(layout)} tensors are too many for one safetensors file. Choose smaller shards."
+        )
+    return struct.pack("<Q", len(text)) + text, sizes

@@ -1,0 +1,91 @@
+"""``sheepop import`` and ``sheepop export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier command wrote there.")]
+
+
+def import_model(
+    source: Annotated[Path, typer.Argument(help="A directory in the format of Hugging Face, or a GGUF file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model.")],
+    dtype: Dtype = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Use this tokenizer in place of the one in SOURCE.", show_default="its own")
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Take in a model of another program.
+
+    Families: GPT-2, Llama, SmolLM, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, OLMo 2, GPT-NeoX, BLOOM.
+
+    Examples:
+
+      sheepop import downloads/SmolLM2-135M --output models/smollm
+
+      sheepop import downloads/tiny.gguf -o models/tiny --dtype float32
+    """
+    from sheepop.jobs.exchange import import_model
+
+    result = import_model(
+        source, output, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite, console=make_console(quiet or as_json)
+    )
+    _show(result, quiet, as_json)
+
+
+def export_model(
+    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf) or file (gguf) for the export.")],
+    format: Annotated[str, typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")] = "hf",
+    dtype: Dtype = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
+    ] = None,
+    no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out (gguf).")] = False,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="Divide larger weights over several files (hf).", show_default="5GB")
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Give a model out for other programs. What is written is read back and compared before it is done.
+
+    Examples:
+
+      sheepop export runs/llama --format hf --output exports/llama
+
+      sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q8_0
+    """
+    from sheepop.jobs.exchange import export_model
+
+    result = export_model(
+        model,
+        output,
+        format=format,
+        dtype=dtype,
+        quantize=quantize,
+        max_shard_size=max_shard_size,
+        with_tokenizer=not no_tokenizer,
+        overwrite=overwrite,
+        console=make_console(quiet or as_json),
+    )
+    _show(result, quiet, as_json)
+
+
+def _show(result: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        typer.echo(
+            f"Wrote {result['path']}: {result['family']}, {result['parameters']:,} parameters, "
+            f"{result['bytes'] / 1e6:,.1f} MB in {', '.join(result['dtypes'])}."
+        )

@@ -1,0 +1,209 @@
+"""The tables of the families: complete, reversible, and with the defaults of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sheepop.checkpoint.exchange import FAMILIES, Family, choose_family, obstacles
+from sheepop.checkpoint.exchange.conversion import tensor_groups
+from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.fields import Fixed, Refused, Unread, Value
+from sheepop.checkpoint.exchange.shared_keys import SHARED
+from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.core.errors import CheckpointError
+from sheepop.model import ModelConfig, Transformer
+
+CONFIG_CLASSES = {
+    "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config",
+    "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "phi3": "Phi3Config", "olmo2": "Olmo2Config",
+    "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig", "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig",
+    "bloom": "BloomConfig",
+}  # fmt: skip
+
+
+def config_class(family: Family) -> Any:
+    return getattr(pytest.importorskip("transformers"), CONFIG_CLASSES[family.model_type])
+
+
+def test_every_family_is_tested_here():
+    assert CONFIG_CLASSES.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_key_that_transformers_has_is_accounted_for(family):
+    declared = {field.name for field in dataclasses.fields(config_class(family))}
+    written = config_class(family)().to_dict().keys()
+    assert (declared | written) - family.keys - {"model_type", "architectures"} == set()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_an_empty_config_means_what_it_means_to_transformers(family):
+    theirs = config_class(family)()
+    ours = family.read_config({}, "config.json")
+    for field in (*family.fields, *SHARED):
+        if isinstance(field, Value) and hasattr(theirs, field.theirs):
+            assert field.default == getattr(theirs, field.theirs) or derived(field, theirs, ours), field
+        if isinstance(field, Fixed):
+            assert getattr(theirs, field.theirs, field.values[0]) in field.values, field
+    assert differences(ours, family.read_config(without_ids(theirs.to_dict()), "config.json")) == {}
+
+
+def derived(field: Value, theirs: Any, ours: ModelConfig) -> bool:
+    """Whether the default is null and both sides derive the same number."""
+    return field.default is None and getattr(ours, field.ours[0]) == getattr(theirs, field.theirs)
+
+
+def without_ids(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key != "architectures"}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_no_key_has_two_meanings(family):
+    keys = [key for field in (*family.fields, *SHARED) for key in field.keys]
+    assert [key for key in set(keys) if keys.count(key) > 1] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
+    for field in (*family.fields, *SHARED):
+        if isinstance(field, Fixed | Refused):
+            with pytest.raises(CheckpointError, match=f"{field.theirs} = "):
+                family.read_config({field.theirs: "another"}, "config.json")
+        if isinstance(field, Unread):
+            family.read_config(dict.fromkeys(field.keys, "anything"), "config.json")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_key_that_nobody_reads_is_refused_by_name(family):
+    with pytest.raises(CheckpointError, match="surprise"):
+        family.read_config({"surprise": 0}, "config.json")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_transformers_reads_what_is_written_as_the_same_configuration(family):
+    config = family.read_config({}, "config.json")
+    theirs = config_class(family)(
+        **family.write_config(config), bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+    again = family.read_config(without_ids(theirs.to_dict()), "config.json")
+    assert differences(config, again) == {}
+
+
+# Our configuration, drawn at random
+
+sizes = st.integers(1, 3)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ModelConfig:
+    """A decoder with any choice that the configuration has; combinations that it refuses are not drawn."""
+    num_kv_heads, head_dim, layers = draw(sizes), 2 * draw(sizes), draw(sizes)
+    num_heads = num_kv_heads * draw(sizes)
+    rope = draw(st.booleans())
+    norm = draw(st.sampled_from(["layernorm", "rmsnorm", "rmsnorm_zero_centered"]))
+    some_layers = st.lists(st.integers(0, layers - 1), min_size=1, unique=True).map(tuple)
+    window = draw(st.none() | st.integers(1, 9))
+    keys: dict[str, Any] = {
+        "vocab_size": draw(st.integers(1, 9)),
+        "d_model": num_heads * draw(sizes),
+        "num_layers": layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "value_head_dim": draw(st.none() | sizes),
+        "d_ff": draw(sizes),
+        "position_encoding": "rope" if rope else draw(st.sampled_from(["sinusoidal", "learned", "alibi", "none"])),
+        "norm": norm,
+        "norm_position": draw(st.sampled_from(["pre", "sandwich", "output"])),
+        "norm_bias": draw(st.booleans()) if norm == "layernorm" else False,
+        "final_norm": draw(st.booleans()),
+        "embedding_norm": draw(st.booleans()),
+        "qk_norm": draw(st.sampled_from([None, "head", "width"])),
+        "activation": draw(st.sampled_from(["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu_tanh"])),
+        "attention_sinks": draw(st.booleans()),
+        "parallel_residual": draw(st.booleans()),
+        "tie_weights": draw(st.booleans()),
+        "sliding_window": window,
+        "sliding_layers": None if window is None else draw(st.none() | some_layers),
+    }
+    keys |= {name: draw(st.booleans()) for name in ("attention_bias", "attention_output_bias", "feed_forward_bias")}
+    if rope:
+        keys["rotary_fraction"] = draw(st.sampled_from([1.0] if head_dim == 2 else [1.0, 2 / head_dim]))
+        keys["rotary_scaling"] = draw(st.sampled_from([None, {"kind": "linear", "factor": 2.0}]))
+        keys["sliding_position_base"] = None if window is None else draw(st.sampled_from([None, 50.0]))
+    if draw(st.booleans()):
+        keys["experts"] = {
+            "count": 3, "per_token": draw(sizes), "d_ff": draw(st.none() | sizes), "shared": draw(st.integers(0, 2)),
+            "layers": draw(st.none() | some_layers), "normalize": draw(st.booleans()),
+        }  # fmt: skip
+    return ModelConfig(**keys)
+
+
+@settings(max_examples=80)
+@given(configs())
+def test_the_expected_tensors_are_those_of_the_network(config):
+    with torch.device("meta"):
+        state = Transformer(config).state_dict()
+    if config.tie_weights:
+        del state["lm_head.weight"]
+    assert expected_tensors(config) == {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+@settings(max_examples=80)
+@given(configs())
+def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(config):
+    able = [family for family in FAMILIES.values() if not obstacles(family, config)]
+    for family in able:
+        assert differences(config, family.read_config(family.write_config(config), "config.json")) == {}
+        ours = [name for group in tensor_groups(family, config) for name in group.ours]
+        assert sorted(ours) == sorted(expected_tensors(config))
+        theirs = [name for group in tensor_groups(family, config) for name in group.theirs]
+        assert len(theirs) == len(set(theirs))
+    if not able:
+        with pytest.raises(CheckpointError, match="No family of transformers expresses this model"):
+            choose_family(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"norm": "layernorm"}, r"llama: .*norm \(layernorm, there rmsnorm\)"),
+        ({"rotary_scaling": {"kind": "ntk", "factor": 2.0}}, r"llama: rotary_scaling \(ntk in layer 0, there none\)"),
+        ({"value_head_dim": 4}, r"llama: value_head_dim \(4, there 8\)"),
+        ({"attention_sinks": True}, r"llama: attention_sinks \(true, there false\)"),
+        ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3, there 0.35"),
+        ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid, there softmax\)"),
+        ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1, there 0\)"),
+        ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0, there 1.0\)"),
+    ],
+)
+def test_what_no_family_expresses_is_refused_with_the_key_that_stands_in_the_way(changes, reason):
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        choose_family(llama(**changes))
+    assert all(f"\n  {name}: " in str(caught.value) for name in FAMILIES)
+
+
+def llama(**changes: Any) -> ModelConfig:
+    return ModelConfig(
+        **{"vocab_size": 9, "d_model": 32, "num_heads": 4, "num_layers": 2, "preset": "llama-1m", **changes}
+    )
+
+
+def test_a_width_that_transformers_refuses_for_llama_goes_to_another_family():
+    config = llama(d_model=30, head_dim=8)
+    assert obstacles(FAMILIES["llama"], config) == ["d_model (30 is no multiple of num_heads = 4)"]
+    assert choose_family(config).model_type == "mistral"
+    with pytest.raises(Exception, match="hidden size"):
+        config_class(FAMILIES["llama"])(**FAMILIES["llama"].write_config(config))
+
+
+def test_the_family_that_a_model_came_from_is_preferred():
+    assert choose_family(llama()).model_type == "llama"
+    assert choose_family(llama(), "mistral").model_type == "mistral"
+    assert choose_family(llama(), "bloom").model_type == "llama"

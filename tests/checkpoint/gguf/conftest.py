@@ -1,0 +1,129 @@
+"""Toy models: one for every architecture of llama.cpp, and one for every switch that an architecture expresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sheepop.checkpoint.gguf import write_gguf
+from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.model_directory import unique_weights
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.tokenizer import CharTokenizer, Tokenizer
+
+# More rows than the tokenizer has tokens, as many published models have.
+VOCAB = 136
+SIZES = {"d_model": 32, "num_layers": 3, "num_heads": 4, "d_ff": 64, "max_seq_len": 64, "dropout": 0.0}
+BIASED = {"norm": "layernorm", "bias": True, "activation": "gelu_tanh"}
+GATED = {
+    "norm": "rmsnorm", "bias": False, "activation": "swiglu", "position_encoding": "rope", "tie_weights": False,
+    "norm_eps": 1e-6,
+}  # fmt: skip
+GEMMA = GATED | {
+    "norm": "rmsnorm_zero_centered", "norm_position": "sandwich", "activation": "geglu_tanh", "tie_weights": True,
+    "embedding_scale": 32**0.5, "head_dim": 16, "num_kv_heads": 2,
+}  # fmt: skip
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16}
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_max_seq_len": 32, "high_freq_factor": 3.0}
+
+# name: (architecture, configuration)
+TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "gpt2": ("gpt2", BIASED | {"position_encoding": "learned", "norm_eps": 1e-3}),
+    "gpt2-without-biases": ("gpt2", BIASED | {
+        "position_encoding": "learned", "bias": False, "tie_weights": False, "num_kv_heads": 2,
+    }),
+    "sinusoidal": ("gpt2", BIASED | {"position_encoding": "sinusoidal", "activation": "gelu", "position_base": 500.0}),
+    "bloom": ("bloom", BIASED | {"position_encoding": "alibi", "embedding_norm": True, "num_heads": 2}),
+    "gptneox": ("gptneox", BIASED | {
+        "position_encoding": "rope", "rotary_fraction": 0.5, "parallel_residual": True, "tie_weights": False,
+        "position_base": 5000.0, "activation": "gelu",
+    }),
+    "gptneox-one-by-one": ("gptneox", BIASED | {"position_encoding": "rope"}),
+    "gemma2": ("gemma2", GEMMA | {
+        "attention_soft_cap": 20.0, "logit_soft_cap": 5.0, "sliding_window": 6, "sliding_layers": (0, 2),
+    }),
+    "gemma3": ("gemma3", GEMMA | {
+        "qk_norm": "head", "sliding_window": 6, "sliding_layers": (0, 1), "position_base": 1e6,
+        "sliding_position_base": 700.0, "rotary_scaling": {"kind": "linear", "factor": 2.0}, "logit_soft_cap": 9.0,
+    }),
+    "olmo2": ("olmo2", GATED | {"norm_position": "output", "qk_norm": "width", "num_kv_heads": 2}),
+    "olmo2-window": ("olmo2", GATED | {
+        "norm_position": "output", "qk_norm": "width", "sliding_window": 5, "sliding_layers": (0, 2),
+        "sliding_position_base": 10000.0, "rotary_scaling": YARN, "tie_weights": True,
+    }),
+    "qwen2": ("qwen2", GATED | {"attention_bias": True, "num_kv_heads": 2, "tie_weights": True}),
+    "qwen3": ("qwen3", GATED | {"qk_norm": "head", "head_dim": 16, "num_kv_heads": 2, "position_base": 1e6}),
+    "qwen3-yarn": ("qwen3", GATED | {"qk_norm": "head", "rotary_scaling": YARN}),
+    "qwen3moe": ("qwen3moe", GATED | {
+        "qk_norm": "head", "num_kv_heads": 2, "head_dim": 16, "experts": {"count": 4, "per_token": 2, "d_ff": 32},
+    }),
+    "llama": ("llama", GATED | {"num_kv_heads": 2}),
+    "llama3": ("llama", GATED | {"num_kv_heads": 2, "rotary_scaling": LLAMA3, "tie_weights": True, "head_dim": 16}),
+    "llama-biases": ("llama", GATED | {"bias": True, "norm_bias": False, "embedding_scale": 3.0}),
+    "llama-linear": ("llama", GATED | {"rotary_scaling": {"kind": "linear", "factor": 2.0}}),
+    "llama-ntk": ("llama", GATED | {"rotary_scaling": {"kind": "ntk", "factor": 3.0}}),
+    "llama-yarn": ("llama", GATED | {"rotary_scaling": YARN | {"attention_factor": 1.3}}),
+    "mixtral": ("llama", GATED | {"num_kv_heads": 2, "experts": {"count": 4, "per_token": 2}}),
+    "phi3": ("phi3", GATED | {"rotary_fraction": 0.5, "num_kv_heads": 2}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A network with random weights of such sizes that every part of it matters."""
+
+    architecture: str
+    model: Transformer
+    tokenizer: Tokenizer | None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def tensors(self) -> dict[str, LazyTensor]:
+        return {name: LazyTensor.of(tensor) for name, tensor in unique_weights(self.model).items()}
+
+    def with_tokenizer(self, tokenizer: Tokenizer | None) -> Toy:
+        return replace(self, tokenizer=tokenizer)
+
+    def write(self, path: Path, **options: Any) -> Path:
+        options = {"name": "toy", "architecture": self.architecture} | options
+        write_gguf(path, self.config, self.tensors, self.tokenizer, **options)
+        return path
+
+
+def make_toy(name: str, seed: int = 0, **changes: Any) -> Toy:
+    architecture, settings = TOYS[name]
+    config = ModelConfig(**{**SIZES, **settings, "vocab_size": VOCAB, **changes})
+    model = build_model(config, seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.add_(noise * 0.2)
+            else:
+                parameter.copy_(noise * (0.3 if "embedding" in parameter_name else 0.2))
+    return Toy(architecture, model, CharTokenizer("äö€漢"))
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Toy]:
+    return make_toy
+
+
+@pytest.fixture(params=TOYS)
+def toy(request: pytest.FixtureRequest) -> Toy:
+    return make_toy(request.param)
+
+
+@pytest.fixture(scope="session")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("small") / "toy.gguf"
+    return make_toy("llama3", d_model=16, num_layers=1, d_ff=16, head_dim=4).write(path, dtype="f16").read_bytes()

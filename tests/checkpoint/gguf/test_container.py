@@ -1,0 +1,285 @@
+"""The container is the one that other programs read and write; what is damaged is refused before it is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sheepop.checkpoint.gguf.checksum import CHECKSUM_KEY, checksum_placeholder, verify_checksum
+from sheepop.checkpoint.gguf.container import Container
+from sheepop.checkpoint.gguf.tensor_types import BF16, F16, F32, Q8_0
+from sheepop.checkpoint.gguf.values import Value, ValueType, f32, f32s, flag, flags, i32s, text, texts, u32
+from sheepop.checkpoint.gguf.writer import TensorPlan, write_container
+from sheepop.core.errors import CheckpointError
+
+METADATA = {
+    "general.architecture": text("llama"),
+    "whole": u32(2**32 - 1),
+    "real": f32(1e-5),
+    "truth": flag(True),
+    "words": texts(["", "ä€漢🐑", "two words"]),
+    "whole.list": i32s([-1, 0, 2**31 - 1]),
+    "real.list": f32s([0.5, -2.0]),
+    "truth.list": flags([True, False]),
+    CHECKSUM_KEY: checksum_placeholder(0),
+}
+PLANS = [
+    TensorPlan("vector", F32, (5,)),
+    TensorPlan("half", F16, (3, 4)),
+    TensorPlan("brain", BF16, (2, 3, 4)),
+    TensorPlan("blocks", Q8_0, (2, 64)),
+]
+
+
+def numbers_of(plan: TensorPlan) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(plan.name))
+    return torch.randn(plan.shape, generator=generator)
+
+
+def encoded(plan: TensorPlan) -> list[torch.Tensor]:
+    """The bytes in two pieces, as a large tensor would come."""
+    rows = numbers_of(plan).reshape(-1, plan.shape[-1])
+    return [plan.kind.encode(rows[:1]), plan.kind.encode(rows[1:])]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_container(tmp_path / "toy.gguf", METADATA, PLANS, encoded)
+    return tmp_path / "toy.gguf"
+
+
+def test_what_is_written_is_read_by_llama_cpps_own_package(path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    reader = gguf.GGUFReader(path)
+    assert {name: reader.fields[name].contents() for name in list(METADATA)[:-1]} == {
+        "general.architecture": "llama",
+        "whole": 2**32 - 1,
+        "real": pytest.approx(1e-5),
+        "truth": True,
+        "words": ["", "ä€漢🐑", "two words"],
+        "whole.list": [-1, 0, 2**31 - 1],
+        "real.list": [0.5, -2.0],
+        "truth.list": [True, False],
+    }
+    assert [tensor.name for tensor in reader.tensors] == [plan.name for plan in PLANS]
+    for tensor, plan in zip(reader.tensors, PLANS, strict=True):
+        assert tuple(reversed(tensor.shape.tolist())) == plan.shape
+        assert tensor.data_offset % 32 == 0
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(plan.shape)
+        rows = numbers_of(plan).reshape(-1, plan.shape[-1])
+        wanted = plan.kind.decode(plan.kind.encode(rows), plan.shape[-1]).float().reshape(plan.shape)
+        assert np.array_equal(found, wanted.numpy()), plan.name
+
+
+def test_what_llama_cpps_own_package_writes_is_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama")
+    writer.add_custom_alignment(64)
+    writer.add_block_count(3)
+    writer.add_token_list(["a", "b"])
+    writer.add_token_scores([0.5, -1.5])
+    writer.add_array("some.bytes", [1, 2, 3])
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    blocks = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)
+    writer.add_tensor("matrix", matrix)
+    writer.add_tensor(
+        "blocks",
+        gguf.quants.quantize(blocks, gguf.GGMLQuantizationType.Q8_0),
+        raw_dtype=gguf.GGMLQuantizationType.Q8_0,
+    )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with Container(tmp_path / "theirs.gguf") as container:
+        assert container.metadata["llama.block_count"] == u32(3)
+        assert container.metadata["tokenizer.ggml.tokens"] == texts(["a", "b"])
+        assert container.metadata["tokenizer.ggml.scores"] == f32s([0.5, -1.5])
+        assert container.read("matrix").tolist() == matrix.tolist()
+        assert container.read("blocks").shape == (1, 64)
+        assert (container.read("blocks") - torch.from_numpy(blocks)).abs().max() <= 0.5 / 127 + 1e-4
+        assert container.tensors["blocks"].start % 64 == 0
+
+
+def test_version_2_is_read_like_version_3(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4:8] = struct.pack("<I", 2)
+    path.write_bytes(content)
+    with Container(path) as container:
+        assert container.read("vector").tolist() == numbers_of(PLANS[0]).tolist()
+
+
+def test_what_was_read_outlives_the_file(path: Path) -> None:
+    with Container(path) as container:
+        vector = container.read("vector")
+    path.unlink()
+    vector += 1
+    assert vector.tolist() == (numbers_of(PLANS[0]) + 1).tolist()
+
+
+def test_the_checksum_is_that_of_the_file_with_zeros_in_its_place(path: Path) -> None:
+    content = path.read_bytes()
+    with Container(path) as container:
+        verify_checksum(container)
+        recorded = container.metadata[CHECKSUM_KEY].content
+    assert isinstance(recorded, str)
+    digest = recorded[-64:]
+    assert hashlib.sha256(content.replace(digest.encode(), b"0" * 64)).hexdigest() == digest
+
+
+def change(path: Path, *, at: int, to: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + len(to)] = to
+    path.write_bytes(content)
+
+
+def place_behind(path: Path, marker: str) -> int:
+    """The place of the first byte behind a name or key in the file."""
+    encoded_marker = struct.pack("<Q", len(marker)) + marker.encode()
+    return path.read_bytes().index(encoded_marker) + len(encoded_marker)
+
+
+U64_MAX = struct.pack("<Q", 2**64 - 1)
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "magic": (lambda path: change(path, at=0, to=b"GGML"), r"begins with b'GGML'"),
+    "version 1": (lambda path: change(path, at=4, to=struct.pack("<I", 1)), "GGUF version 1; SheepOp reads 2 and 3"),
+    "version 4": (lambda path: change(path, at=4, to=struct.pack("<I", 4)), "GGUF version 4; SheepOp reads 2 and 3"),
+    "big endian": (lambda path: change(path, at=4, to=struct.pack(">I", 3)), "big endian"),
+    "count of tensors": (lambda path: change(path, at=8, to=U64_MAX), "18,446,744,073,709,551,615 tensors"),
+    "count of keys": (lambda path: change(path, at=16, to=U64_MAX), "18,446,744,073,709,551,615 metadata values"),
+    "length of a key": (lambda path: change(path, at=24, to=U64_MAX), "key 0 claims to be"),
+    "length of a text": (
+        lambda path: change(path, at=place_behind(path, "general.architecture") + 4, to=U64_MAX),
+        "'general.architecture' claims to be 18,446,744,073,709,551,615 bytes long",
+    ),
+    "length beyond the file": (
+        lambda path: change(path, at=place_behind(path, "general.architecture") + 4, to=struct.pack("<Q", 10**6)),
+        "needs 1,000,000 bytes, and only",
+    ),
+    "unknown type of a value": (
+        lambda path: change(path, at=place_behind(path, "whole"), to=struct.pack("<I", 13)),
+        "'whole' is of the unknown type 13",
+    ),
+    "text that is not UTF-8": (
+        lambda path: change(path, at=place_behind(path, "general.architecture") + 12, to=b"\xff"),
+        "not UTF-8",
+    ),
+    "list of lists": (
+        lambda path: change(path, at=place_behind(path, "words") + 4, to=struct.pack("<I", 9)),
+        "'words' is a list of lists",
+    ),
+    "length of a list": (
+        lambda path: change(path, at=place_behind(path, "words") + 8, to=U64_MAX),
+        "'words' claims 18,446,744,073,709,551,615 entries; at most 16,777,216",
+    ),
+    "list beyond the file": (
+        lambda path: change(path, at=place_behind(path, "whole.list") + 8, to=struct.pack("<Q", 2**20)),
+        "'whole.list' claims 1,048,576 entries, and only",
+    ),
+    "a key twice": (
+        lambda path: change(path, at=place_behind(path, "truth") - 5, to=b"whole"),
+        "the key 'whole' stands twice",
+    ),
+    "dimensions": (
+        lambda path: change(path, at=place_behind(path, "vector"), to=struct.pack("<I", 2**32 - 1)),
+        "'vector' claims 4,294,967,295 dimensions",
+    ),
+    "size of 0": (lambda path: change(path, at=place_behind(path, "vector") + 4, to=bytes(8)), "holds nothing"),
+    "sizes whose product overflows": (
+        lambda path: change(path, at=place_behind(path, "half") + 4, to=struct.pack("<QQ", 2**63, 2**63)),
+        "'half' of shape .* would end at byte",
+    ),
+    "rows that are no blocks": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 4, to=struct.pack("<Q", 65)),
+        "cannot be of the type q8_0",
+    ),
+    "type we do not read": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 12)),
+        r"1 of 4 tensors are of types that SheepOp does not read: q4_k \('blocks' is q4_k\)",
+    ),
+    "type nobody knows": (
+        lambda path: change(path, at=place_behind(path, "blocks") + 20, to=struct.pack("<I", 777)),
+        "number 777",
+    ),
+    "place that is not aligned": (
+        lambda path: change(path, at=place_behind(path, "half") + 24, to=struct.pack("<Q", 33)),
+        "begins at 33, which is not a multiple of 32",
+    ),
+    "place beyond the file": (
+        lambda path: change(path, at=place_behind(path, "half") + 24, to=struct.pack("<Q", 2**40)),
+        "'half' of shape .* would end at byte",
+    ),
+    "places that overlap": (
+        lambda path: change(path, at=place_behind(path, "half") + 24, to=struct.pack("<Q", 0)),
+        "'vector' and 'half' overlap|'half' and 'vector' overlap",
+    ),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-40]) and None, "would end at byte"),
+    "empty": (lambda path: path.write_bytes(b"") and None, "it is empty"),
+    "missing": (lambda path: path.unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_wrong_is_said(path: Path, name: str) -> None:
+    damage, message = DAMAGES[name]
+    damage(path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Container(path)
+    assert str(path) in str(caught.value) or "types that SheepOp does not read" in str(caught.value)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    write_container(tmp_path / "toy.gguf", METADATA, [PLANS[0], PLANS[1], PLANS[0]], encoded)
+    with pytest.raises(CheckpointError, match="the tensor 'vector' stands twice"):
+        Container(tmp_path / "toy.gguf")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Container(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (u32(0), "not a power of two"),
+        (u32(48), "not a power of two"),
+        (u32(2**20), "not a power of two"),
+        (text("32"), "not a whole number of 4 bytes"),
+        (Value(ValueType.U64, 32), "not a whole number of 4 bytes"),
+    ],
+)
+def test_an_alignment_that_is_none_is_refused(tmp_path: Path, value: Value, message: str) -> None:
+    metadata = {"general.alignment": value, **METADATA}
+    write_container(tmp_path / "toy.gguf", metadata, PLANS, encoded)
+    with pytest.raises(CheckpointError, match=message):
+        Container(tmp_path / "toy.gguf")
+
+
+@given(
+    key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    value=st.one_of(
+        st.integers(0, 2**32 - 1).map(u32),
+        st.floats(width=32).map(f32),
+        st.booleans().map(flag),
+        st.text(st.characters(codec="utf-8")).map(text),
+        st.lists(st.text(st.characters(codec="utf-8")), max_size=5).map(texts),
+        st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(i32s),
+        st.lists(st.floats(width=32), max_size=5).map(f32s),
+        st.lists(st.booleans(), max_size=5).map(flags),
+    ),
+)
+@settings(max_examples=50)
+def test_every_value_comes_back(tmp_path_factory: pytest.TempPathFactory, key: str, value: Value) -> None:
+    path = tmp_path_factory.mktemp("values") / "toy.gguf"
+    write_container(path, {f"a.{key}": value, CHECKSUM_KEY: checksum_placeholder(0)}, [], lambda plan: [])
+    with Container(path) as container:
+        assert container.metadata[f"a.{key}"] == value

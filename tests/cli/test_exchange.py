@@ -1,0 +1,160 @@
+"""``sheepop import`` and ``sheepop export`` as a user calls them, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from .conftest import Result, Run
+
+
+def assert_refused(result: Result, code: int, *parts: str) -> None:
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert result.err.startswith("Error: ")
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err, result.err
+
+
+LLAMA = (
+    "model.preset=llama-1m",
+    "model.d_model=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "tokenizer.algorithm=char",
+    "training.max_steps=2",
+    "training.global_batch_size=4",
+    "training.precision=fp32",
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, text_folder: Path) -> Path:
+    """A finished tiny run whose network is a Llama."""
+    from .conftest import run_in_process
+
+    output = tmp_path_factory.mktemp("runs") / "llama"
+    with pytest.MonkeyPatch.context() as patch:
+        result = run_in_process(patch, "train", "--data", text_folder, "--output", output, "--quiet", *LLAMA)
+    assert result.code == 0, result.err
+    return output
+
+
+def test_a_run_goes_out_and_comes_back_and_writes_the_same_text(run: Run, llama: Path, tmp_path: Path) -> None:
+    done = run("export", llama, "--format", "hf", "--output", tmp_path / "hf")
+    assert done.code == 0, done.err
+    assert "llama" in done.out
+    imported = run("import", tmp_path / "hf", "-o", tmp_path / "ours", "--json")
+    assert imported.code == 0, imported.err
+    assert json.loads(imported.out)["family"] == "llama"
+    words = [
+        run("generate", model, "-p", "Sheep", "--greedy", "--max-new-tokens", "8", "-q").out
+        for model in (llama, tmp_path / "ours")
+    ]
+    assert words[0] == words[1] != ""
+
+
+@pytest.mark.parametrize("options", [(), ("--dtype", "float16"), ("--quantize", "q8_0"), ("--no-tokenizer",)])
+def test_a_run_goes_through_a_gguf_file(run: Run, llama: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "sheep.gguf"
+    done = run("export", llama, "--format", "gguf", "-o", file, *options)
+    if "--quantize" in options:  # rows of 16 numbers do not divide into blocks of 32
+        assert_refused(done, 3, "multiples of 32")
+        return
+    assert done.code == 0, done.err
+    own = ("--tokenizer", llama / "corpus" / "tokenizer") if "--no-tokenizer" in options else ()
+    imported = run("import", file, "-o", tmp_path / "ours", "-q", *own)
+    assert imported.code == 0, imported.err
+    assert run("generate", tmp_path / "ours", "-p", "Sheep", "--max-new-tokens", "2", "-q").code == 0
+    assert_refused(run("export", llama, "--format", "gguf", "-o", file, *options), 2, "--overwrite")
+    assert run("export", llama, "--format", "gguf", "-o", file, *options, "--overwrite").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--format", "hf", "--quantize", "q8_0"), "q8_0"),
+        (("--format", "gguf", "--quantize", "q8_0", "--dtype", "float16"), "q8_0"),
+        (("--format", "gguf", "--quantize", "q4"), "q4"),
+        (("--format", "gguf", "--max-shard-size", "1GB"), "max_shard_size"),
+        (("--format", "hf", "--no-tokenizer"), "tokenizer"),
+        (("--format", "gguf", "--dtype", "float8"), "float8"),
+    ],
+)
+def test_options_that_cannot_be_honoured(
+    run: Run, llama: Path, tmp_path: Path, options: tuple[str, ...], word: str
+) -> None:
+    assert_refused(run("export", llama, "-o", tmp_path / "x", *options), 2, word)
+
+
+def test_weights_are_computed_in_the_dtype_that_is_asked_for(run: Run, llama: Path, tmp_path: Path) -> None:
+    assert run("export", llama, "--format", "hf", "-o", tmp_path / "hf", "--dtype", "bfloat16", "-q").code == 0
+    assert run("import", tmp_path / "hf", "-o", tmp_path / "ours", "-q").code == 0
+    assert load_file(tmp_path / "ours" / "model.safetensors")["embedding.weight"].dtype == torch.bfloat16
+    for dtype in ("float32", "bfloat16"):
+        assert run("generate", tmp_path / "ours", "-p", "S", "--max-new-tokens", "2", "--dtype", dtype).code == 0
+    assert_refused(run("generate", tmp_path / "ours", "-p", "S", "--dtype", "float31"), 2, "float31")
+
+
+@pytest.fixture
+def foreign(run: Run, llama: Path, tmp_path: Path) -> Path:
+    assert run("export", llama, "--format", "hf", "-o", tmp_path / "hf", "-q").code == 0
+    return tmp_path / "hf"
+
+
+def changed(directory: Path, **keys: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **keys}))
+
+
+def test_bad_sources(run: Run, foreign: Path, tmp_path: Path) -> None:
+    output = tmp_path / "ours"
+    assert_refused(run("import", tmp_path / "nowhere", "-o", output), 3, "does not exist")
+    assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file, but no GGUF file")
+    assert_refused(run("import", tmp_path, "-o", output), 3, "holds no config.json")
+    changed(foreign, vocab_size=129)
+    assert_refused(run("import", foreign, "-o", output), 3, "model.embed_tokens.weight has shape")
+    changed(foreign, vocab_size=128, sliding_magic=4)
+    assert_refused(run("import", foreign, "-o", output), 3, "sliding_magic")
+    changed(foreign, model_type="mamba")
+    assert_refused(run("import", foreign, "-o", output), 3, "mamba", "llama")
+    assert not output.exists()
+
+
+def test_a_file_that_is_damaged(run: Run, foreign: Path, tmp_path: Path) -> None:
+    weights = foreign / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    assert_refused(run("import", foreign, "-o", tmp_path / "ours"), 3, "model.safetensors is damaged")
+    weights.rename(foreign / "pytorch_model.bin")
+    assert_refused(run("import", foreign, "-o", tmp_path / "ours"), 3, "pickle", "save_pretrained")
+
+
+def test_nan_is_warned_of_even_when_quiet(run: Run, foreign: Path, tmp_path: Path) -> None:
+    tensors = load_file(foreign / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, foreign / "model.safetensors")
+    done = run("import", foreign, "-o", tmp_path / "ours", "-q")
+    assert (done.code, done.out) == (0, "")
+    assert "NaN or infinity stands in final_norm.weight" in done.err
+
+
+def test_what_no_family_expresses(run: Run, trained: Path, tmp_path: Path) -> None:
+    result = run("export", trained, "--format", "hf", "-o", tmp_path / "hf")
+    assert_refused(result, 3, "position_encoding (sinusoidal, there learned)", "llama: ")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_an_output_in_use(run: Run, llama: Path, foreign: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert_refused(run("export", llama, "--format", "hf", "-o", tmp_path, "--overwrite"), 2, "is not an export")
+    assert_refused(run("export", llama, "--format", "hf", "-o", foreign), 2, "--overwrite")
+    assert_refused(run("import", foreign, "-o", tmp_path, "--overwrite"), 2, "is not a model")
+    assert_refused(run("export", llama, "--format", "onnx", "-o", tmp_path / "x"), 2, "onnx", "hf")
+    assert_refused(run("export", llama, "--format", "hf", "-o", tmp_path / "x", "--max-shard-size", "big"), 2, "big")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"

@@ -1,0 +1,166 @@
+"""Toy models of the transformers library, one for every family with its switches away from their defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.jobs.exchange import import_model
+from sheepop.tokenizer import CharTokenizer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# More rows than the tokenizer has tokens, as many published models have.
+VOCAB = 133
+LLAMA = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+SLIDING, FULL = "sliding_attention", "full_attention"
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16,
+    "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 2000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+    "beta_fast": 2.0, "beta_slow": 0.3, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False,
+}  # fmt: skip
+
+# name: (class of the model, class of its configuration, keys)
+TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
+        "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "layer_norm_epsilon": 1e-3,
+    }),
+    "gpt2-other": ("GPT2LMHeadModel", "GPT2Config", {
+        "vocab_size": VOCAB, "n_embd": 36, "n_layer": 2, "n_head": 3, "n_positions": 64, "n_inner": 40,
+        "activation_function": "relu", "scale_attn_weights": False, "tie_word_embeddings": False,
+    }),
+    "llama3": ("LlamaForCausalLM", "LlamaConfig", LLAMA | {
+        "rope_parameters": LLAMA3, "head_dim": 12, "attention_bias": True, "mlp_bias": True,
+        "tie_word_embeddings": True,
+    }),
+    "llama2": ("LlamaForCausalLM", "LlamaConfig", LLAMA | {
+        "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 700.0}, "rms_norm_eps": 1e-2,
+        "num_key_value_heads": 4,
+    }),
+    "smollm": ("LlamaForCausalLM", "LlamaConfig", LLAMA | {
+        "rope_parameters": YARN, "num_key_value_heads": 1, "tie_word_embeddings": True, "hidden_act": "gelu",
+    }),
+    "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA | {
+        "sliding_window": 5, "head_dim": 12, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+    }),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", LLAMA | {
+        "sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12,
+    }),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", LLAMA | {
+        "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 800.0, "factor": 3.0, "original_max_position_embeddings": 16,
+            "beta_fast": 2.0, "beta_slow": 0.3, "attention_factor": 1.2,
+        },
+    }),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {
+        "head_dim": 10, "attention_bias": True, "use_sliding_window": True, "sliding_window": 4,
+        "layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    }),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
+        "head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "attention_bias": True,
+        "decoder_sparse_step": 2, "norm_topk_prob": False, "num_hidden_layers": 5, "mlp_only_layers": [3],
+        "use_sliding_window": True, "sliding_window": 6,
+    }),
+    "qwen3-moe-all": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
+        "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
+        "num_hidden_layers": 2, "tie_word_embeddings": True,
+    }),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", LLAMA | {
+        "head_dim": 10, "query_pre_attn_scalar": 24, "sliding_window": 5, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0, "attention_bias": True,
+    }),
+    "gemma2-plain": ("Gemma2ForCausalLM", "Gemma2Config", LLAMA | {
+        "head_dim": 10, "sliding_window": 5, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "layer_types": [FULL, SLIDING, FULL], "tie_word_embeddings": False, "hidden_activation": "silu",
+    }),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", LLAMA | {
+        "head_dim": 10, "query_pre_attn_scalar": 17, "sliding_window": 4, "layer_types": [SLIDING, SLIDING, FULL],
+        "final_logit_softcapping": 2.5, "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 50.0},
+            FULL: {"rope_type": "linear", "rope_theta": 4000.0, "factor": 4.0},
+        },
+    }),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {
+        "sliding_window": 6, "pad_token_id": None, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 200.0, "partial_rotary_factor": 0.5},
+    }),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", LLAMA | {
+        "attention_bias": True, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+    }),
+    "pythia": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "layer_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 90.0, "partial_rotary_factor": 0.5},
+    }),
+    "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {
+        "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 64, "use_parallel_residual": False,
+        "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_fast",
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 90.0, "partial_rotary_factor": 0.25},
+    }),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {
+        "vocab_size": VOCAB, "hidden_size": 36, "n_layer": 3, "n_head": 6, "layer_norm_epsilon": 1e-3,
+        "tie_word_embeddings": False,
+    }),
+    "bloom-tied": ("BloomForCausalLM", "BloomConfig", {
+        "vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4,
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model in both systems: theirs, and ours imported from the directory that theirs wrote."""
+
+    name: str
+    theirs: nn.Module
+    ours: LoadedModel
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Every parameter drawn anew, so that no bias is 0, no norm 1 and no weight too small to matter."""
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            centre = parameter.mean().round() if is_norm else 0.0  # Gemma's norms are centred at 0, all others at 1
+            parameter.copy_(centre + 0.3 * noise if is_norm else 0.2 * noise)
+    return model
+
+
+def build(name: str, **changes: Any) -> nn.Module:
+    """The toy of that name in evaluation mode, without dropout."""
+    transformers = pytest.importorskip("transformers")
+    model_class, config_class, keys = TOYS[name]
+    ids = {"bos_token_id": 2, "eos_token_id": 3, **({} if name == "phi3" else {"pad_token_id": 0})}
+    config = getattr(transformers, config_class)(**{**keys, **ids, **changes})
+    for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if hasattr(config, key):
+            setattr(config, key, 0.0)
+    config._attn_implementation = "eager"
+    return randomised(getattr(transformers, model_class)(config)).eval()
+
+
+@pytest.fixture(scope="session", params=TOYS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Each toy: saved by transformers, imported, loaded."""
+    theirs = build(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder / "theirs")
+    CharTokenizer().save(folder / "theirs")
+    import_model(folder / "theirs", folder / "ours")
+    return Pair(request.param, theirs, load_model(folder / "ours"))

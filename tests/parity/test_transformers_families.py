@@ -1,0 +1,98 @@
+"""Every family against transformers' implementation of it: logits, greedy text, packed documents, one training step."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheepop.checkpoint import load_model
+from sheepop.checkpoint.exchange import FAMILIES
+from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
+from sheepop.checkpoint.exchange.names import canonical
+from sheepop.checkpoint.exchange.weight_files import open_weights
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+
+TOKENS, VOCAB = 128, 133
+# Padding, unknown, beginning, and rows without a token: SheepOp never writes them.
+UNWRITTEN = [0, 1, 2, *range(TOKENS, VOCAB)]
+
+
+def random_ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(4, TOKENS, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def test_the_logits_are_equal_also_past_the_sliding_window(pair):
+    ids = random_ids(3, 40)
+    torch.testing.assert_close(pair.ours.model(ids), pair.theirs(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_greedy_text_is_equal_when_prompts_of_several_lengths_run_in_one_padded_batch(pair):
+    prompts = [random_ids(length, seed=length).tolist() for length in (3, 19, 8)]
+    config = GenerationConfig(temperature=0.0, max_new_tokens=14)
+    completions = Generator(pair.ours.model, pair.ours.tokenizer).generate(prompts, config)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = pair.theirs.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=14, do_sample=False,
+            suppress_tokens=UNWRITTEN, eos_token_id=3, pad_token_id=0,
+        )  # fmt: skip
+        assert completion.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@torch.no_grad()
+def test_packed_documents_have_the_logits_that_each_has_alone(pair):
+    documents = [random_ids(length, seed=length) for length in (7, 13, 4)]
+    packed = torch.cat(documents)[None]
+    document_ids = torch.cat([torch.full_like(ids, number) for number, ids in enumerate(documents)])[None]
+    positions = torch.cat([torch.arange(len(ids)) for ids in documents])[None]
+    logits = pair.ours.model(packed, positions=positions, document_ids=document_ids)[0]
+    for ids, found in zip(documents, logits.split([len(ids) for ids in documents]), strict=True):
+        torch.testing.assert_close(found, pair.theirs(ids[None]).logits[0], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_in_bfloat16_the_logits_are_as_exact_as_theirs(pair):
+    ids = random_ids(3, 40)
+    exact = pair.ours.model(ids)
+    ours = load_model(pair.ours.directory, dtype=torch.bfloat16).model(ids)
+    theirs = copy.deepcopy(pair.theirs).to(torch.bfloat16)(ids).logits
+    assert ours.dtype == torch.bfloat16
+    assert (ours.float() - exact).abs().mean() <= 1.2 * (theirs.float() - exact).abs().mean()
+
+
+def test_loss_and_every_gradient_of_a_training_step_agree(pair, tmp_path):
+    ours, theirs = trainable(pair.ours.model), copy.deepcopy(pair.theirs).train()
+    ids = random_ids(4, 24, seed=5)
+    expected = F.cross_entropy(theirs(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    expected.backward()
+    loss = cross_entropy(ours(ids), F.pad(ids[:, 1:], (0, 1), value=-100))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    gradients = gradients_under_our_names(theirs, ours.config, tmp_path)
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, gradients[name], atol=1e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def trainable(model: Transformer) -> Transformer:
+    copied = build_model(model.config, seed=0)
+    copied.load_state_dict(model.state_dict())
+    return copied.train()
+
+
+def gradients_under_our_names(theirs: nn.Module, config: ModelConfig, folder: Path) -> dict[str, Tensor]:
+    """Gradients of transformers' parameters, which transformers writes to the disk as if they were weights."""
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    theirs.save_pretrained(folder)
+    family = FAMILIES[theirs.config.model_type]
+    tensors, _ = canonical(open_weights(folder), family)
+    return {name: tensor.read() for name, tensor in to_ours(tensor_groups(family, config), tensors, config).items()}
