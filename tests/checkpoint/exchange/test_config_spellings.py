@@ -209,16 +209,14 @@ def test_smollm2_as_published():
     assert (config.head_dim, config.position_base, config.tie_weights) == (64, 100000.0, True)
 
 
-def test_phi3_mini_as_published_but_for_its_program_code():
+def test_phi3_mini_as_published():
     keys = {
         "attention_bias": False, "attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "hidden_size": 3072,
         "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "num_attention_heads": 32,
         "num_key_value_heads": 32, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
         "pad_token_id": 32000, "vocab_size": 32064,
     }  # fmt: skip
-    assert read("phi3", **keys).sliding_window == 2047
-    with pytest.raises(CheckpointError, match=r"auto_map.*remove the key"):
-        read("phi3", **keys, auto_map={"AutoConfig": "configuration_phi3.Phi3Config"})
+    assert read("phi3", **keys, auto_map={"AutoConfig": "configuration_phi3.Phi3Config"}).sliding_window == 2047
 
 
 def test_gemma_2_as_published():

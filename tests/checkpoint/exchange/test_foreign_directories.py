@@ -61,7 +61,6 @@ def test_an_unknown_family(make, model_type) -> None:
         ({"hidden_act": ["silu"]}, ("hidden_act", "text")),
         ({"num_attention_heads": 3}, ("num_heads = 3",)),
         ({"attention_dropout": 0.1}, ("attention_dropout = 0.1", "Set attention_dropout to 0")),
-        ({"auto_map": {"AutoConfig": "code.Config"}}, ("auto_map", "never runs")),
         ({"quantization_config": {"bits": 4}}, ("quantization_config", "quantised")),
         ({"per_layer_config": {"0": {"hidden_size": 4}}}, ("per_layer_config",)),
         ({"pruned_heads": {"0": [1]}}, ("pruned_heads",)),
@@ -76,6 +75,13 @@ def test_an_unknown_family(make, model_type) -> None:
 )
 def test_a_key_that_is_unknown_or_asks_for_what_we_lack(make, keys, parts) -> None:
     refused(make(keys), "hf", *parts)
+
+
+def test_program_code_that_comes_with_a_model_is_named_and_never_run(make, tmp_path) -> None:
+    directory, trace = make({"auto_map": {"AutoConfig": "code.Config"}}), tmp_path / "was_run"
+    (directory / "code.py").write_text(f"open({str(trace)!r}, 'w')")
+    assert any("never runs it" in note for note in read_hugging_face(directory).notes)
+    assert not trace.exists()
 
 
 def test_every_unknown_key_is_named_at_once(make) -> None:

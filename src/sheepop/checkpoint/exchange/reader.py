@@ -55,6 +55,11 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
             "They do not belong together."
         )
     notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    if keys.get("auto_map"):
+        notes.append(
+            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
+            f"model as an ordinary one of its model_type, {family.model_type}."
+        )
     source = {
         "format": "hugging face",
         "family": family.model_type,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from sheepop.checkpoint.exchange.fields import Field, Refused, fixed, number, unread
 
-_REMOTE = (
-    "asks for program code that comes with the model, which SheepOp never runs. If the model is an ordinary one of "
-    "its model_type, remove the key"
-)
 _QUANTISED = "says that the weights are quantised. Export them in float16 or bfloat16 first"
 
 # Where the file came from, how it is loaded, heads for other tasks, what a forward pass hands out.
@@ -19,6 +15,7 @@ _FILE = unread(
     "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task",
     "task_specific_params", "prefix", "tf_legacy_loss", "ignore_keys_at_rope_validation",
     "transformers.js_config", "unsloth_version", "unsloth_fixed",
+    "auto_map",
 )  # fmt: skip
 # Special tokens: their ids are taken from the tokenizer and from generation_config.json.
 _TOKENS = unread(
@@ -40,7 +37,6 @@ SHARED: tuple[Field, ...] = (
     _TOKENS,
     _GENERATION,
     number("initializer_range", "initial_std", 0.02),
-    Refused("auto_map", _REMOTE),
     Refused("quantization_config", _QUANTISED),
     Refused("compression_config", _QUANTISED),
     Refused("per_layer_config", "gives single layers other settings, which SheepOp's network does not have"),

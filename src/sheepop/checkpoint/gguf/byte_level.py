@@ -13,7 +13,7 @@ from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList
 from sheepop.checkpoint.gguf.values import Value, text, texts
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
-from sheepop.tokenizer.byte_level import BYTE_ALPHABET
+from sheepop.tokenizer.alphabet import BYTE_ALPHABET
 
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
