@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
@@ -99,6 +99,7 @@ FORMS: dict[str, Callable[..., AttentionMask]] = {
     window=st.none() | st.integers(1, 45),
     sloping=st.booleans(),
 )
+@example(document_ids=torch.zeros(1, 16).long(), heads=(1, 1), form="segments", window=15, sloping=False)
 def test_values_and_gradients_equal_the_equation_for_any_cuts(document_ids, heads, form, window, sloping) -> None:
     rows, length = document_ids.shape
     inputs = random_heads(rows, length, *heads)
