@@ -20,7 +20,7 @@ from torch import Tensor
 from sheepop.checkpoint.gguf import read_gguf
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.model import Transformer
-from sheepop.tokenizer import CharTokenizer, Tokenizer
+from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -167,12 +167,36 @@ def cuts() -> dict[str, Callable[[], Tokenizer]]:
     }
 
 
-@pytest.fixture(scope="module", params=["characters", "gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "bloom"])
+def sentencepiece(tmp_path: Path, **options: Any) -> Tokenizer:
+    """A tokenizer that SentencePiece trains, with bytes for what it lacks."""
+    package = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS * 3), encoding="utf-8")
+    package.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "toy"), model_type="bpe", vocab_size=400,
+        byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", minloglevel=2,
+        remove_extra_whitespaces=False, num_threads=1, **options,
+    )  # fmt: skip
+    return load_tokenizer(tmp_path / "toy.model")
+
+
+SENTENCEPIECE: dict[str, dict[str, Any]] = {
+    "sentencepiece": {},
+    "sentencepiece-without-prefix": {"add_dummy_prefix": False, "user_defined_symbols": ["<code>"]},
+}
+
+
+@pytest.fixture(
+    scope="module", params=[*SENTENCEPIECE, "characters", "gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "bloom"]
+)
 def vocabulary(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Any]
 ) -> Iterator[tuple[Any, Any]]:
     """A tokenizer of ours, and llama.cpp's of the file that it was written into."""
-    tokenizer = CharTokenizer("ä€漢é") if request.param == "characters" else cuts()[request.param]()
+    tokenizer: Tokenizer
+    if request.param in SENTENCEPIECE:
+        tokenizer = sentencepiece(tmp_path_factory.mktemp("trained"), **SENTENCEPIECE[request.param])
+    else:
+        tokenizer = CharTokenizer("ä€漢é") if request.param == "characters" else cuts()[request.param]()
     toy = make("llama", vocab_size=tokenizer.vocab_size + 3)
     path = tmp_path_factory.mktemp("vocabulary") / "toy.gguf"
     toy.with_tokenizer(tokenizer).write(path)
@@ -196,6 +220,8 @@ def known_text(tokenizer: Tokenizer, text: str) -> str:
 def test_texts_have_the_same_ids(vocabulary: tuple[Any, Any], text: str) -> None:
     tokenizer, model = vocabulary
     text = known_text(tokenizer, text)
+    assert ids_of(model, text) == tokenizer.encode(text)
+    text += "<code>"
     assert ids_of(model, text) == tokenizer.encode(text)
 
 
