@@ -5,6 +5,7 @@ Needs llama-cpp-python, which is built from source: ``pip install llama-cpp-pyth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from sheepop.checkpoint.gguf import read_gguf
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.model import Transformer
-from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -124,8 +125,6 @@ def byte_level(pre_tokenizer: Any, *, ignore_merges: bool = False) -> Tokenizer:
     """A tokenizer that the tokenizers library trains with a cut that llama.cpp knows."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    from sheepop.tokenizer import tokenizer_from_json
 
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
     backend.pre_tokenizer = pre_tokenizer
@@ -257,6 +256,24 @@ def test_special_tokens_are_those_of_the_tokenizer(vocabulary: tuple[Any, Any]) 
     for text, token_id in tokenizer.special_tokens.items():
         assert ids_of(model, f"a{text}b", special=True) == [*tokenizer.encode("a"), token_id, *tokenizer.encode("b")]
         assert token_id not in ids_of(model, f"a{text}b")
+
+
+def test_what_is_put_around_a_text_is_put_there(tmp_path: Path, make: Callable[..., Any]) -> None:
+    content = json.loads(cuts()["gpt-2"]().to_json())
+    token = {"SpecialToken": {"id": "<|user|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [token, text],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|user|>": {"id": "<|user|>", "ids": [1], "tokens": ["<|user|>"]}},
+    }
+    settings = {"bos_token": "<|user|>", "eos_token": "<|endoftext|>"}
+    tokenizer = tokenizer_from_json(json.dumps(content), settings)
+    toy = make("llama", vocab_size=tokenizer.vocab_size)
+    with opened(toy.with_tokenizer(tokenizer).write(tmp_path / "toy.gguf"), vocab_only=True) as model:
+        assert model.tokenize(b"Hello", add_bos=True) == [*tokenizer.prefix_ids, *tokenizer.encode("Hello")]
+        assert tokenizer.prefix_ids == (1,)
 
 
 def test_a_file_without_a_tokenizer_computes(tmp_path: Path, make: Callable[..., Any]) -> None:
