@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from sheepop.checkpoint.gguf.tokenizer import tokenizer_from_metadata, tokenizer_metadata
+from sheepop.checkpoint.gguf.tokenizer import (
+    end_ids_from_metadata,
+    tokenizer_from_metadata,
+    tokenizer_metadata,
+)
 from sheepop.checkpoint.gguf.values import Value, f32s, flag, i32s, text, texts, u32
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
@@ -135,6 +139,18 @@ def test_of_several_templates_the_default_is_written() -> None:
     assert written(tokenizer_of(byte_level(), chat_template=named))["tokenizer.chat_template"] == text("one")
     with pytest.raises(CheckpointError, match="chat templates called tools and none called default"):
         written(tokenizer_of(byte_level(), chat_template=named[1:]))
+
+
+def test_further_tokens_that_end_a_text_come_along() -> None:
+    tokenizer = tokenizer_of(byte_level())
+    metadata, notes = tokenizer_metadata(tokenizer, 300, [0, 7, 8, 9])
+    assert metadata["tokenizer.ggml.eot_token_id"] == u32(7)
+    assert metadata["tokenizer.ggml.eom_token_id"] == u32(8)
+    assert notes == ["llama.cpp does not end a text at the token 9, as the model does."]
+    assert end_ids_from_metadata(metadata, 300, PATH) == [0, 7, 8]
+    assert end_ids_from_metadata(metadata, 8, PATH) == [0, 7]
+    assert end_ids_from_metadata(written(tokenizer), 300, PATH) == []
+    assert tokenizer_from_metadata(metadata, 300, PATH).fingerprint() == tokenizer.fingerprint()
 
 
 def test_none_is_written_as_none() -> None:

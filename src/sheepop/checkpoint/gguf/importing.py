@@ -17,7 +17,7 @@ from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
 from sheepop.checkpoint.gguf.container import Container, TensorRecord
 from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
 from sheepop.checkpoint.gguf.layout import Place, balances, places
-from sheepop.checkpoint.gguf.tokenizer import tokenizer_from_metadata
+from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import Tokenizer
@@ -58,6 +58,11 @@ class GGUFFile:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
         return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
+
+    def generation(self) -> dict[str, Any]:
+        """The tokens that end a text, where there is more than one, as a ``generation_config.json`` has them."""
+        ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
+        return {"eos_token_id": ids} if ids else {}
 
     def source(self) -> dict[str, Any]:
         """Where the model came from, for its record."""
@@ -115,7 +120,7 @@ def read_gguf(path: str | Path) -> ForeignModel:
     Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing or not read here.
     """
     file = open_gguf(path)
-    return ForeignModel(file.config, file.tensors, file.tokenizer(), {}, file.source())
+    return ForeignModel(file.config, file.tensors, file.tokenizer(), file.generation(), file.source())
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:

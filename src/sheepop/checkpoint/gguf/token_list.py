@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -30,6 +30,8 @@ ROLE_KEYS: dict[SpecialRole, str] = {
     "unk": "ggml.unknown_token_id",
     "pad": "ggml.padding_token_id",
 }
+# Further tokens that end what a model says: of its turn in a conversation, of a message.
+_END_KEYS = ("ggml.eot_token_id", "ggml.eom_token_id")
 
 
 class TokenKind(IntEnum):
@@ -148,6 +150,21 @@ def read_settings(keys: Keys, tokens: TokenList, *, add_bos: bool, roles: Mappin
     if template:
         settings["chat_template"] = template
     return settings
+
+
+def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str, Value], list[str]]:
+    """Keys for tokens that end a text beside the tokenizer's own, and a remark on those that have no place."""
+    further = [token_id for token_id in end_ids if token_id != tokenizer.special_id("eos")]
+    left_out = further[len(_END_KEYS) :]
+    notes = [f"llama.cpp does not end a text at the token {token_id}, as the model does." for token_id in left_out]
+    return {key: u32(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
+
+
+def read_end_ids(keys: Keys, rows: int) -> list[int]:
+    """Every token that ends a text, if there is more than one; those outside the vocabulary end nothing."""
+    ids = [keys.size(key) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
+    ids = [token_id for token_id in dict.fromkeys(ids) if token_id < rows]
+    return ids if len(ids) > 1 else []
 
 
 def _template_entries(template: Any) -> dict[str, Value]:

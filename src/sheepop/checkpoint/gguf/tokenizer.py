@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from sheepop.checkpoint.gguf.token_list import (
     ROLE_KEYS,
     TokenKind,
     TokenList,
+    end_entries,
+    read_end_ids,
     read_settings,
     read_tokens,
     role_entries,
@@ -36,18 +38,23 @@ _NONE = "no_vocab"
 _ADDED = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 
 
-def tokenizer_metadata(tokenizer: Tokenizer | None, rows: int) -> tuple[dict[str, Value], list[str]]:
+def tokenizer_metadata(
+    tokenizer: Tokenizer | None, rows: int, end_ids: Sequence[int] = ()
+) -> tuple[dict[str, Value], list[str]]:
     """The keys for a tokenizer, or for none, of a model whose embedding has `rows`; and remarks for the user.
 
-    Raises `CheckpointError` when llama.cpp cannot give the same ids.
+    `end_ids` are tokens that end a text beside the tokenizer's own. Raises `CheckpointError` when llama.cpp cannot give
+    the same ids.
     """
     if tokenizer is None:
         return {f"{_PREFIX}.{MODEL}": text(_NONE)}, []
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
     tokens.pad(rows)
-    entries = {MODEL: text(model), **further, **tokens.entries(), **role_entries(tokenizer), _WHOLE: text(content)}
-    return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes
+    ends, end_notes = end_entries(tokenizer, end_ids)
+    entries = {MODEL: text(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
+    entries[_WHOLE] = text(content)
+    return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes + end_notes
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> Tokenizer:
@@ -70,6 +77,11 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
         return whole or tokenizer_from_json(_content(tokens, settings, model.describe(keys, tokens)), settings)
     except TokenizerError as error:
         raise CheckpointError(f"The tokenizer in {path} cannot be used: {error}") from None
+
+
+def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> list[int]:
+    """The tokens that end a text, where a file names more than one."""
+    return read_end_ids(Keys(metadata, _PREFIX, path), rows)
 
 
 @dataclass(frozen=True)

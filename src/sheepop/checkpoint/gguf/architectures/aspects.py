@@ -87,11 +87,12 @@ class WithoutInfluence:
 
 @dataclass(frozen=True)
 class Keyed:
-    """A whole number, or true or false, under a key."""
+    """A whole number, at most `most`, or true or false, under a key."""
 
     field: str
     key: str
     kind: Literal["size", "truth"] = "size"
+    most: int | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -99,8 +100,10 @@ class Keyed:
         return (self.field,)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """None."""
-        return iter(())
+        """A larger number."""
+        value = getattr(config, self.field)
+        if self.most is not None and value > self.most:
+            yield f"{self.field} = {value}, and it has {self.most} at most"
 
     def write(self, config: ModelConfig) -> Entries:
         """The value."""

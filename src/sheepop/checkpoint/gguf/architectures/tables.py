@@ -63,7 +63,7 @@ _SIZES: tuple[Aspect, ...] = (
     WithoutInfluence(("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")),
     Fixed("architecture", ("decoder",)),
     Fixed("num_encoder_layers", (None,)),
-    Keyed("num_layers", "block_count"),
+    Keyed("num_layers", "block_count", most=512),
     Keyed("max_seq_len", "context_length"),
     Keyed("d_model", "embedding_length"),
 )
