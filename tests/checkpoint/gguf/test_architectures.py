@@ -108,7 +108,7 @@ def description(architecture_name: str, config: ModelConfig) -> tuple[Any, ...]:
     architecture = ARCHITECTURES[architecture_name]
     keys = {key: value.encoded() for key, value in config_metadata(architecture, config).items() if key != CONFIG_KEY}
     tensors = [
-        (replace(place, constant=None), None if place.constant is None else place.constant.tolist())
+        (replace(place, constant=None), None if place.constant is None else place.constant().tolist())
         for place in places(architecture, config)
     ]
     return keys, tensors
@@ -361,6 +361,7 @@ def test_keys_are_read(tmp_path: Path, keys: dict[str, Value | None], settings: 
         ({"llama.block_count": u32(0)}, "num_layers"),
         ({"llama.block_count": text("1")}, "llama.block_count = '1' is not a whole number"),
         ({"llama.block_count": u32(2**31)}, "not a whole number of a reasonable size"),
+        ({"llama.block_count": u32(2**30)}, "is more than the 512 that llama.cpp has at most"),
         ({"llama.attention.head_count": u32(0)}, "is no number of heads"),
         ({"llama.attention.head_count_kv": i32s([1, 2])}, "differs from layer to layer"),
         ({"llama.attention.head_count_kv": u32(3)}, "does not divide num_heads"),
@@ -417,6 +418,16 @@ def test_a_configuration_that_the_keys_contradict_is_not_believed(tmp_path: Path
     for content in ("{", "[" * 100_000, "3", '{"d_model": -1}'):
         with open_gguf(write_foreign(tmp_path / "toy.gguf", {CONFIG_KEY: text(content)}, {})) as file:
             assert file.config.max_seq_len == 8
+
+
+def test_a_table_is_not_computed_before_its_size_is_seen(tmp_path: Path) -> None:
+    own = ModelConfig(
+        vocab_size=6, d_model=8, num_layers=1, num_heads=2, max_seq_len=2**30, position_encoding="sinusoidal",
+        activation="gelu_tanh", d_ff=8, dropout=0.0,
+    )  # fmt: skip
+    keys = {**config_metadata(ARCHITECTURES["gpt2"], own), **dict.fromkeys(KEYS)}
+    with pytest.raises(CheckpointError, match=r"position_embd\.weight is missing"):
+        open_gguf(write_foreign(tmp_path / "toy.gguf", keys, {}))
 
 
 def test_layers_with_a_window_are_read_from_a_rule_or_a_list(make: Callable[..., Any], tmp_path: Path) -> None:

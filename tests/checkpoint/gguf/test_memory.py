@@ -26,7 +26,7 @@ def anonymous():
     return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
 
 config = ModelConfig(
-    vocab_size=128, d_model=128, num_layers=24, num_heads=4, d_ff=1024, max_seq_len=32, dropout=0.0,
+    vocab_size=128, d_model=128, num_layers=20, num_heads=4, d_ff=1024, max_seq_len=32, dropout=0.0,
     position_encoding="rope", norm="rmsnorm", activation="swiglu", bias=False,
 )
 shapes = expected_tensors(config)
@@ -37,7 +37,7 @@ torch.ones(8, 8) @ torch.ones(8, 8)
 before, most, done = anonymous(), 0, threading.Event()
 def watch():
     global most
-    while not done.wait(0.002):
+    while not done.wait(0.005):
         most = max(most, anonymous())
 threading.Thread(target=watch).start()
 try:

@@ -112,7 +112,12 @@ class Keyed:
 
     def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
         """The value."""
-        return {self.field: keys.size(self.key) if self.kind == "size" else keys.truth(self.key)}
+        if self.kind == "truth":
+            return {self.field: keys.truth(self.key)}
+        value = keys.size(self.key)
+        if self.most is not None and value > self.most:
+            raise keys.problem(self.key, f"is more than the {self.most} that llama.cpp has at most")
+        return {self.field: value}
 
 
 @dataclass(frozen=True)
