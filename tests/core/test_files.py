@@ -16,6 +16,7 @@ from sheepop.core import files
 from sheepop.core.errors import CheckpointError, DataError, StorageError
 from sheepop.core.files import (
     atomic_directory,
+    atomic_file,
     damaged_files,
     read_json,
     remove_partial,
@@ -93,6 +94,33 @@ def fill(directory: Path, text: str) -> None:
     (directory / "weights").write_text(text)
     (directory / "state").mkdir()
     (directory / "state" / "optimizer").write_text(f"{text} state")
+
+
+def test_a_large_file_appears_whole(tmp_path: Path):
+    target = tmp_path / "deep" / "file"
+    with atomic_file(target) as place:
+        place.write_bytes(b"one")
+        assert not target.exists()
+    with pytest.raises(StorageError, match="already there"), atomic_file(target):
+        pytest.fail("the work began")
+    with pytest.raises(ZeroDivisionError), atomic_file(target, replace=True) as place:
+        place.write_bytes(b"two")
+        1 / 0  # noqa: B018
+    assert target.read_bytes() == b"one"
+    with atomic_file(target, replace=True) as place:
+        place.write_bytes(b"three")
+    assert target.read_bytes() == b"three"
+    assert names(tmp_path) == ["deep", "deep/file"]
+
+
+def test_a_large_file_does_not_take_the_place_of_a_directory(tmp_path: Path):
+    (tmp_path / "place").mkdir()
+    for replace in (False, True):
+        with pytest.raises(StorageError), atomic_file(tmp_path / "place", replace=replace):
+            pytest.fail("the work began")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="file/below"), atomic_file(tmp_path / "file" / "below"):
+        pytest.fail("the work began")
 
 
 def test_a_directory_appears_whole_with_the_checksums_of_its_files(tmp_path: Path):

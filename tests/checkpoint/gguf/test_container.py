@@ -153,8 +153,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "version 1": (lambda path: change(path, at=4, to=struct.pack("<I", 1)), "GGUF version 1; SheepOp reads 2 and 3"),
     "version 4": (lambda path: change(path, at=4, to=struct.pack("<I", 4)), "GGUF version 4; SheepOp reads 2 and 3"),
     "big endian": (lambda path: change(path, at=4, to=struct.pack(">I", 3)), "big endian"),
-    "count of tensors": (lambda path: change(path, at=8, to=U64_MAX), "18,446,744,073,709,551,615 tensors"),
-    "count of keys": (lambda path: change(path, at=16, to=U64_MAX), "18,446,744,073,709,551,615 metadata values"),
+    "count of tensors": (lambda path: change(path, at=8, to=U64_MAX), "18,446,744,073,709,551,615 tensors; at most"),
+    "count of keys": (
+        lambda path: change(path, at=16, to=U64_MAX),
+        "18,446,744,073,709,551,615 metadata values; at most",
+    ),
+    "count of tensors beyond the file": (
+        lambda path: change(path, at=8, to=struct.pack("<Q", 10**5)),
+        "claims 100,000 tensors, and only",
+    ),
     "length of a key": (lambda path: change(path, at=24, to=U64_MAX), "key 0 claims to be"),
     "length of a text": (
         lambda path: change(path, at=place_behind(path, "general.architecture") + 4, to=U64_MAX),

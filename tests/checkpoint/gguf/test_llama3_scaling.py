@@ -48,7 +48,7 @@ def test_published_scalings_are_found_exactly(factor: float, original: int) -> N
     low=st.sampled_from([1.0, 2.0]),
     ratio=st.sampled_from([2.0, 3.5, 4.0]),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_what_is_found_turns_as_the_file_says(
     dim: int, base: float, factor: float, original: int, low: float, ratio: float
 ) -> None:

@@ -5,6 +5,7 @@ Needs llama-cpp-python, which is built from source: ``pip install llama-cpp-pyth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from sheepop.checkpoint.gguf import read_gguf
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.model import Transformer
-from sheepop.tokenizer import CharTokenizer, Tokenizer
+from sheepop.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -125,8 +126,6 @@ def byte_level(pre_tokenizer: Any, *, ignore_merges: bool = False) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    from sheepop.tokenizer import tokenizer_from_json
-
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
@@ -167,12 +166,36 @@ def cuts() -> dict[str, Callable[[], Tokenizer]]:
     }
 
 
-@pytest.fixture(scope="module", params=["characters", "gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "bloom"])
+def sentencepiece(tmp_path: Path, **options: Any) -> Tokenizer:
+    """A tokenizer that SentencePiece trains, with bytes for what it lacks."""
+    package = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS * 3), encoding="utf-8")
+    package.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "toy"), model_type="bpe", vocab_size=400,
+        byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", minloglevel=2,
+        remove_extra_whitespaces=False, num_threads=1, **options,
+    )  # fmt: skip
+    return load_tokenizer(tmp_path / "toy.model")
+
+
+SENTENCEPIECE: dict[str, dict[str, Any]] = {
+    "sentencepiece": {},
+    "sentencepiece-without-prefix": {"add_dummy_prefix": False, "user_defined_symbols": ["<code>"]},
+}
+
+
+@pytest.fixture(
+    scope="module", params=[*SENTENCEPIECE, "characters", "gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "smollm", "bloom"]
+)
 def vocabulary(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Any]
 ) -> Iterator[tuple[Any, Any]]:
     """A tokenizer of ours, and llama.cpp's of the file that it was written into."""
-    tokenizer = CharTokenizer("ä€漢é") if request.param == "characters" else cuts()[request.param]()
+    tokenizer: Tokenizer
+    if request.param in SENTENCEPIECE:
+        tokenizer = sentencepiece(tmp_path_factory.mktemp("trained"), **SENTENCEPIECE[request.param])
+    else:
+        tokenizer = CharTokenizer("ä€漢é") if request.param == "characters" else cuts()[request.param]()
     toy = make("llama", vocab_size=tokenizer.vocab_size + 3)
     path = tmp_path_factory.mktemp("vocabulary") / "toy.gguf"
     toy.with_tokenizer(tokenizer).write(path)
@@ -196,6 +219,8 @@ def known_text(tokenizer: Tokenizer, text: str) -> str:
 def test_texts_have_the_same_ids(vocabulary: tuple[Any, Any], text: str) -> None:
     tokenizer, model = vocabulary
     text = known_text(tokenizer, text)
+    assert ids_of(model, text) == tokenizer.encode(text)
+    text += "<code>"
     assert ids_of(model, text) == tokenizer.encode(text)
 
 
@@ -231,6 +256,24 @@ def test_special_tokens_are_those_of_the_tokenizer(vocabulary: tuple[Any, Any]) 
     for text, token_id in tokenizer.special_tokens.items():
         assert ids_of(model, f"a{text}b", special=True) == [*tokenizer.encode("a"), token_id, *tokenizer.encode("b")]
         assert token_id not in ids_of(model, f"a{text}b")
+
+
+def test_what_is_put_around_a_text_is_put_there(tmp_path: Path, make: Callable[..., Any]) -> None:
+    content = json.loads(cuts()["gpt-2"]().to_json())
+    token = {"SpecialToken": {"id": "<|user|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [token, text],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|user|>": {"id": "<|user|>", "ids": [1], "tokens": ["<|user|>"]}},
+    }
+    settings = {"bos_token": "<|user|>", "eos_token": "<|endoftext|>"}
+    tokenizer = tokenizer_from_json(json.dumps(content), settings)
+    toy = make("llama", vocab_size=tokenizer.vocab_size)
+    with opened(toy.with_tokenizer(tokenizer).write(tmp_path / "toy.gguf"), vocab_only=True) as model:
+        assert model.tokenize(b"Hello", add_bos=True) == [*tokenizer.prefix_ids, *tokenizer.encode("Hello")]
+        assert tokenizer.prefix_ids == (1,)
 
 
 def test_a_file_without_a_tokenizer_computes(tmp_path: Path, make: Callable[..., Any]) -> None:

@@ -225,12 +225,15 @@ def test_what_a_type_cannot_hold_is_named(tmp_path: Path, make: Callable[..., An
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_that_are_none_survive(tmp_path: Path, make: Callable[..., Any]) -> None:
-    toy = make("llama")
+@pytest.mark.parametrize("name", ["llama", "gptneox-one-by-one", "sinusoidal"])
+def test_numbers_that_are_none_survive(tmp_path: Path, make: Callable[..., Any], name: str) -> None:
+    toy = make(name)
     with torch.no_grad():
-        toy.model.lm_head.weight[3, 3] = float("nan")
-    found = read_gguf(toy.write(tmp_path / "toy.gguf", dtype="f16")).tensors["lm_head.weight"].read()
+        toy.model.embedding.weight[3, 3] = float("nan")
+        toy.model.embedding.weight[4, 4] = float("inf")
+    found = read_gguf(toy.write(tmp_path / "toy.gguf", dtype="f16")).tensors["embedding.weight"].read()
     assert found.isnan().nonzero().tolist() == [[3, 3]]
+    assert found.isinf().nonzero().tolist() == [[4, 4]]
 
 
 def test_a_disk_that_changes_what_is_written_is_noticed(

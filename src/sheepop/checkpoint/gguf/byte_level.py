@@ -9,16 +9,14 @@ from typing import Any
 
 from sheepop.checkpoint.gguf.keys import Keys
 from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
-from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList
+from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, looking_notes
 from sheepop.checkpoint.gguf.values import Value, text, texts
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
-from sheepop.tokenizer.alphabet import BYTE_ALPHABET
+from sheepop.tokenizer.alphabet import text_as_characters
 
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
-_CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_ALPHABET.items()}
-_LOOKS_AROUND = ("single_word", "lstrip", "rstrip")
 
 
 def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
@@ -34,7 +32,7 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
             "byte-level BPE it knows those of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM. Export without the "
             "tokenizer for a program that brings its own."
         )
-    notes = _normalizer_notes(description["normalizer"]) + _added_notes(description["added_tokens"])
+    notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     return _tokens(description), {_PRE: text(name), _MERGES: texts(merges)}, notes
 
@@ -48,7 +46,7 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
         if token_id in special:
             tokens.append(special[token_id], TokenKind.CONTROL)
             continue
-        spelled = "".join(_CHARACTER_OF_BYTE[byte] for byte in tokenizer.token_bytes(token_id))
+        spelled = text_as_characters(tokenizer.token_bytes(token_id).decode("utf-8"))
         tokens.append(spelled, TokenKind.NORMAL)
         merges += [f"{spelled[:end]} {spelled[end]}" for end in range(1, len(spelled))]
     note = (
@@ -57,6 +55,12 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
     )
     # Characters may share their first bytes.
     return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
+
+
+def byte_level_adds_bos(keys: Keys) -> bool:
+    """Whether llama.cpp puts a token before a text where the file does not say it."""
+    known = find_pre_tokenizer(keys.text(_PRE, ""))
+    return known is not None and known.add_bos
 
 
 def byte_level_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
@@ -103,11 +107,3 @@ def _normalizer_notes(normalizer: Any) -> list[str]:
     raise CheckpointError(
         f"The tokenizer rewrites text before it cuts it ({normalizer['type']}), which llama.cpp does not."
     )
-
-
-def _added_notes(added: list[dict[str, Any]]) -> list[str]:
-    looking = [token for token in added if any(token[flag] for flag in _LOOKS_AROUND)]
-    ordinary = [token["content"] for token in looking if not token["special"]]
-    if ordinary:
-        raise CheckpointError(f"The token {ordinary[0]!r} looks at what stands around it, which llama.cpp does not do.")
-    return [f"llama.cpp leaves the white space around {token['content']} where it is." for token in looking]

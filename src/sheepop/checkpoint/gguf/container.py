@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,8 @@ LONGEST_NAME = 63
 _LONGEST_KEY = 2**16 - 1
 _LARGEST_ALIGNMENT = 2**16
 _MOST_DIMENSIONS = 4
+_MOST_VALUES = 2**16
+_MOST_TENSORS = 2**17
 DIGEST_SIZE = 64
 _CHUNK = 2**24
 # The fewest bytes that one entry of either list takes.
@@ -134,10 +137,12 @@ def _read_head(cursor: Cursor) -> tuple[int, int]:
     if version not in (2, VERSION):
         raise cursor.problem(f"the file is of GGUF version {version}; SheepOp reads 2 and 3. Convert the model anew")
     num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
-    for count, smallest, what in (
-        (num_values, _SMALLEST_ENTRY, "metadata values"),
-        (num_tensors, _SMALLEST_TENSOR, "tensors"),
+    for count, most, smallest, what in (
+        (num_values, _MOST_VALUES, _SMALLEST_ENTRY, "metadata values"),
+        (num_tensors, _MOST_TENSORS, _SMALLEST_TENSOR, "tensors"),
     ):
+        if count > most:
+            raise cursor.problem(f"the file claims {count:,} {what}; at most {most:,} are read")
         if count * smallest > cursor.left:
             raise cursor.problem(f"the file claims {count:,} {what}, and only {cursor.left:,} bytes are left")
     return num_tensors, num_values
@@ -150,17 +155,16 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[s
     for index in range(count):
         key = read_text(cursor, f"key {index}", _LONGEST_KEY)
         if key in metadata:
-            raise cursor.problem(f"the key {key!r} stands twice")
-        metadata[key] = read_value(cursor, repr(key))
+            raise cursor.problem(f"the key {key!r:.80} stands twice")
+        metadata[key] = read_value(cursor, f"{key!r:.80}")
         ends[key] = cursor.position
     return metadata, ends
 
 
 def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorRecord]:
     found = [_read_record(cursor) for _ in range(count)]
-    names = [name for name, *_ in found]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if len({name for name, *_ in found}) < len(found):
+        twice, _ = Counter(name for name, *_ in found).most_common(1)[0]
         raise cursor.problem(f"the tensor {twice!r} stands twice")
     unread = {name: type_name(number) for name, number, *_ in found if type_of_number(number) is None}
     if unread:

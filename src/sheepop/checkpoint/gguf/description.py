@@ -90,8 +90,9 @@ def _read_settings(container: Container, architecture: Architecture, rows: int) 
     if not keys.truth("attention.causal", True):
         raise keys.problem("attention.causal", "is false: the model is no language model")
     if unread := keys.unread():
+        named = ", ".join(unread[:10])
         raise CheckpointError(
-            f"{container.path}: {', '.join(unread)} might change what the network computes; SheepOp does not read it."
+            f"{container.path}: {named} might change what the network computes; SheepOp does not read it."
         )
     if DIVISORS in container.tensors:
         scaling = _read_divisors(container, settings)

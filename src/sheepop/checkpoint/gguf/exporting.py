@@ -32,7 +32,7 @@ _QUANTIZATION_VERSION = 2
 _PHI3_MARKS = ("phi-3", "phi3")
 _PHI3_TOKENS = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
 # Numbers that are encoded at a time, so that a large tensor needs little beside itself.
-_CHUNK = 2**24
+_CHUNK = 2**21
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def write_gguf(
     dtype: str | None = None,
     name: str,
     architecture: str | None = None,
+    end_ids: Sequence[int] = (),
     replace: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> GGUFExport:
@@ -60,9 +61,9 @@ def write_gguf(
 
     Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or as they are; norms, biases and what else is small and
     touchy always in single precision. `name` is what the model is called. Without a tokenizer the file is for programs
-    that bring their own. `advance` is told how many bytes were written. Raises `CheckpointError` when llama.cpp cannot
-    compute what the model does, whatever the architecture (or under that `architecture`), or when a tensor does not fit
-    its type.
+    that bring their own. `end_ids` are tokens that end a text beside the tokenizer's own; `advance` is told how many
+    bytes were written. Raises `CheckpointError` when llama.cpp cannot compute what the model does, whatever the
+    architecture (or under that `architecture`), or when a tensor does not fit its type.
     """
     if dtype is not None and dtype not in TYPES:
         raise CheckpointError(f"{dtype!r} is no type that SheepOp writes: {', '.join(TYPES)}.")
@@ -71,7 +72,7 @@ def write_gguf(
     _check_tensors(config, tensors)
     plans = [_plan(place, tensors, dtype) for place in found]
     file_type = _file_type(plans)
-    vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary)
+    vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary, end_ids)
     _check_name(name, vocabulary)
     metadata: dict[str, Value] = {
         **config_metadata(chosen, config),
@@ -93,6 +94,8 @@ def write_gguf(
 
 def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
     """Raises `CheckpointError` for a name by which llama.cpp takes the vocabulary for Phi-3's, and fails to load it."""
+    if not name.isprintable():
+        raise CheckpointError(f"{name!r} cannot be the name of a model: it holds what cannot be shown.")
     tokens = vocabulary.get("tokenizer.ggml.tokens")
     if not any(mark in name.lower() for mark in _PHI3_MARKS) or tokens is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -17,12 +18,15 @@ from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
 from sheepop.checkpoint.gguf.container import Container, TensorRecord
 from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
 from sheepop.checkpoint.gguf.layout import Place, balances, places
-from sheepop.checkpoint.gguf.tokenizer import tokenizer_from_metadata
+from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
+from sheepop.checkpoint.gguf.values import Value
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import Tokenizer
 
 _SPLIT = "split.count"
+_SHOWN = 20
+_LONGEST_TEXT = 1000
 _TOLERANCE = 1e-4
 # Of an embedding that stands in a file twice, each time rounded: a part of its largest number.
 _ROUNDING = 0.01
@@ -59,13 +63,18 @@ class GGUFFile:
         """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
         return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
 
+    def generation(self) -> dict[str, Any]:
+        """The tokens that end a text, where there is more than one, as a ``generation_config.json`` has them."""
+        ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
+        return {"eos_token_id": ids} if ids else {}
+
     def source(self) -> dict[str, Any]:
         """Where the model came from, for its record."""
         metadata = self._container.metadata
         general = {
             key: value.content
             for key, value in metadata.items()
-            if key.startswith("general.") and not value.is_list and key not in (ARCHITECTURE_KEY, FILE_TYPE_KEY)
+            if key.startswith("general.") and key not in (ARCHITECTURE_KEY, FILE_TYPE_KEY) and _is_short(value)
         }
         types = Counter(record.kind.name for record in self._container.tensors.values())
         return {
@@ -115,7 +124,7 @@ def read_gguf(path: str | Path) -> ForeignModel:
     Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing or not read here.
     """
     file = open_gguf(path)
-    return ForeignModel(file.config, file.tensors, file.tokenizer(), {}, file.source())
+    return ForeignModel(file.config, file.tensors, file.tokenizer(), file.generation(), file.source())
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:
@@ -135,7 +144,7 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
         implied = (place for place in found if place.constant is not None or place.copied)
         problems = [problem for place in implied if (problem := _constant_problem(container, place))]
     if problems:
-        listed = "; ".join(sorted(problems))
+        listed = "; ".join(sorted(problems)[:_SHOWN]) + (" ..." if len(problems) > _SHOWN else "")
         raise CheckpointError(f"{container.path} does not hold the tensors it describes: {listed}.")
 
 
@@ -143,10 +152,13 @@ def _constant_problem(container: Container, place: Place) -> str:
     """What is wrong with a tensor whose numbers follow from the rest; empty when nothing is."""
     found = container.read(place.theirs).float()
     if place.constant is not None:
-        near = (found - place.constant).abs() <= _TOLERANCE * place.constant.abs()
+        wanted = place.constant()
+        near = (found - wanted).abs() <= _TOLERANCE * wanted.abs()
         return "" if bool(near.all()) else f"{place.theirs} holds other numbers than the configuration asks for"
     other = container.read(OUTPUT_NAME if place.theirs == EMBEDDING_NAME else EMBEDDING_NAME).float()
-    near = (place.restored(found) - other).abs() <= _ROUNDING * other.abs().max()
+    found = place.restored(found)
+    near = (found == other) | (found.isnan() & other.isnan())
+    near |= (found - other).abs() <= _ROUNDING * other[other.isfinite()].abs().max()
     return "" if bool(near.all()) else f"{OUTPUT_NAME} differs from {EMBEDDING_NAME}, to which it is said to be tied"
 
 
@@ -154,6 +166,14 @@ def _half_precision(matrices: list[TensorRecord]) -> torch.dtype | None:
     """The dtype of the matrices, if it is one and of half precision."""
     dtypes = {record.kind.dtype for record in matrices}
     return next(iter(dtypes)) if dtypes in ({torch.float16}, {torch.bfloat16}) else None
+
+
+def _is_short(value: Value) -> bool:
+    """Whether a value may stand in the record of where a model came from."""
+    content = value.content
+    if isinstance(content, float):
+        return math.isfinite(content)
+    return isinstance(content, int) or (isinstance(content, str) and len(content) <= _LONGEST_TEXT)
 
 
 def _zeros(count: int) -> LazyTensor:

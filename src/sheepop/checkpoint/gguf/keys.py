@@ -92,6 +92,15 @@ class Keys:
             raise self.problem(key, "is not a list of whole numbers")
         return [int(number) for number in value.content.tolist()]
 
+    def reals(self, key: str) -> list[float]:
+        """A list of finite numbers."""
+        value = self._take(key)
+        if value is None or not isinstance(value.content, np.ndarray) or value.type not in _REAL:
+            raise self.problem(key, "is missing" if value is None else "is not a list of numbers")
+        if not bool(np.isfinite(value.content.astype(np.float64)).all()):
+            raise self.problem(key, "has entries that are not finite")
+        return [float(number) for number in value.content.tolist()]
+
     def texts(self, key: str) -> list[str]:
         """A list of texts."""
         value = self._take(key)

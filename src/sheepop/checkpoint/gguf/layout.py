@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ _BALANCE = "feed_forward.router.balance"
 class Place:
     """One tensor of a file, its shape, and the tensors of ours that stand in it with theirs.
 
-    Without ours it holds a `constant`: zeros for a bias that the model lacks, or a function of the configuration.
-    `copied` says that ours stands in another place as well, which is the one to read.
+    Without ours it holds what `constant` computes: zeros for a bias that the model lacks, or a function of the
+    configuration. `copied` says that ours stands in another place as well, which is the one to read.
     """
 
     theirs: str
@@ -35,12 +36,12 @@ class Place:
     centered: bool = False
     scale: float = 1.0
     copied: bool = False
-    constant: Tensor | None = None
+    constant: Callable[[], Tensor] | None = None
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
         """Theirs from ours; what is computed is computed in single precision."""
         if self.constant is not None:
-            return self.constant
+            return self.constant()
         pieces = [self._interleaved(self.stored(tensor)) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -100,13 +101,18 @@ def _computed(config: ModelConfig) -> Iterator[Place]:
     """Tensors that follow from the configuration: divisors of angles, and sinusoids."""
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind == "llama3":
-        plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
-        scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, scaling)
-        divisors = (plain / scaled).float()
-        yield Place(DIVISORS, tuple(divisors.shape), (), Role.PRECISE, constant=divisors)
+        yield Place(DIVISORS, (config.rotary_dim // 2,), (), Role.PRECISE, constant=partial(_divisors, config))
     if config.position_encoding == "sinusoidal":
-        table = sinusoidal_table(config.max_seq_len, config.d_model, config.position_base)
-        yield Place(POSITIONS_NAME, tuple(table.shape), (), Role.PRECISE, constant=table)
+        shape = (config.max_seq_len, config.d_model)
+        table = partial(sinusoidal_table, *shape, config.position_base)
+        yield Place(POSITIONS_NAME, shape, (), Role.PRECISE, constant=table)
+
+
+def _divisors(config: ModelConfig) -> Tensor:
+    """What Llama 3's scaling divides the angle of each pair by."""
+    plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
+    scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, config.rotary_scaling)
+    return (plain / scaled).float()
 
 
 def _of_rows(architecture: Architecture, config: ModelConfig, expected: Mapping[str, Shape]) -> Iterator[Place]:
@@ -128,7 +134,7 @@ def _of_row(
         yield _as_it_is_stored(place, row, config, scale)
     elif row.zeros and all(_weight(name) in expected for name in ours):
         length = sum(expected[_weight(name)][0] for name in ours)
-        yield Place(theirs, (length,), (), row.role, constant=torch.zeros(length))
+        yield Place(theirs, (length,), (), row.role, constant=partial(torch.zeros, length))
     elif theirs == OUTPUT_NAME and (row.always or scale != 1.0):
         # A tied embedding that is scaled stands here as it is, which makes this its place; otherwise it is a copy.
         own = "embedding.weight"

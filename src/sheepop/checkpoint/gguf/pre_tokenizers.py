@@ -36,17 +36,20 @@ _THREE_DIGITS, _ONE_DIGIT = _words_and_digits(r"\p{N}{1,3}"), _words_and_digits(
 class PreTokenizer:
     """A cut, whether a part that is a token itself is left unmerged, and the names llama.cpp has for the two.
 
-    The first name is written.
+    The first name is written. `add_bos` is what llama.cpp takes for a file that does not say it.
     """
 
     names: tuple[str, ...]
     description: dict[str, Any]
     ignore_merges: bool = False
+    add_bos: bool = False
 
 
 _TABLE = (
     PreTokenizer(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4"), _byte_level(use_regex=True)),
-    PreTokenizer(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _THREE_DIGITS, ignore_merges=True),
+    PreTokenizer(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _THREE_DIGITS, ignore_merges=True, add_bos=True
+    ),
     PreTokenizer(("smaug-bpe", "dbrx"), _THREE_DIGITS),
     PreTokenizer(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "solar-open"), _ONE_DIGIT),
     PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_APART),

@@ -3,46 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint.gguf.byte_level import byte_level_description, byte_level_entries, character_entries
+from sheepop.checkpoint.gguf.byte_level import (
+    byte_level_adds_bos,
+    byte_level_description,
+    byte_level_entries,
+    character_entries,
+)
 from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
     ROLE_KEYS,
     TokenKind,
     TokenList,
+    end_entries,
+    read_end_ids,
     read_settings,
     read_tokens,
     role_entries,
 )
 from sheepop.checkpoint.gguf.values import Value, text
 from sheepop.core.errors import CheckpointError, TokenizerError
-from sheepop.tokenizer import CharTokenizer, Tokenizer, tokenizer_from_json
+from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, SpecialRole, Tokenizer, tokenizer_from_json
 
 _PREFIX = "tokenizer"
 # A key of the format for the file from which a tokenizer of the tokenizers library is read.
 _WHOLE = "huggingface.json"
 _NONE = "no_vocab"
+_ADDED = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 
 
-def tokenizer_metadata(tokenizer: Tokenizer | None, rows: int) -> tuple[dict[str, Value], list[str]]:
+def tokenizer_metadata(
+    tokenizer: Tokenizer | None, rows: int, end_ids: Sequence[int] = ()
+) -> tuple[dict[str, Value], list[str]]:
     """The keys for a tokenizer, or for none, of a model whose embedding has `rows`; and remarks for the user.
 
-    Raises `CheckpointError` when llama.cpp cannot give the same ids.
+    `end_ids` are tokens that end a text beside the tokenizer's own. Raises `CheckpointError` when llama.cpp cannot give
+    the same ids.
     """
     if tokenizer is None:
         return {f"{_PREFIX}.{MODEL}": text(_NONE)}, []
     content = tokenizer.to_json()
-    if isinstance(tokenizer, CharTokenizer):
-        tokens, further, notes = character_entries(tokenizer)
-    else:
-        tokens, further, notes = _entries(_canonical(content))
+    model, tokens, further, notes = _entries(tokenizer, content)
     tokens.pad(rows)
-    entries = {MODEL: text("gpt2"), **further, **tokens.entries(), **role_entries(tokenizer), _WHOLE: text(content)}
-    return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes
+    ends, end_notes = end_entries(tokenizer, end_ids)
+    entries = {MODEL: text(model), **further, **tokens.entries(), **role_entries(tokenizer), **ends}
+    entries[_WHOLE] = text(content)
+    return {f"{_PREFIX}.{key}": value for key, value in entries.items()}, notes + end_notes
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> Tokenizer:
@@ -51,28 +63,55 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
     Raises `CheckpointError` when there is none, or none that SheepOp reads.
     """
     keys = Keys(metadata, _PREFIX, path)
-    kind = keys.text(MODEL, _NONE)
-    if kind == _NONE:
+    name = keys.text(MODEL, _NONE)
+    if name == _NONE:
         raise CheckpointError(f"{path} has no tokenizer. Export the model with one.")
-    if kind not in _READERS:
-        known = " and ".join(_READERS)
+    if name not in _MODELS:
+        known = " and ".join(_MODELS)
         raise keys.problem(MODEL, f"is a model of tokens that SheepOp does not read; it reads {known}")
+    model = _MODELS[name]
     tokens = read_tokens(keys, rows).without_padding()
-    settings = read_settings(keys, tokens)
+    settings = read_settings(keys, tokens, add_bos=model.add_bos(keys), roles=model.roles)
     try:
         whole = _whole(keys, settings, metadata, rows)
-        return whole or tokenizer_from_json(_content(keys, tokens, _READERS[kind](keys, tokens)), settings)
+        return whole or tokenizer_from_json(_content(tokens, settings, model.describe(keys, tokens)), settings)
     except TokenizerError as error:
         raise CheckpointError(f"The tokenizer in {path} cannot be used: {error}") from None
 
 
-def _entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
+def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> list[int]:
+    """The tokens that end a text, where a file names more than one."""
+    return read_end_ids(Keys(metadata, _PREFIX, path), rows)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """How a model of tokens is read, and what llama.cpp takes where a file is silent."""
+
+    describe: Callable[[Keys, TokenList], dict[str, Any]]
+    add_bos: Callable[[Keys], bool]
+    roles: Mapping[SpecialRole, int]
+
+
+_MODELS = {
+    "gpt2": _Model(byte_level_description, byte_level_adds_bos, {}),
+    "llama": _Model(sentencepiece_description, lambda keys: True, {"unk": 0, "bos": 1, "eos": 2}),
+}
+
+
+def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[str, Value], list[str]]:
+    """The model's name, the tokens, further keys, and remarks."""
+    if isinstance(tokenizer, CharTokenizer):
+        return "gpt2", *character_entries(tokenizer)
+    description = _canonical(content)
     kind = description["model"]["type"]
     if kind != "BPE":
         raise CheckpointError(
-            f"A {kind} tokenizer cannot stand in a GGUF file so that llama.cpp gives the same ids; byte-level BPE can."
+            f"A {kind} tokenizer cannot stand in a GGUF file so that llama.cpp gives the same ids; BPE can."
         )
-    return byte_level_entries(description)
+    if isinstance(tokenizer, ByteLevelBPE):
+        return "gpt2", *byte_level_entries(description)
+    return "llama", *sentencepiece_entries(description)
 
 
 def _whole(keys: Keys, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
@@ -95,10 +134,10 @@ def _canonical(content: str) -> dict[str, Any]:
     return description
 
 
-def _content(keys: Keys, tokens: TokenList, description: dict[str, Any]) -> str:
-    """A ``tokenizer.json`` with the tokens that are special, or found in any text."""
-    with_role = {keys.size(key) for key in ROLE_KEYS.values() if keys.has(key)}
-    added = [
+def _content(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> str:
+    """A ``tokenizer.json`` with the tokens that are special, or found in any text, and those put around a text."""
+    with_role = {settings[key] for role in ROLE_KEYS if (key := f"{role}_token") in settings}
+    added: list[dict[str, Any]] = [
         {
             "id": token_id,
             "content": token,
@@ -106,13 +145,31 @@ def _content(keys: Keys, tokens: TokenList, description: dict[str, Any]) -> str:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind is not TokenKind.USER_DEFINED or token_id in with_role,
+            "special": kind is not TokenKind.USER_DEFINED or token in with_role,
         }
         for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True))
-        if kind in (TokenKind.CONTROL, TokenKind.USER_DEFINED) or token_id in with_role
+        if kind in _ADDED or token in with_role
     ]
-    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
+    around = _post_processor(settings, {token["content"]: token["id"] for token in added})
+    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": around}
     return json.dumps({**head, **description}, ensure_ascii=False)
 
 
-_READERS = {"gpt2": byte_level_description}
+def _post_processor(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any] | None:
+    bos = settings.get("bos_token") if settings["add_bos_token"] else None
+    eos = settings.get("eos_token") if settings["add_eos_token"] else None
+    if bos is None and eos is None:
+        return None
+
+    def around(sequence: str, number: int) -> list[dict[str, Any]]:
+        parts = [{"Sequence": {"id": sequence, "type_id": number}}]
+        before, behind = ([{"SpecialToken": {"id": token, "type_id": number}}] if token else [] for token in (bos, eos))
+        return before + parts + behind
+
+    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (bos, eos) if token}
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": special,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.checkpoint.gguf.cursor import Cursor
+from sheepop.core.errors import CheckpointError
 
 # A vocabulary of SheepOp has at most this many tokens, and nothing in a GGUF file is longer than its vocabulary.
 _LONGEST_LIST = 2**24
@@ -91,7 +93,9 @@ def u32(number: int) -> Value:
 
 
 def f32(number: float) -> Value:
-    """A number in single precision."""
+    """A number in single precision; raises `CheckpointError` for one that is too large."""
+    if math.isfinite(number) and abs(number) > np.finfo(np.float32).max:
+        raise CheckpointError(f"{number:g} is too large for a GGUF file, which has its settings in single precision.")
     return Value(ValueType.F32, float(np.float32(number)))
 
 

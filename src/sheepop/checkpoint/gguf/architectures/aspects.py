@@ -5,8 +5,7 @@ An aspect refuses what llama.cpp would compute otherwise, writes the rest as met
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -87,11 +86,12 @@ class WithoutInfluence:
 
 @dataclass(frozen=True)
 class Keyed:
-    """A whole number, or true or false, under a key."""
+    """A whole number, at most `most`, or true or false, under a key."""
 
     field: str
     key: str
     kind: Literal["size", "truth"] = "size"
+    most: int | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -99,8 +99,10 @@ class Keyed:
         return (self.field,)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """None."""
-        return iter(())
+        """A larger number."""
+        value = getattr(config, self.field)
+        if self.most is not None and value > self.most:
+            yield f"{self.field} = {value}, and it has {self.most} at most"
 
     def write(self, config: ModelConfig) -> Entries:
         """The value."""
@@ -109,7 +111,12 @@ class Keyed:
 
     def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
         """The value."""
-        return {self.field: keys.size(self.key) if self.kind == "size" else keys.truth(self.key)}
+        if self.kind == "truth":
+            return {self.field: keys.truth(self.key)}
+        value = keys.size(self.key)
+        if self.most is not None and value > self.most:
+            raise keys.problem(self.key, f"is more than the {self.most} that llama.cpp has at most")
+        return {self.field: value}
 
 
 @dataclass(frozen=True)
@@ -135,139 +142,6 @@ class Norm:
     def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
         """The kind and epsilon."""
         return {"norm": self.kinds[0], "norm_eps": keys.number(self.key)}
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The heads and their width, which `square` architectures take from the width of the model."""
-
-    square: bool = False
-    fields: tuple[str, ...] = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Values of another width than keys, and heads that do not fill the width of the model where they must."""
-        if config.value_size != config.head_size:
-            yield f"value_head_dim = {config.value_size} differs from head_dim = {config.head_size}"
-        if self.square and config.num_heads * config.head_size != config.d_model:
-            yield f"num_heads = {config.num_heads} of head_dim = {config.head_size} are not d_model = {config.d_model}"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Two numbers, and the width."""
-        entries = {"attention.head_count": u32(config.num_heads), "attention.head_count_kv": u32(config.kv_heads)}
-        if not self.square:
-            entries["attention.key_length"] = u32(config.head_size)
-            entries["attention.value_length"] = u32(config.value_size)
-        return entries
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """The same; without a width the heads share that of the model."""
-        heads = keys.size("attention.head_count")
-        if not heads:
-            raise keys.problem("attention.head_count", "is no number of heads")
-        shared = settings["d_model"] // heads
-        return {
-            "num_heads": heads,
-            "num_kv_heads": keys.size("attention.head_count_kv", heads),
-            "head_dim": keys.size("attention.key_length", shared),
-            "value_head_dim": keys.size("attention.value_length", shared),
-        }
-
-
-@dataclass(frozen=True)
-class ScoreScale:
-    """The scale of the scores: 1 / sqrt(head_dim), or for a model of `odd_layers` layers 1 / sqrt(d_model / num_heads).
-
-    The second is how llama.cpp tells the largest Gemma from the others. muP would scale scores and logits by factors
-    that no key expresses.
-    """
-
-    odd_layers: int | None = None
-    fields: tuple[str, ...] = ("attention_scale", "mup_base_d_model", "mup_base_head_dim")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Another scale of scores, or a scale of logits."""
-        scale = self._scale(config.num_layers, config.d_model, config.num_heads, config.head_size)
-        own = config.score_scale or 1 / math.sqrt(config.head_size)
-        if not is_close(own, scale):
-            yield f"the scores are multiplied by {own:g}, and it multiplies them by {scale:g}"
-        if config.width_multiplier != 1.0:
-            yield f"mup_base_d_model = {config.mup_base_d_model} scales the logits"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """The scale where it is not the usual one."""
-        num_layers, heads = settings["num_layers"], settings["num_heads"]
-        if num_layers != self.odd_layers:
-            return {}
-        return {"attention_scale": self._scale(num_layers, settings["d_model"], heads, settings["head_dim"])}
-
-    def _scale(self, num_layers: int, d_model: int, num_heads: int, head_dim: int) -> float:
-        width = d_model // num_heads if num_layers == self.odd_layers else head_dim
-        return 1 / math.sqrt(max(1, width))
-
-
-@dataclass(frozen=True)
-class EmbeddingInScale:
-    """No factor of its own: the embeddings are written as they enter the network, and the output projection apart."""
-
-    fields: tuple[str, ...] = ("embedding_scale",)
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """None."""
-        return iter(())
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing: the tensors have it."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """No factor."""
-        return {"embedding_scale": 1.0}
-
-
-@dataclass(frozen=True)
-class AddedPositions:
-    """A table that is added to the embeddings; sinusoids are written as the table they are."""
-
-    fields: tuple[str, ...] = ("position_encoding", "position_base")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Positions that are not added."""
-        if config.position_encoding not in ("learned", "sinusoidal"):
-            yield f"position_encoding = {config.position_encoding}, and it adds a table"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing: the tensor has it."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """A table as if it were learned."""
-        return {"position_encoding": "learned"}
-
-
-@dataclass(frozen=True)
-class EmbeddingScale:
-    """The factor of the embeddings, a function of the model's width."""
-
-    factor: Callable[[int], float]
-    fields: tuple[str, ...] = ("embedding_scale",)
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Another factor."""
-        factor, own = self.factor(config.d_model), config.embedding_scale or 1.0
-        if not is_close(own, factor):
-            yield f"embedding_scale = {own:g}, and it multiplies embeddings by {factor:g}"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """The factor."""
-        return {"embedding_scale": self.factor(settings["d_model"])}
 
 
 @dataclass(frozen=True)
@@ -323,27 +197,6 @@ class Biases:
     def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
         """Whether the tensors are there."""
         return {self.field: self.presence == "always" or (self.presence == "optional" and self.probe in tensors)}
-
-
-@dataclass(frozen=True)
-class TiedWeights:
-    """Whether the file has an output projection of its own: as the model has (optional), always, or never."""
-
-    presence: Presence
-    fields: tuple[str, ...] = ("tie_weights",)
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """A projection of its own where llama.cpp takes the embedding."""
-        if self.presence == "never" and not config.tie_weights:
-            yield "tie_weights = False, and its output projection is the embedding"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing: the tensors say it."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """Tied, unless the projection is there."""
-        return {"tie_weights": "output.weight" not in tensors}
 
 
 def is_close(value: float, other: float) -> bool:

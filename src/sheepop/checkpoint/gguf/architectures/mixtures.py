@@ -15,6 +15,7 @@ _EXPERT_FEED_FORWARD = "expert_feed_forward_length"
 _COUNT = "expert_count"
 _USED = "expert_used_count"
 _SOFTMAX = 1
+_MOST = 512
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Experts:
             return
         if not all(config.has_experts(layer) for layer in range(config.num_layers)):
             yield "experts.layers leaves layers out, and it has experts in all or none"
+        if experts.count > _MOST:
+            yield f"experts.count = {experts.count}, and it has {_MOST} at most"
         if experts.shared:
             yield f"experts.shared = {experts.shared}, and it has none that every token passes"
         if experts.scores != "softmax":

@@ -1,4 +1,4 @@
-"""Rotary positions and sliding windows, as llama.cpp has them."""
+"""Rotary positions, as llama.cpp has them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from dataclasses import dataclass
 
 from sheepop.checkpoint.gguf.architectures.aspects import Entries, Settings, is_close
 from sheepop.checkpoint.gguf.keys import Keys
-from sheepop.checkpoint.gguf.values import f32, flags, text, u32
+from sheepop.checkpoint.gguf.values import f32, text, u32
 from sheepop.model.config import ModelConfig
 from sheepop.model.rotary_scaling import RotaryScaling
 
 BASE = "rope.freq_base"
-SLIDING_BASE = "rope.freq_base_swa"
 _DIMENSIONS = "rope.dimension_count"
 _KIND = "rope.scaling.type"
 _FACTOR = "rope.scaling.factor"
 _LEGACY_FACTOR = "rope.scale_linear"
 _ORIGINAL = "rope.scaling.original_context_length"
 _ATTENTION = "rope.scaling.attn_factor"
-_WINDOW = "attention.sliding_window"
-_PATTERN = "attention.sliding_window_pattern"
-_DEFAULT_BASE = 10000.0
+DEFAULT_BASE = 10000.0
 # The tensor of one divisor per pair, through which llama.cpp scales as Llama 3 does.
 DIVISORS = "rope_freqs.weight"
 # llama.cpp computes with these numbers for the architectures that SheepOp writes: it does not read the keys.
@@ -62,7 +59,7 @@ class Rotary:
         if scaling is not None and scaling.kind == "yarn":
             assert scaling.original_max_seq_len is not None and scaling.attention_factor is not None
             entries[_ORIGINAL] = u32(scaling.original_max_seq_len)
-            factor = scaling.attention_factor / _usual_attention_factor(scaling.factor)
+            factor = scaling.attention_factor / usual_attention_factor(scaling.factor)
             if not is_close(factor, 1.0):
                 entries[_ATTENTION] = f32(factor)
         return entries
@@ -75,7 +72,7 @@ class Rotary:
             raise keys.problem(_DIMENSIONS, f"does not fit heads of {width} columns")
         found: Settings = {
             "position_encoding": "rope",
-            "position_base": keys.number(BASE, _DEFAULT_BASE),
+            "position_base": keys.number(BASE, DEFAULT_BASE),
             "rotary_fraction": _fraction(turned, width),
         }
         scaling = _read_scaling(keys)
@@ -113,10 +110,11 @@ def _read_scaling(keys: Keys) -> Settings | None:
     if not original:
         raise keys.problem(_ORIGINAL, "is missing, and scaling yarn needs it")
     found: Settings = {"kind": "yarn", "factor": factor, "original_max_seq_len": original}
-    return found if attention == 1.0 else {**found, "attention_factor": attention * _usual_attention_factor(factor)}
+    return found if attention == 1.0 else {**found, "attention_factor": attention * usual_attention_factor(factor)}
 
 
-def _usual_attention_factor(factor: float) -> float:
+def usual_attention_factor(factor: float) -> float:
+    """What YaRN multiplies cosines and sines by (Peng et al. 2023, section 3.4)."""
     return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -135,107 +133,3 @@ def _fraction(turned: int, width: int) -> float:
     """The fraction that `ModelConfig` turns into `turned` columns again."""
     fraction = turned / width
     return fraction if int(width * fraction) == turned else math.nextafter(fraction, 2.0)
-
-
-@dataclass(frozen=True)
-class NoWindow:
-    """llama.cpp's network of this architecture sees every key, whatever the file says of a window."""
-
-    fields: tuple[str, ...] = ("sliding_window", "sliding_layers", "sliding_position_base")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """A window smaller than the context, or layers with a base of their own."""
-        if config.sliding_window is not None and config.sliding_window < config.max_seq_len:
-            yield f"sliding_window = {config.sliding_window}, and it has no window"
-        if config.sliding_position_base is not None:
-            yield "sliding_position_base is set, and it has one base"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """Nothing."""
-        return {}
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """The window that the file speaks of, for all layers; 0 is none."""
-        return {"sliding_window": keys.size(_WINDOW, 0) or None}
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A sliding window for all layers but every `period`-th, unless the file lists them.
-
-    `own_base` says how sliding layers turn: by a base under a key, unscaled ("unscaled") or scaled as the others
-    ("scaled"), or by the base of the others, unscaled ("shared"). `otherwise` is the window without its key.
-    """
-
-    period: int
-    own_base: str
-    otherwise: int | None = None
-    fields: tuple[str, ...] = ("sliding_window", "sliding_layers", "sliding_position_base")
-
-    def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """No window where there always is one, and angles of sliding layers that llama.cpp computes otherwise."""
-        if config.sliding_window is None:
-            if self.otherwise is not None:
-                yield "sliding_window is not set, and it always has one"
-            return
-        base, scaling = config.sliding_position_base, config.rotary_scaling
-        scaled = scaling is not None and scaling.kind != "ntk"
-        if base is None and scaling is not None and self.own_base != "scaled":
-            yield "rotary_scaling without sliding_position_base scales the sliding layers too, and it leaves them"
-        if base is not None and scaled and self.own_base == "scaled":
-            yield "rotary_scaling with sliding_position_base leaves the sliding layers, and it scales them too"
-        if base is not None and self.own_base == "shared" and not is_close(base, config.position_base):
-            yield f"sliding_position_base = {base:g} differs from position_base = {config.position_base:g}"
-        if scaling is not None and scaling.kind == "ntk" and self.own_base == "shared":
-            yield "rotary_scaling.kind = ntk is another base, and its sliding layers have the same one"
-        if scaling is not None and scaling.kind == "yarn" and self.own_base == "unscaled":
-            assert scaling.attention_factor is not None
-            if not is_close(scaling.attention_factor, _usual_attention_factor(scaling.factor)):
-                yield "rotary_scaling.attention_factor is not the usual one, and it applies to the sliding layers too"
-
-    def write(self, config: ModelConfig) -> Entries:
-        """The window, its layers where the rule does not give them, and the base of their own."""
-        if config.sliding_window is None:
-            return {}
-        slides = [config.window(layer) is not None for layer in range(config.num_layers)]
-        entries: Entries = {_WINDOW: u32(config.sliding_window)}
-        if slides != self._by_rule(config.num_layers, self.period):
-            entries[_PATTERN] = flags(slides)
-        base = config.sliding_position_base
-        if self.own_base == "unscaled" or (self.own_base == "scaled" and base is not None):
-            entries[SLIDING_BASE] = f32(config.position_base if base is None else base)
-        return entries
-
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
-        """The same."""
-        num_layers = settings["num_layers"]
-        window = keys.size(_WINDOW, self.otherwise or 0)
-        slides = self._read_pattern(keys, num_layers)
-        own = keys.number(SLIDING_BASE, settings["position_base"] if self.own_base != "unscaled" else _DEFAULT_BASE)
-        layers = [layer for layer, sliding in enumerate(slides) if sliding]
-        if not window or not layers:
-            return {}
-        found: Settings = {"sliding_window": window}
-        if len(layers) < num_layers:
-            found["sliding_layers"] = tuple(layers)
-        same = own == settings["position_base"]
-        if self.own_base == "shared" and not same:
-            raise keys.problem(SLIDING_BASE, f"differs from {BASE}, which llama.cpp takes for all layers")
-        scaled = settings.get("rotary_scaling") is not None
-        if not same or (scaled and self.own_base != "scaled"):
-            if scaled and self.own_base == "scaled":
-                raise keys.problem(SLIDING_BASE, "stands beside a scaling that sliding layers share")
-            found["sliding_position_base"] = own
-        return found
-
-    def _read_pattern(self, keys: Keys, num_layers: int) -> list[bool]:
-        if not keys.is_list(_PATTERN):
-            return self._by_rule(num_layers, keys.size(_PATTERN, self.period))
-        slides = keys.numbers(_PATTERN)
-        if len(slides) != num_layers:
-            raise keys.problem(_PATTERN, f"has {len(slides)} entries for {num_layers} layers")
-        return [number != 0 for number in slides]
-
-    @staticmethod
-    def _by_rule(num_layers: int, period: int) -> list[bool]:
-        return [period == 0 or layer % period < period - 1 for layer in range(num_layers)]

@@ -6,23 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sheepop.checkpoint.gguf.architectures.aspects import (
+from sheepop.checkpoint.gguf.architectures.aspects import Aspect, Biases, Fixed, Keyed, Norm, SoftCap, WithoutInfluence
+from sheepop.checkpoint.gguf.architectures.embeddings import (
     AddedPositions,
-    Aspect,
-    Biases,
     EmbeddingInScale,
     EmbeddingScale,
-    Fixed,
-    Heads,
-    Keyed,
-    Norm,
-    ScoreScale,
-    SoftCap,
     TiedWeights,
-    WithoutInfluence,
 )
+from sheepop.checkpoint.gguf.architectures.heads import Heads, ScoreScale
 from sheepop.checkpoint.gguf.architectures.mixtures import Experts, NoExperts
-from sheepop.checkpoint.gguf.architectures.rotary import NoWindow, Rotary, Windows
+from sheepop.checkpoint.gguf.architectures.rotary import Rotary
 from sheepop.checkpoint.gguf.architectures.rows import (
     EMBEDDING,
     EMBEDDING_AS_IT_IS,
@@ -41,6 +34,7 @@ from sheepop.checkpoint.gguf.architectures.rows import (
     separate_attention,
     stacked_attention,
 )
+from sheepop.checkpoint.gguf.architectures.windows import NoWindow, Windows
 from sheepop.model.config import ModelConfig
 
 
@@ -63,7 +57,7 @@ _SIZES: tuple[Aspect, ...] = (
     WithoutInfluence(("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")),
     Fixed("architecture", ("decoder",)),
     Fixed("num_encoder_layers", (None,)),
-    Keyed("num_layers", "block_count"),
+    Keyed("num_layers", "block_count", most=512),
     Keyed("max_seq_len", "context_length"),
     Keyed("d_model", "embedding_length"),
 )

@@ -1,0 +1,156 @@
+"""BPE in the manner of SentencePiece in a GGUF file: the model that llama.cpp calls ``llama``.
+
+llama.cpp merges any two neighbours that make a token, the token with the best score first, and writes what is left as
+bytes. A ``tokenizer.json`` says the same by listing every pair that makes a token, in the order of those scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.token_list import LOWEST_SCORE, SCORES, TokenKind, TokenList, looking_notes
+from sheepop.checkpoint.gguf.values import Value, flag, text
+from sheepop.core.errors import CheckpointError
+from sheepop.tokenizer.alphabet import BYTE_TOKENS
+
+_PRE = "ggml.pre"
+_SPACE_PREFIX = "ggml.add_space_prefix"
+_SPACE = "\u2581"
+
+_ESCAPE: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_PREPEND: dict[str, Any] = {"type": "Prepend", "prepend": _SPACE}
+# Gemma's files cut at spaces, of which there are none once each has become a sign.
+_CUT_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str, Value], list[str]]:
+    """Tokens, further keys and remarks for a ``tokenizer.json`` that merges as SentencePiece does.
+
+    Raises `CheckpointError` when llama.cpp would give other ids.
+    """
+    model = description["model"]
+    if not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
+        raise CheckpointError(
+            "The tokenizer has no tokens for the 256 bytes, and llama.cpp writes as bytes what its vocabulary lacks."
+        )
+    if model["ignore_merges"]:
+        raise CheckpointError(
+            "The tokenizer leaves words unmerged that are tokens themselves, which llama.cpp does not."
+        )
+    prefix, everywhere = _space_prefix(description)
+    tokens = _tokens(description)
+    if not everywhere and TokenKind.USER_DEFINED in tokens.kinds:
+        raise CheckpointError(
+            "The tokenizer puts a space before a text and none behind its added tokens, where llama.cpp puts one, too."
+        )
+    tokens.scores = _scores(model["merges"], tokens)
+    keys = {_PRE: text("default"), _SPACE_PREFIX: flag(prefix)}
+    return tokens, keys, looking_notes(description["added_tokens"])
+
+
+def sentencepiece_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
+    """The ``tokenizer.json`` of a file's model, without the tokens that are special."""
+    if tokens.scores is None:
+        raise keys.problem(SCORES, "is missing")
+    unknown = [token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.UNKNOWN]
+    if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
+        raise keys.problem(
+            "ggml.token_type", "does not have one token for what is unknown, and all 256 bytes, as such a model has"
+        )
+    prefix = keys.truth(_SPACE_PREFIX, True)
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _ESCAPE] if prefix else [_ESCAPE]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [*steps, strip] if prefix else steps},
+        "model": {
+            "type": "BPE",
+            "unk_token": unknown[0],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
+            "merges": list(_merges(tokens, tokens.scores)),
+        },
+    }
+
+
+def _space_prefix(description: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a space is put before a text, and whether before every part behind an added token as well.
+
+    Raises `CheckpointError` for any other change of the text.
+    """
+    normalizer, cut = description["normalizer"], description["pre_tokenizer"]
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    if cut in (None, _CUT_AT_SPACES) and steps in ([_PREPEND, _ESCAPE], [_ESCAPE]):
+        return len(steps) == 2, True
+    if normalizer is None and cut and cut["type"] == "Metaspace" and cut["replacement"] == _SPACE and not cut["split"]:
+        return cut["prepend_scheme"] != "never", cut["prepend_scheme"] != "first"
+    changes = [step["type"] for step in (*steps, cut) if step is not None]
+    raise CheckpointError(
+        f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), and llama.cpp does nothing but "
+        "put a sign for each space."
+    )
+
+
+def _tokens(description: Mapping[str, Any]) -> TokenList:
+    model = description["model"]
+    bytes_ = set(BYTE_TOKENS)
+    found = {
+        token_id: (token, TokenKind.BYTE if token in bytes_ else TokenKind.NORMAL)
+        for token, token_id in model["vocab"].items()
+    }
+    for token in description["added_tokens"]:
+        kind = TokenKind.CONTROL if token["special"] else TokenKind.USER_DEFINED
+        found[token["id"]] = (token["content"], kind)
+    tokens = TokenList([], [])
+    for token_id in range(len(found)):
+        token, kind = found[token_id]
+        tokens.append(token, TokenKind.UNKNOWN if token == model["unk_token"] else kind)
+    return tokens
+
+
+def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
+    """A score for every token, from the rank of what makes it.
+
+    Raises `CheckpointError` unless the merges are those that SentencePiece would make: all that the vocabulary allows,
+    and those that make one token side by side.
+    """
+    ids = {token: token_id for token_id, token in enumerate(tokens.texts)}
+    pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    order = [token for token, _ in groupby(left + right for left, right in pairs)]
+    normal = {token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.NORMAL}
+    allowed = {pair for token in normal for pair in _splits(token, normal)}
+    made = {pair for pair in pairs if "".join(pair) in normal}
+    if len(set(order)) < len(order) or made != allowed:
+        raise CheckpointError(
+            "The tokenizer merges by a list of its own. Without a cut before, llama.cpp merges whatever makes a token, "
+            "which is what SentencePiece does."
+        )
+    scores = [LOWEST_SCORE] * len(ids)
+    for rank, token in enumerate(order):
+        if token in normal:
+            scores[ids[token]] = -float(rank)
+    return scores
+
+
+def _merges(tokens: TokenList, scores: list[float]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens that makes a token, the best token first; of equals the one with the lower id."""
+    kinds = zip(tokens.texts, tokens.kinds, scores, strict=True)
+    normal = {token: -score for token, kind, score in kinds if kind is TokenKind.NORMAL}
+    for token in sorted(normal, key=normal.__getitem__):
+        yield from _splits(token, normal)
+
+
+def _splits(token: str, parts: Mapping[str, float] | set[str]) -> Iterator[tuple[str, str]]:
+    for cut in range(1, len(token)):
+        if token[:cut] in parts and token[cut:] in parts:
+            yield token[:cut], token[cut:]
