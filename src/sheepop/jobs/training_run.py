@@ -41,6 +41,7 @@ from sheepop.train.activation_checkpointing import (
     measure_activations,
 )
 from sheepop.train.config import TrainingConfig
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.metrics import JsonLines
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
@@ -98,7 +99,7 @@ def run_loop(
             optimizers=optimizers,
             evaluation=evaluation,
             plan=plan,
-            objective=NextToken.configured(config.training),
+            objective=with_experts(NextToken.configured(config.training), config.model),
             config=config.training,
             resolved=settings,
             schedule=Schedule(

@@ -6,8 +6,9 @@ a time: the logits of all N positions, in float32 the largest tensor of a traini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,10 +42,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class LossSums(NamedTuple):
-    """Sums over the supervised positions of a micro-batch, scalars in float32 (float64 for float64 inputs)."""
+    """Sums over the supervised positions of a micro-batch; both losses are scalars in float32 (or in float64)."""
 
     objective: Tensor  # what is minimised, z-loss and label smoothing included
     cross_entropy: Tensor  # the plain cross-entropy, without a gradient
+    measured: Mapping[str, Tensor] = MappingProxyType({})  # what else was summed up, of any shape, without a gradient
 
 
 @dataclass(frozen=True)

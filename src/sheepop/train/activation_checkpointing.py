@@ -7,7 +7,8 @@ again (Korthikanti et al. 2022, section 5). Neither changes a number: dropout dr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,15 +17,23 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import Transformer
+from sheepop.model.experts import MixtureOfExperts
 from sheepop.train.config import TrainingConfig
 from sheepop.train.network import Network
 from sheepop.train.objective import TensorBatch
 
 Mode = Literal["none", "selective", "full"]
+# Of the first run of a block, and of that for its gradients.
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 GIGABYTE = 10**9
 _FREE_SHARE = 0.8  # of what is free, when no budget is given: the rest is for what is not counted
@@ -32,7 +41,13 @@ _STATE_COPIES = 4  # of every weight in float32: itself, its gradient, and up to
 
 _ATEN = torch.ops.aten
 # Operations whose results `selective` keeps: what costs most to compute for what it takes to keep.
-_PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default, _ATEN._scaled_mm.default}
+_PRODUCTS = {
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN._scaled_mm.default,
+    _ATEN._grouped_mm.default,
+    torch.ops.sheepop.grouped_product.default,
+}
 # Not kept under dropout: a kernel that draws its mask and is not run again would leave the others another stream.
 _ATTENTION = {
     _ATEN._scaled_dot_product_flash_attention.default,
@@ -58,15 +73,40 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
         return
     policy = partial(_policy, _kept_operations(model))
     options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
-    for block in list(model.blocks)[:count]:
-        block.forward = partial(_run_checkpointed, block.forward, options)
+    mixtures = model.mixtures
+    for layer, block in enumerate(list(model.blocks)[:count]):
+        block.forward = partial(_run_checkpointed, block.forward, options, mixtures.get(layer))
 
 
-def _run_checkpointed(forward: Callable[..., Tensor], options: dict[str, Any], *arguments: Any) -> Tensor:
+def _run_checkpointed(
+    forward: Callable[..., Tensor],
+    options: dict[str, Any],
+    mixture: MixtureOfExperts | None,
+    *arguments: Any,
+) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*arguments)
+    if mixture is not None and not torch.compiler.is_compiling():
+        # Compiled code records nothing when it is run again; see `Transformer.compile_blocks`.
+        options = {"context_fn": partial(_recorded_once, options.get("context_fn", noop_context_fn), mixture)}
     result: Tensor = checkpoint(forward, *arguments, use_reentrant=False, **options)
     return result
+
+
+def _recorded_once(contexts: Callable[[], Contexts], mixture: MixtureOfExperts) -> Contexts:
+    """`contexts`, and nothing recorded in the second: it would hold all that is kept while the block is run again."""
+    first, again = contexts()
+    return first, _unrecorded(again, mixture)
+
+
+@contextmanager
+def _unrecorded(context: AbstractContextManager[Any], mixture: MixtureOfExperts) -> Iterator[None]:
+    mixture.records = False
+    try:
+        with context:
+            yield
+    finally:
+        mixture.records = True
 
 
 def _kept_operations(model: Transformer) -> set[Any]:
