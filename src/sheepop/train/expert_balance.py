@@ -34,7 +34,7 @@ class BalancedExperts(Objective):
     """
 
     objective: Objective
-    experts: ExpertsConfig
+    config: ExpertsConfig
 
     def supervised(self, batch: Batch) -> int:
         """As the objective has it."""
@@ -48,7 +48,7 @@ class BalancedExperts(Objective):
         routings = [mixture.take_routing().of(places) for mixture in network.modules.mixtures.values()]
         balance = num_tokens * torch.stack([routing.load_balancing_loss() for routing in routings]).mean()
         router_z = num_tokens * torch.stack([routing.z_loss() for routing in routings]).mean()
-        added = self.experts.load_balancing_loss * balance + self.experts.router_z_loss * router_z
+        added = self.config.load_balancing_loss * balance + self.config.router_z_loss * router_z
         measured = {
             **sums.measured,
             BALANCE: balance.detach(),
@@ -61,11 +61,11 @@ class BalancedExperts(Objective):
     def step_taken(self, network: Network, losses: StepLoss) -> None:
         """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
         self.objective.step_taken(network, losses)
-        if self.experts.bias_update_rate:
+        if self.config.bias_update_rate:
             for mixture, loads_E in zip(network.modules.mixtures.values(), losses.measured[LOADS], strict=True):
                 # Whole numbers: the sign of the mean's distance is exact.
                 direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
-                mixture.router.balance.add_(direction_E, alpha=self.experts.bias_update_rate)
+                mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
         """What was minimised, the routers' losses, and the greatest and the least load, of all and of each layer.
