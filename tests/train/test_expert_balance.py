@@ -309,12 +309,12 @@ def test_validation_and_the_step_itself_leave_no_routing_behind(make_trainer: Ma
 
 
 def test_biases_even_out_the_loads_of_a_router_that_prefers_an_expert(make_trainer: MakeTrainer) -> None:
-    def loads(name: str, rate: float) -> list[float]:
+    def loads(name: str, rate: float, num_steps: int) -> list[float]:
         experts = {"count": 4, "per_token": 1, "bias_update_rate": rate, "load_balancing_loss": 0.0}
         trainer = make_trainer(
             name,
             network={"experts": {**experts, "router_z_loss": 0.0}, "num_layers": 1},
-            max_steps=55,
+            max_steps=num_steps,
             learning_rate=1e-5,
             eval_interval=60,
             checkpoint_interval=60,
@@ -329,7 +329,7 @@ def test_biases_even_out_the_loads_of_a_router_that_prefers_an_expert(make_train
         trainer.run()
         return [row["expert_load_max"] for row in metrics(trainer) if row["split"] == "train"]
 
-    left, evened = loads("left", 0.0), loads("evened", 0.01)
+    left, evened = loads("left", 0.0, 15), loads("evened", 0.01, 55)
     assert left[0] == evened[0] > 2
     assert np.mean(left[-10:]) > 2
     assert np.mean(evened[-10:]) < 1.2
