@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 # What `torch.nn.functional.grouped_mm` multiplies, and what the bytes of a row must be a multiple of.
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -23,8 +24,9 @@ def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tens
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         rows_MI, weight_EOI = rows_MI.to(dtype), weight_EOI.to(dtype)
-    # The compiler knows the shapes of this kernel for one data type only, which it can also make code for on a GPU.
-    if torch.compiler.is_compiling() and not (rows_MI.is_cuda and rows_MI.dtype == torch.bfloat16):
+    # PyTorch knows the shapes of its kernel for one data type only, which it can also compile for a GPU.
+    shapes_only = torch.compiler.is_compiling() or isinstance(rows_MI, FakeTensor)
+    if shapes_only and not (rows_MI.is_cuda and rows_MI.dtype == torch.bfloat16):
         return _grouped_product(rows_MI, weight_EOI, ends_E)
     return _product(rows_MI, weight_EOI.transpose(-2, -1), ends_E)
 

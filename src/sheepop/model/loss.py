@@ -95,6 +95,11 @@ def linear_cross_entropy(
     return LossSums(objective, plain)
 
 
+def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
+    """What `linear_cross_entropy` holds of the logits of `num_tokens` tokens at a time, at most."""
+    return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
+
+
 def score_tokens(
     hidden: Tensor, weight_VD: Tensor, labels: Tensor, *, soft_cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -145,10 +150,7 @@ class _Work:
     def chunks(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """The supervised rows in parts of about equal size."""
         count = labels_N.numel() if isinstance(places, slice) else places.numel()
-        limit = chunk_bytes or _CHUNK_BYTES.get(self.weight.device.type, _CHUNK_BYTES_ELSEWHERE)
-        most = max(1, limit // (self.weight.shape[0] * self.dtype.itemsize))
-        num_chunks = max(1, -(-count // most))
-        size = -(-count // num_chunks)
+        size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
         for start in range(0, count, max(1, size)):
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
@@ -162,6 +164,14 @@ class _Work:
         """How many rows of a matrix are worked through together."""
         limit = _BLOCK_BYTES.get(matrix.device.type)
         return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
+
+
+def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
+    """How many of `count` rows of logits are computed at a time: chunks of about equal size."""
+    limit = chunk_bytes or _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE)
+    most = max(1, limit // (vocab_size * dtype.itemsize))
+    num_chunks = max(1, -(-count // most))
+    return -(-count // num_chunks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
