@@ -98,7 +98,7 @@ class Experts(nn.Module):
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
-        ends_E = counts_E.cumsum(0).to(torch.int32)
+        ends_E = counts_E.cumsum(0, dtype=torch.int32)
         experts_M = None
         if self.up_bias is not None:
             experts = torch.arange(len(counts_E), device=x_MD.device)
@@ -140,9 +140,8 @@ class MixtureOfExperts(nn.Module):
         # The gradient of x[...] would add up the rows of a token in any order where a CPU has several threads.
         rows_MD = x_ND.index_select(0, order_M // self.router.per_token)
         found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
-        found_NkD = found_MD.index_select(0, order_M.argsort()).unflatten(0, weights_Nk.shape)
-        # Sums over the chosen of a token and not over scattered rows: the order of the sum is fixed.
-        out_ND = (found_NkD * weights_Nk[..., None].to(found_NkD.dtype)).sum(1)
+        places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+        out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
         if self.training and self.records:
             self.routing = Routing(logits_NE, chosen_Nk)
         out_BTD = out_ND.view(x_BTD.shape)
@@ -154,3 +153,12 @@ class MixtureOfExperts(nn.Module):
             raise RuntimeError("no routing is recorded; run a forward pass in training mode first")
         routing, self.routing = self.routing, None
         return routing
+
+
+def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
+    """The weighted sum of the rows at `places_Nk` for each of N tokens (N, D), always added up in the same order."""
+    if found_MD.device.type == "cpu" and found_MD.dtype == torch.float32 and not torch.is_grad_enabled():
+        # One pass over the rows; its backward pass is no match for that of what is written below.
+        return F.embedding_bag(places_Nk, found_MD, per_sample_weights=weights_Nk, mode="sum")
+    found_NkD = found_MD.index_select(0, places_Nk.flatten()).view(*places_Nk.shape, -1)
+    return (found_NkD * weights_Nk[..., None]).sum(1)

@@ -33,10 +33,20 @@ def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tens
 
 def _product(rows_MI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
     """``rows @ weight[e]``; (M, O)."""
+    if rows_MI.device.type == "cpu" and len(rows_MI) < len(weight_EIO) and not torch.is_grad_enabled():
+        return _product_of_few(rows_MI, weight_EIO, ends_E.tolist())
     if _has_kernel(rows_MI.dtype, *weight_EIO.shape[1:]):
         return F.grouped_mm(rows_MI, weight_EIO, offs=ends_E)
     parts = torch.split(rows_MI, _sizes(ends_E))
     return torch.cat([part @ weight for part, weight in zip(parts, weight_EIO, strict=True)])
+
+
+def _product_of_few(rows_MI: Tensor, weight_EIO: Tensor, ends: list[int]) -> Tensor:
+    """The same for fewer rows than experts, as when one token is generated: most experts have none."""
+    begins = (0, *ends)
+    used = [expert for expert, end in enumerate(ends) if end > begins[expert]]
+    parts = [rows_MI[begins[expert] : ends[expert]] @ weight_EIO[expert] for expert in used]
+    return torch.cat(parts) if parts else rows_MI.new_empty(0, weight_EIO.shape[2])
 
 
 def _weight_gradient(gradient_MO: Tensor, rows_MI: Tensor, ends_E: Tensor) -> Tensor:

@@ -130,8 +130,6 @@ def _renamed(description: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]
         model["vocab"] = {names.get(text, text): token_id for text, token_id in model["vocab"].items()}
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     if model["type"] == "BPE":
-        model["merges"] = [
-            (left, right) for left, right in model["merges"] if not hidden & {left, right, left + right}
-        ]
+        model["merges"] = [(left, right) for left, right in model["merges"] if not hidden & {left, right, left + right}]
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in added]
     return {**description, "model": model, "added_tokens": added, "post_processor": None}
