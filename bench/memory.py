@@ -23,7 +23,7 @@ from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.activation_checkpointing import apply_activation_checkpointing, measure_activations
+from sheepop.train.activation_checkpointing import apply_activation_checkpointing, step_bytes
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.precision import apply_precision
@@ -48,8 +48,7 @@ def measure_mode(
     before = peak_bytes(device)
     model = build_model(config, 0, device).train()
     apply_precision(model, precision)
-    row = TensorBatch(inputs[:1], labels[:1], positions=None, document_ids=None, supervised=slice(None))
-    estimate = measure_activations(Network(model, precision=precision, device=device), row, rows)
+    estimate = step_bytes(config, TrainingConfig(), precision, rows, length, device)
     apply_activation_checkpointing(model, mode, blocks)  # type: ignore[arg-type]
     optimizers = build_optimizers(model, TrainingConfig())
     network = Network(model, precision=precision, device=device)

@@ -1,56 +1,149 @@
-"""The cost formulas against torch's own counter of floating-point operations."""
+"""The cost formulas against torch's own counts: of floating-point operations, of numbers, of bytes."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sheepop.model import ModelConfig, build_model, cross_entropy
-from sheepop.model.cost import forward_flops_per_token, matrix_parameters, training_flops_per_token
+from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
+from sheepop.model.cost import (
+    cache_bytes,
+    decoding_flops_per_token,
+    forward_flops_per_token,
+    matrix_parameters,
+    num_active_parameters,
+    num_parameters,
+    parameter_shapes,
+    training_flops_per_token,
+    weight_bytes,
+)
+from sheepop.model.mask import attention_mask
+
+from .architectures import ARCHITECTURES
 
 BATCH, LENGTH = 2, 12
-CONFIGS = [
-    ModelConfig(vocab_size=50, d_model=32, num_layers=2, num_heads=4, max_seq_len=16),
-    ModelConfig(
-        vocab_size=50, d_model=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=12, max_seq_len=16,
-        position_encoding="rope", activation="swiglu", norm="rmsnorm", bias=False, tie_weights=False,
-    ),
-    ModelConfig(preset="gpt2", vocab_size=60, d_model=48, num_layers=1, num_heads=3, max_seq_len=16),
-]  # fmt: skip
 
 
-def counted(config: ModelConfig) -> tuple[int, int]:
-    """Operations of the matrix products of one forward, and of forward and backward together."""
-    model = build_model(config, seed=0)
-    ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    # The plain backend multiplies whole T x T squares, which the counter sees as ordinary products.
+@cache
+def counted(name: str) -> tuple[int, int]:
+    """Operations of the matrix products of one forward, and of forward and backward together.
+
+    In float64, in which every expert's product is one of its own, and with attention that multiplies whole T x T
+    squares: the counter sees nothing but ordinary products.
+    """
+    model = build_model(ARCHITECTURES[name], seed=0).double()
+    ids = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = cross_entropy(model(ids), ids)
+        loss = cross_entropy(model(ids).double(), ids)
         forward = counter.get_total_flops()
         loss.backward()
         return forward, counter.get_total_flops()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["sheepop", "llama", "gpt2"])
-def test_flops_equal_those_counted(config):
-    forward, training = counted(config)
-    assert forward_flops_per_token(config, LENGTH) * BATCH * LENGTH == forward
-    # A causal network needs the lower triangle of the square that was counted: T (T + 1) / 2 of T^2 pairs.
-    unneeded_pairs = sum(1 for query in range(LENGTH) for key in range(LENGTH) if key > query)
-    per_pair = 3 * 2 * 2 * config.num_layers * config.num_heads * config.head_size
-    expected = training - BATCH * unneeded_pairs * per_pair
-    assert training_flops_per_token(config, LENGTH) * BATCH * LENGTH == expected
+def pairs_seen(config: ModelConfig, layer: int, length: int = LENGTH) -> int:
+    """How many pairs of a query and a key a layer's mask lets through, and sinks do not count."""
+    queries = torch.arange(length)[:, None]
+    keys = torch.arange(length)
+    allowed = keys <= queries
+    window = config.window(layer)
+    return int((allowed if window is None else allowed & (queries - keys < window)).sum())
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["sheepop", "llama", "gpt2"])
-def test_matrix_parameters_are_the_matrices_of_the_network(config):
+def unneeded_flops(config: ModelConfig) -> int:
+    """What the squares hold beyond the pairs that are seen; with sinks they have one column more."""
+    square = LENGTH * (LENGTH + config.attention_sinks)
+    unneeded = sum(square - pairs_seen(config, layer) for layer in range(config.num_layers))
+    # A score and a weighted value are two operations for each of their columns.
+    return BATCH * unneeded * config.num_heads * 2 * (config.head_size + config.value_size)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_flops_equal_those_counted(name):
+    config = ARCHITECTURES[name]
+    forward, training = counted(name)
+    assert forward_flops_per_token(config, LENGTH) * BATCH * LENGTH == forward - unneeded_flops(config)
+    assert training_flops_per_token(config, LENGTH) * BATCH * LENGTH == training - 3 * unneeded_flops(config)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_sequence_costs_what_its_tokens_cost_one_by_one(name):
+    config = ARCHITECTURES[name]
+    tokens = [decoding_flops_per_token(config, context) for context in range(1, LENGTH + 1)]
+    assert sum(tokens) == pytest.approx(forward_flops_per_token(config, LENGTH) * LENGTH, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral"])
+def test_the_pairs_counted_are_those_of_the_networks_mask(name):
+    model = build_model(ARCHITECTURES[name], seed=0)
+    for layer, window in enumerate(model.windows):
+        mask = attention_mask(LENGTH, LENGTH, kind=model.attention_kind(window))
+        seen = LENGTH * (LENGTH + 1) // 2 if mask.allowed is None else int(mask.allowed.sum())
+        assert seen == pairs_seen(model.config, layer)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_are_those_of_the_network(name):
+    config = ARCHITECTURES[name]
     model = build_model(config, seed=0)
-    matrices = {name: p.numel() for name, p in model.named_parameters() if name.endswith("proj.weight")}
-    assert matrix_parameters(config) == sum(matrices.values()) + model.lm_head.weight.numel()
+    named = dict(model.named_parameters())
+    assert parameter_shapes(config) == {name: tuple(parameter.shape) for name, parameter in named.items()}
+    assert num_parameters(config) == sum(parameter.numel() for parameter in named.values())
+    assert weight_bytes(config) == sum(parameter.nbytes for parameter in named.values())
+    assert weight_bytes(config, 2) == sum(parameter.bfloat16().nbytes for parameter in named.values())
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"dropout"}))
+def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
+    """An expert that a token was not sent to can be anything: here it is no number, and nothing shows it."""
+    config = ARCHITECTURES[name]
+    model = build_model(config, seed=0).train()
+    token = torch.tensor([[7]])
+    expected = model(token)
+    active = sum(parameter.numel() for parameter in model.parameters())
+    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name]
+    multiplying = sum(p.numel() for p in matrices if p is not model.embedding.weight and p.ndim < 4)
+    if config.position_encoding == "learned":
+        multiplying -= model.added_positions.table.numel()
+    if config.tie_weights:
+        multiplying += model.lm_head.weight.numel()
+    for mixture in model.mixtures.values():
+        idle = sorted(set(range(config.experts.count)) - set(mixture.take_routing().chosen.flatten().tolist()))
+        assert len(idle) == config.experts.count - config.experts.per_token
+        for stacked in mixture.experts.parameters():
+            stacked.data[idle] = torch.nan
+            active -= stacked[idle].numel()
+            multiplying -= stacked[idle].numel() if stacked.ndim == 3 else 0
+    assert torch.equal(model(token), expected)
+    assert num_active_parameters(config) == active
+    assert matrix_parameters(config) == multiplying
+
+
+@pytest.mark.parametrize("name", ["llama", "wide values", "mistral"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_cache_holds_as_many_bytes(name, dtype):
+    cache = KeyValueCache(ARCHITECTURES[name], 3, LENGTH, dtype=dtype)
+    held = sum(tensor.nbytes for tensor in vars(cache).values() if isinstance(tensor, torch.Tensor))
+    assert cache_bytes(ARCHITECTURES[name], 3, LENGTH, dtype.itemsize) == held
 
 
 def test_gpt2_small_by_hand():
     # 12 layers of 12 * 768^2 weights and the head of 50257 * 768.
     assert matrix_parameters(ModelConfig(preset="gpt2")) == 12 * 12 * 768**2 + 50257 * 768
+    assert num_parameters(ModelConfig(preset="gpt2")) == 124_439_808
+
+
+def test_mixtral_8x7b_by_hand():
+    """46.7 billion parameters, of which a token uses 12.9 billion (Jiang et al. 2024, "Mixtral of Experts")."""
+    config = ModelConfig(
+        vocab_size=32000, d_model=4096, num_layers=32, num_heads=32, num_kv_heads=8, d_ff=14336, max_seq_len=64,
+        position_encoding="rope", norm="rmsnorm", activation="swiglu", bias=False, tie_weights=False,
+        experts={"count": 8, "per_token": 2},
+    )  # fmt: skip
+    expert, attention = 3 * 4096 * 14336, 2 * 4096 * (4096 + 1024)
+    rest = 32 * (attention + 8 * 4096 + 2 * 4096) + 4096 + 2 * 32000 * 4096
+    assert num_parameters(config) == 32 * 8 * expert + rest == 46_702_792_704
+    assert num_active_parameters(config) == 32 * 2 * expert + rest == 12_879_925_248

@@ -39,6 +39,11 @@ def inputs(rows: int = 2, length: int = 7, width: int = 8, seed: int = 1) -> Ten
     return torch.randn(rows, length, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def chosen(counts: list[int]) -> Tensor:
+    """Choices of which so many fall on each expert."""
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+
+
 def loop(module: MixtureOfExperts, x_BTD: Tensor, activation: str = "swiglu") -> tuple[Tensor, list[list[int]]]:
     """Token by token, expert by expert, with autograd; and which experts each token chose."""
     router, experts = module.router, module.experts
@@ -169,23 +174,23 @@ def test_scores_that_underflow_give_finite_weights(scores: str) -> None:
 def test_the_losses_of_a_router_by_hand() -> None:
     """Four tokens, two experts: 3 of them went to the first. P = (0.75 + 0.75 + 0.75 + 0.25) / 4 = 0.625."""
     logits = torch.tensor([[math.log(3.0), 0.0]] * 3 + [[0.0, math.log(3.0)]], dtype=torch.float64)
-    routing = Routing(logits, torch.tensor([3, 1]))
+    routing = Routing(logits, chosen([3, 1]))
     assert routing.load_balancing_loss().item() == pytest.approx(2 * (0.75 * 0.625 + 0.25 * 0.375))
     assert routing.z_loss().item() == pytest.approx(math.log(4.0) ** 2)
 
 
 @pytest.mark.parametrize("per_token", [1, 2, 3])
 def test_even_loads_have_the_least_balancing_loss(per_token: int) -> None:
-    even = Routing(torch.zeros(6, 3), torch.full((3,), 2 * per_token))
+    even = Routing(torch.zeros(6, 3), chosen([2 * per_token] * 3))
     assert even.load_balancing_loss().item() == pytest.approx(per_token)
-    uneven = Routing(torch.tensor([[2.0, 0.0, -1.0]] * 6), torch.tensor([6, 6 * (per_token > 1), 6 * (per_token > 2)]))
+    uneven = Routing(torch.tensor([[2.0, 0.0, -1.0]] * 6), chosen([6, 6 * (per_token > 1), 6 * (per_token > 2)]))
     assert uneven.load_balancing_loss().item() >= per_token - 1e-6
 
 
 def test_the_losses_have_the_gradients_of_slow_loops() -> None:
     logits = inputs(1, 6, 4)[0].requires_grad_()
-    counts = torch.tensor([5, 1, 4, 2])
-    routing = Routing(logits, counts)
+    counts = [5, 1, 4, 2]
+    routing = Routing(logits, chosen(counts))
     balancing = sum(
         counts[e] / 6 * sum(torch.exp(row[e]) / sum(torch.exp(z) for z in row) for row in logits) / 6 for e in range(4)
     )

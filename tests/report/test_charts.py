@@ -6,6 +6,7 @@ import pytest
 
 from sheepop.report import (
     bits_per_byte_chart,
+    expert_load_chart,
     gradient_norm_chart,
     learning_rate_chart,
     loss_chart,
@@ -42,6 +43,16 @@ def test_loss_holds_the_metrics_of_both_splits(metrics: Rows) -> None:
 def test_other_charts_hold_their_metric(chart: Any, key: str, metrics: Rows) -> None:
     trace = chart(metrics).data[0]
     assert (trace.x, trace.y) == column(metrics, "train", key)
+
+
+def test_expert_loads_are_drawn_where_there_are_experts(metrics: Rows) -> None:
+    assert not expert_load_chart(metrics).data
+    rows = [
+        {"step": step, "split": "train", "expert_load_max": 1.5 + step, "expert_load_min": 0.5} for step in (1, 2, 3)
+    ]
+    most, least = expert_load_chart(rows).data
+    assert (most.name, most.x, most.y) == ("Most loaded", (1, 2, 3), (2.5, 3.5, 4.5))
+    assert (least.name, least.x, least.y) == ("Least loaded", (1, 2, 3), (0.5, 0.5, 0.5))
 
 
 def test_references_are_level_lines_beside_the_model(metrics: Rows) -> None:

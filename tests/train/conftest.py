@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ from sheepop.train import (
     build_optimizers,
     validate,
 )
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.metrics import JsonLines
 from sheepop.train.network import Network
+from sheepop.train.objective import NextToken
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
 
@@ -42,11 +45,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture
 def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint."""
+    """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint.
+
+    `network` changes the model, all else the training settings.
+    """
 
     made: list[Trainer] = []
 
-    def make(name: str, *, resume: bool = False, dropout: float = 0.1, seed: int = 0, **settings: Any) -> Trainer:
+    def make(
+        name: str,
+        *,
+        resume: bool = False,
+        dropout: float = 0.1,
+        seed: int = 0,
+        network: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
+    ) -> Trainer:
         training = TrainingConfig(
             **{
                 "max_steps": 12,
@@ -64,9 +78,8 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             }
         )
         tokenizer = corpus.tokenizer()
-        config = ModelConfig(
-            vocab_size=tokenizer.vocab_size, d_model=16, num_layers=2, num_heads=2, max_seq_len=32, dropout=dropout
-        )
+        sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 32, "dropout": dropout}
+        config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **network})
         model = build_model(config, seed)
         optimizers = build_optimizers(model, training)
         run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
@@ -91,6 +104,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
                 training.row_lengths(32),
                 seed,
             ),
+            objective=with_experts(NextToken.configured(training), config),
             config=training,
             resolved=resolved,
             schedule=Schedule(

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy_sum
-from sheepop.train import TrainingConfig
+from sheepop.model.activations import Activations, BlockBytes, count_activations
+from sheepop.model.cost import TrainingBytes, num_parameters, training_bytes
+from sheepop.model.loss import linear_cross_entropy, logits_bytes
+from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import (
-    ActivationBytes,
+    StepBytes,
     apply_activation_checkpointing,
-    measure_activations,
     resolve_activation_checkpointing,
+    step_bytes,
 )
 from sheepop.train.network import Network
-from sheepop.train.objective import TensorBatch
+from sheepop.train.optimizer_settings import OptimizerName
+
+from ..model.architectures import ARCHITECTURES
 
 ROWS, LENGTH = 2, 48
 
@@ -113,43 +122,132 @@ def test_what_runs_twice(mode, num_blocks, products, attentions, activations) ->
     assert again("gelu") == activations
 
 
-def one_row(length: int = LENGTH) -> TensorBatch:
-    batch = packed_batch(1)
-    return TensorBatch(batch["input_ids"][:, :length], batch["labels"][:, :length], None, None, slice(None))
-
-
 def test_bytes_that_are_kept_equal_a_count_by_hand() -> None:
-    """Per token, D = 32, F = 128, H = 4, V = 61, in float32 numbers, for LayerNorm, GELU and no dropout."""
-    found = measure_activations(Network(network(dropout=0.0), precision="fp32", device="cpu"), one_row(), 5)
-    d_model, d_ff, heads, vocabulary = 32, 128, 4, 61
+    """Per token, D = 32, F = 128, H = 4, in float32 numbers, for LayerNorm, GELU and no dropout."""
+    found = count_activations(network(dropout=0.0).config, 5, LENGTH)
+    d_model, d_ff, heads, tokens = 32, 128, 4, 5 * LENGTH
     # Two norms keep input, mean and 1 / deviation; then the two norms' results, q, k, v, the attention's result and
     # its sums of exponentials, and what goes into and comes out of GELU.
     block = 2 * (d_model + 2) + 2 * d_model + 3 * d_model + d_model + heads + 2 * d_ff
     # q, k, v, output, up and down projection, and the attention's result with its sums.
     products = 5 * d_model + d_ff + d_model + heads
-    tokens = 5 * LENGTH
-    assert found.block == tokens * block * 4
-    assert found.products == tokens * products * 4
+    assert found.blocks == (BlockBytes(tokens * block * 4, tokens * products * 4),) * 3
     assert found.block_input == tokens * d_model * 4
-    # The final norm and token ids of eight bytes; the loss keeps the norm's result, which is not counted here.
-    assert found.rest == pytest.approx(tokens * (d_model + 2 + 2) * 4, rel=0.01)
-    parameters = sum(parameter.numel() for parameter in network().parameters())
-    # Beside weights, gradients and two moments, the gradient of the head that the loss makes.
-    assert found.fixed == 4 * 4 * parameters + 4 * vocabulary * d_model
-    assert found.num_blocks == 3
+    # Input, mean and 1 / deviation of the final norm, and its result; token ids of eight bytes.
+    assert found.rest == tokens * (2 * d_model + 2 + 2) * 4
+    assert found.total() == found.rest + 3 * tokens * block * 4
+    assert found.total("full") == found.rest + 3 * found.block_input
+    assert found.total("selective", 1) == found.rest + tokens * (d_model + products + 2 * block) * 4
 
 
-def test_measuring_leaves_the_network_as_it_was() -> None:
-    model = network(dropout=0.0)
-    before = loss_and_gradients(model)[0]
-    measure_activations(Network(model, precision="bf16", device="cpu"), one_row(), 5)
-    assert "forward" not in vars(model.blocks[0])
-    assert torch.equal(loss_and_gradients(model)[0], before)
+class Alive(TorchDispatchMode):
+    """The bytes of everything that was computed within it and is still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for result in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(result, Tensor):
+                storage = result.untyped_storage()
+                self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return found
+
+    def num_bytes(self, but: torch.nn.Module) -> int:
+        """All but the weights of a network, of which some may have been looked at in another shape."""
+        gc.collect()
+        weights = {tensor.untyped_storage()._cdata for tensor in (*but.parameters(), *but.buffers())}
+        alive = {key: size for key, (storage, size) in self._storages.items() if not storage.expired()}
+        return sum(size for key, size in alive.items() if key not in weights)
 
 
-# Fixed 950, three times the rest is 150, four blocks of 100: 1500. Selective keeps 50 of a block and full 10, and one
-# block is whole while it is run again: 1600 - 50 n and 1600 - 90 n for n of them.
-EXAMPLE = ActivationBytes(block=100, products=40, block_input=10, rest=50, fixed=950, num_blocks=4)
+FEW = ("sheepop", "bloom", "gemma", "deepseek")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp32") for name in ARCHITECTURES), *itertools.product(FEW, ("bf16", "fp16"))],
+)
+def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str, precision: str) -> None:
+    config = ARCHITECTURES[name]
+    counted = count_activations(config, 3, 12, precision=precision)
+    for mode, num_blocks in (("none", None), ("selective", None), ("full", None), ("full", 2)):
+        model = build_model(config, 0).train()
+        apply_activation_checkpointing(model, mode, num_blocks)
+        taken = Network(model, precision=precision, device="cpu")
+        taken.begin_step()
+        ids = torch.arange(3 * 12).view(3, 12)
+        with Alive() as alive, taken.arithmetic():
+            hidden = taken.hidden_states(ids, positions=None, document_ids=None)
+        # The token ids are kept too, and were there before.
+        assert hidden is not None
+        assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode
+
+
+@pytest.mark.parametrize("name", ["sheepop", "llama", "deepseek", "switch"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "averaged"),
+    [(name, "fp32", False) for name in get_args(OptimizerName)] + [("adamw", "bf16", True), ("muon", "fp16", False)],
+)
+def test_weights_gradients_and_state_take_the_bytes_that_are_allocated(
+    name: str, optimizer: str, precision: str, averaged: bool
+) -> None:
+    schedule = "constant" if optimizer == "schedule_free_adamw" else "cosine"
+    training = TrainingConfig(optimizer=optimizer, schedule=schedule, ema_decay=0.9 if averaged else None)
+    model = build_model(ARCHITECTURES[name], 0)
+    optimizers = build_optimizers(model, training)
+    evaluation = build_evaluation_weights(model, optimizers, training)
+    taken = Network(model, precision=precision, device="cpu")
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for each in optimizers:
+        each.step()
+    states = [state for each in optimizers for state in each.state.values()]
+    found = training_bytes(model.config, optimizer, precision, averaged=averaged)
+    assert found == TrainingBytes(
+        weights=sum(parameter.nbytes for parameter in model.parameters()),
+        gradients=sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None),
+        optimizer=sum(slot.nbytes for state in states for slot in state.values() if isinstance(slot, Tensor)),
+        working_copy=sum(weight.nbytes for weight in taken._working),
+        average=sum(weight.nbytes for weight in vars(evaluation).get("_averages", [])),
+    )
+    assert found.total == sum(dataclasses.astuple(found))
+
+
+def test_a_step_needs_its_state_its_activations_and_the_gradient_of_the_head() -> None:
+    config = ARCHITECTURES["llama"]
+    training = TrainingConfig(optimizer="lion", ema_decay=0.9)
+    found = step_bytes(config, training, "bf16", 3, 12, "cpu")
+    assert found.activations == count_activations(config, 3, 12, precision="bf16")
+    weights = 4 * num_parameters(config)
+    # Weights, gradients, momentum and average; in two bytes all weights but the embedding.
+    assert found.state == 4 * weights + (weights // 4 - 50 * 32) * 2
+    # The gradient of the head, and the logits of 36 tokens.
+    assert found.loss == 4 * 50 * 32 + 36 * 50 * 2
+
+
+def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:
+    class Products(TorchDispatchMode):
+        sizes: list[int] = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mm.default and found.shape[1] == 40_000:
+                self.sizes.append(found.nbytes)
+            return found
+
+    with Products() as products:
+        hidden, labels = torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.long)
+        linear_cross_entropy(hidden, torch.zeros(40_000, 2), labels)
+    assert logits_bytes(1000, 40_000, torch.float32, "cpu") == max(products.sizes) < 64 << 20
+    assert len(products.sizes) == 3
+
+
+# State and loss 950, twice the rest is 150, four blocks of 100: 1500. Selective keeps 50 of a block and full 10, and
+# one block is whole while it is run again: 1600 - 50 n and 1600 - 90 n for n of them.
+EXAMPLE = StepBytes(Activations((BlockBytes(100, 40),) * 4, block_input=10, masks=0, rest=75), loss=200, state=750)
 
 
 @pytest.mark.parametrize(

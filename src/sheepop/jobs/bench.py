@@ -20,7 +20,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.random import numpy_generator
 from sheepop.data import Batch
 from sheepop.model import KeyValueCache, ModelConfig, build_model
-from sheepop.model.cost import forward_flops_per_token, training_flops_per_token
+from sheepop.model.cost import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.speed import matrix_peak, synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.network import Network
@@ -140,7 +140,7 @@ def measure_generation(config: ModelConfig, device: str, precision: str, seconds
                 model(token, cache=cache)
 
     rate = (length - _PROMPT) / _median_seconds(write, device, seconds)
-    flops = rate * forward_flops_per_token(config, length / 2)
+    flops = rate * decoding_flops_per_token(config, length / 2)
     return _row("generate", precision, f"1 x {length}", rate, flops, device)
 
 

@@ -20,6 +20,7 @@ from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignore
 from sheepop.model import build_model
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_optimizers, clip_gradients
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import set_learning_rate
@@ -70,7 +71,7 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     model = build_model(config.model, config.seed, device)
     model.train()
     optimizers = build_optimizers(model, training)
-    objective = NextToken.configured(training)
+    objective = with_experts(NextToken.configured(training), config.model)
     size = training.global_batch_size
     micro_batch_size = training.micro_batch_size or size
     precision = candidates(training.precision, device)[-1]

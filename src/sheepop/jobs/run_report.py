@@ -32,6 +32,7 @@ from sheepop.report import (
     bits_per_byte_chart,
     data_size,
     duration,
+    expert_load_chart,
     gradient_norm_chart,
     learning_rate_chart,
     loss_chart,
@@ -217,6 +218,7 @@ def _add_curves(page: Page, metrics: _Log, baselines: Baselines | None) -> None:
         (learning_rate_chart(metrics.rows), "Learning rate", True),
         (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
         (speed_chart(metrics.rows), "Speed", False),
+        (expert_load_chart(metrics.rows), "Loads of the experts: the most and the least loaded of all layers", False),
     )
     drawn = [chart for chart in charts if chart[0].data]
     if not drawn:

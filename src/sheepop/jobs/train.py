@@ -28,7 +28,7 @@ from sheepop.jobs.training_data import (
     open_corpus,
     refuse_ignored_settings,
 )
-from sheepop.jobs.training_run import activations_of_a_step, build_network, evaluation_batch, run_loop
+from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
 from sheepop.model import Transformer
 from sheepop.model.speed import matrix_peak
 from sheepop.train import (
@@ -214,7 +214,7 @@ def _start(
             )
         training = training.replace(compile=False)
     training = resolve_activation_checkpointing(
-        training, lambda: activations_of_a_step(config, training, batches, device), device
+        training, lambda: bytes_of_a_step(config, training, batches.max_length, device), device
     )
     timing = None
     if needs_measuring(training, device):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-
-import numpy as np
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError
-from sheepop.data import Batches, Corpus, StepPlan
+from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.resume import RunRecord
@@ -35,15 +32,12 @@ from sheepop.train import (
     build_optimizers,
     validate,
 )
-from sheepop.train.activation_checkpointing import (
-    ActivationBytes,
-    apply_activation_checkpointing,
-    measure_activations,
-)
+from sheepop.train.activation_checkpointing import StepBytes, apply_activation_checkpointing, step_bytes
 from sheepop.train.config import TrainingConfig
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.metrics import JsonLines
 from sheepop.train.network import Network
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.precision import apply_precision, candidates
 from sheepop.train.profiler import DIRECTORY as PROFILE
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
@@ -98,7 +92,7 @@ def run_loop(
             optimizers=optimizers,
             evaluation=evaluation,
             plan=plan,
-            objective=NextToken.configured(config.training),
+            objective=with_experts(NextToken.configured(config.training), config.model),
             config=config.training,
             resolved=settings,
             schedule=Schedule(
@@ -146,18 +140,14 @@ def build_network(config: SheepOpConfig, training: TrainingConfig, device: str) 
     return model
 
 
-def activations_of_a_step(
-    config: SheepOpConfig, training: TrainingConfig, batches: Batches, device: str
-) -> ActivationBytes:
-    """What a micro-batch keeps, in the precision of those in question that keeps most."""
-    model = build_network(config, training, device).train()
-    row = replace(TensorBatch.from_numpy(batches.batch(np.arange(1)), device), positions=None, document_ids=None)
+def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int, device: str) -> StepBytes:
+    """What a step needs, in the precision of those in question that needs most."""
     rows = training.micro_batch_size or training.global_batch_size
     found = [
-        measure_activations(Network(model, precision=precision, device=device), row, rows)
+        step_bytes(config.model, training, precision, rows, length, device)
         for precision in candidates(training.precision, device)
     ]
-    return max(found, key=lambda activations: activations.peak("none", 0))
+    return max(found, key=lambda needed: needed.peak("none", 0))
 
 
 def _description(run: RunDirectory, record: RunRecord, config: SheepOpConfig, state: TrainingState) -> RunDescription:

@@ -10,31 +10,43 @@ from torch import Tensor, nn
 
 from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
 from sheepop.model.feedforward import ACTIVATIONS, FeedForward
+from sheepop.model.grouped_product import grouped_product
 from sheepop.model.probe import Probe
-
-# What the grouped product of PyTorch takes: data types, and the bytes of a row in multiples of this.
-_GROUPED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_GROUPED_ALIGNMENT = 16
 
 
 class Routing(NamedTuple):
-    """What a router did with N tokens: its logits (N, E) with their gradient, and the tokens of each expert (E,)."""
+    """What a router did with N tokens: its logits (N, E), with their gradient, and the experts it chose (N, k)."""
 
     logits: Tensor
-    counts: Tensor
+    chosen: Tensor
+
+    def of(self, places: Tensor | slice) -> Routing:
+        """The routing of some of the tokens, by their flat indices."""
+        return self if isinstance(places, slice) else Routing(self.logits[places], self.chosen[places])
+
+    @property
+    def counts(self) -> Tensor:
+        """The tokens of each expert (E,), int64."""
+        return count_choices(self.chosen, self.logits.shape[1])
 
     def load_balancing_loss(self) -> Tensor:
         """``E sum_e f_e P_e``: f_e the choices per token that fell on e, P_e its mean probability (Fedus et al. 2021).
 
-        Equal loads give the number of experts per token, which is the least when f and P agree.
+        Equal loads give the number of experts per token, which is the least when f and P agree. No token gives 0.
         """
         tokens, experts = self.logits.shape
         fractions_E = self.counts.to(self.logits.dtype) / max(1, tokens)
-        return experts * (fractions_E * self.logits.softmax(-1).mean(0)).sum()
+        return experts / max(1, tokens) * (fractions_E * self.logits.softmax(-1).sum(0)).sum()
 
     def z_loss(self) -> Tensor:
-        """The mean of ``logsumexp(logits)^2`` (Zoph et al. 2022, equation 5)."""
-        return self.logits.logsumexp(-1).square().mean()
+        """The mean of ``logsumexp(logits)^2`` (Zoph et al. 2022, equation 5); no token gives 0."""
+        return self.logits.logsumexp(-1).square().sum() / max(1, self.logits.shape[0])
+
+
+def count_choices(chosen_Nk: Tensor, num_experts: int) -> Tensor:
+    """How often each expert was chosen (E,), int64; unlike bincount this does not make the host wait for a GPU."""
+    chosen_M = chosen_Nk.flatten()
+    return chosen_M.new_zeros(num_experts).scatter_add_(0, chosen_M, torch.ones_like(chosen_M))
 
 
 class Router(nn.Module):
@@ -86,13 +98,14 @@ class Experts(nn.Module):
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
+        ends_E = counts_E.cumsum(0, dtype=torch.int32)
         experts_M = None
         if self.up_bias is not None:
             experts = torch.arange(len(counts_E), device=x_MD.device)
             experts_M = experts.repeat_interleave(counts_E, output_size=len(x_MD))
 
         def apply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            found = _grouped_product(rows, weight, counts_E)
+            found = grouped_product(rows, weight, ends_E)
             return found if bias is None else found + bias[experts_M].to(found.dtype)
 
         up_MF = apply(x_MD, self.up_proj, self.up_bias)
@@ -106,7 +119,8 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """The weighted sum of the chosen experts, plus the experts that every token passes; (B, T, D) to (B, T, D).
 
-    `routing` is what the last forward pass of training did, until `take_routing` hands it out.
+    `routing` is what the last forward pass in training mode did, until `take_routing` hands it out. What runs such a
+    pass a second time for its gradients turns `records` off meanwhile.
     """
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
@@ -116,22 +130,20 @@ class MixtureOfExperts(nn.Module):
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
         self.routing: Routing | None = None
+        self.records = True
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Sorts the tokens by expert, applies all experts in one grouped product each, and sorts them back."""
         x_ND = x_BTD.flatten(0, -2)
         logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
         order_M = chosen_Nk.flatten().argsort(stable=True)
-        # Unlike bincount this does not make the host wait for a GPU.
-        counts_E = chosen_Nk.new_zeros(logits_NE.shape[1]).scatter_add_(
-            0, chosen_Nk.flatten(), torch.ones_like(order_M)
-        )
-        found_MD = self.experts(x_ND[order_M // self.router.per_token], counts_E)
-        # Sums over the chosen of a token and not over scattered rows: the order of the sum is fixed.
-        found_NkD = found_MD[order_M.argsort()].unflatten(0, weights_Nk.shape)
-        out_ND = (found_NkD * weights_Nk[..., None].to(found_NkD.dtype)).sum(1)
-        if self.training:
-            self.routing = Routing(logits_NE, counts_E)
+        # The gradient of x[...] would add up the rows of a token in any order where a CPU has several threads.
+        rows_MD = x_ND.index_select(0, order_M // self.router.per_token)
+        found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
+        places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+        out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
+        if self.training and self.records:
+            self.routing = Routing(logits_NE, chosen_Nk)
         out_BTD = out_ND.view(x_BTD.shape)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
@@ -143,18 +155,10 @@ class MixtureOfExperts(nn.Module):
         return routing
 
 
-def _grouped_product(rows_MI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
-    """``rows @ weight[e]^T`` (M, O) for the `counts_E[e]` rows of every expert e, one expert's after another's.
-
-    The grouped product of PyTorch is for the data types of training, and for rows of whole 16 bytes; what it does not
-    take goes through one product an expert.
-    """
-    device = rows_MI.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        rows_MI, weight_EOI = rows_MI.to(dtype), weight_EOI.to(dtype)
-    row_bytes = {width * rows_MI.element_size() for width in weight_EOI.shape[1:]}
-    if rows_MI.dtype in _GROUPED_DTYPES and not any(size % _GROUPED_ALIGNMENT for size in row_bytes):
-        return F.grouped_mm(rows_MI, weight_EOI.transpose(-2, -1), offs=counts_E.cumsum(0).to(torch.int32))
-    parts = torch.split(rows_MI, counts_E.tolist())
-    return torch.cat([F.linear(rows, weight) for rows, weight in zip(parts, weight_EOI, strict=True)])
+def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
+    """The weighted sum of the rows at `places_Nk` for each of N tokens (N, D), always added up in the same order."""
+    if found_MD.device.type == "cpu" and found_MD.dtype == torch.float32 and not torch.is_grad_enabled():
+        # One pass over the rows; its backward pass is no match for that of what is written below.
+        return F.embedding_bag(places_Nk, found_MD, per_sample_weights=weights_Nk, mode="sum")
+    found_NkD = found_MD.index_select(0, places_Nk.flatten()).view(*places_Nk.shape, -1)
+    return (found_NkD * weights_Nk[..., None]).sum(1)

@@ -6,8 +6,9 @@ a time: the logits of all N positions, in float32 the largest tensor of a traini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,10 +42,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class LossSums(NamedTuple):
-    """Sums over the supervised positions of a micro-batch, scalars in float32 (float64 for float64 inputs)."""
+    """Sums over the supervised positions of a micro-batch; both losses are scalars in float32 (or in float64)."""
 
     objective: Tensor  # what is minimised, z-loss and label smoothing included
     cross_entropy: Tensor  # the plain cross-entropy, without a gradient
+    measured: Mapping[str, Tensor] = MappingProxyType({})  # what else was summed up, of any shape, without a gradient
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ def linear_cross_entropy(
         hidden.flatten(0, -2), weight_VD, labels_N, places, weight_cast, terms or LossTerms(), soft_cap, chunk_bytes
     )
     return LossSums(objective, plain)
+
+
+def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
+    """What `linear_cross_entropy` holds of the logits of `num_tokens` tokens at a time, at most."""
+    return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
 
 
 def score_tokens(
@@ -143,10 +150,7 @@ class _Work:
     def chunks(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """The supervised rows in parts of about equal size."""
         count = labels_N.numel() if isinstance(places, slice) else places.numel()
-        limit = chunk_bytes or _CHUNK_BYTES.get(self.weight.device.type, _CHUNK_BYTES_ELSEWHERE)
-        most = max(1, limit // (self.weight.shape[0] * self.dtype.itemsize))
-        num_chunks = max(1, -(-count // most))
-        size = -(-count // num_chunks)
+        size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
         for start in range(0, count, max(1, size)):
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
@@ -160,6 +164,14 @@ class _Work:
         """How many rows of a matrix are worked through together."""
         limit = _BLOCK_BYTES.get(matrix.device.type)
         return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
+
+
+def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
+    """How many of `count` rows of logits are computed at a time: chunks of about equal size."""
+    limit = chunk_bytes or _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE)
+    most = max(1, limit // (vocab_size * dtype.itemsize))
+    num_chunks = max(1, -(-count // most))
+    return -(-count // num_chunks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

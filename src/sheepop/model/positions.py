@@ -40,12 +40,11 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `cos` and `sin` broadcast against (B, H, T, R/2); columns from R on stay as they are. Under autocast they are
     float32 and `x_BHTC` is not: the products are taken in float32 and the result has the dtype of `x_BHTC`.
     """
-    rotary_dim = 2 * cos.shape[-1]
-    if rotary_dim < x_BHTC.shape[-1]:
-        turned = rotate(x_BHTC[..., :rotary_dim], cos, sin)
-        return torch.cat((turned, x_BHTC[..., rotary_dim:]), dim=-1)
-    first, second = x_BHTC.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTC.dtype)
+    width = cos.shape[-1]
+    first, second, rest = torch.split(x_BHTC, [width, width, x_BHTC.shape[-1] - 2 * width], dim=-1)
+    # Each product is added where it is computed: attention waits for memory here, not for arithmetic.
+    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
+    return torch.cat((*(part.to(x_BHTC.dtype) for part in turned), rest), dim=-1)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

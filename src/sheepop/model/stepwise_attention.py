@@ -29,13 +29,14 @@ def attend_stepwise(
     """
     batch, heads, queries, width = q_BHTC.shape
     kv_heads, keys = k_BKSC.shape[1:3]
-    groups = (batch, kv_heads, heads // kv_heads, queries)
     scale = width**-0.5 if scale is None else scale
-    q_BKGTC = q_BHTC.reshape(*groups, width)
-    scores_BHTS = (q_BKGTC @ k_BKSC[:, :, None].transpose(-2, -1)).flatten(1, 2) * scale
+    # The query heads of a key-value head are rows of one product, and what every score is multiplied by is taken into
+    # the queries, which are fewer.
+    rows_BKRC = (q_BHTC * (scale if soft_cap is None else scale / soft_cap)).reshape(batch, kv_heads, -1, width)
+    scores_BHTS = (rows_BKRC @ k_BKSC.transpose(-2, -1)).view(batch, heads, queries, keys)
     if soft_cap is not None:
-        scores_BHTS = soft_cap * torch.tanh(scores_BHTS / soft_cap)
-    scores_BHTS = _masked(scores_BHTS, mask)
+        scores_BHTS = torch.tanh(scores_BHTS)
+    scores_BHTS = _masked(scores_BHTS, mask, 1.0 if soft_cap is None else soft_cap)
     if probes is not None:
         scores_BHTS = probes[0](scores_BHTS)
     exact = torch.promote_types(scores_BHTS.dtype, torch.float32)
@@ -47,15 +48,18 @@ def attend_stepwise(
     weights_BHTS = weights_BHTS.to(v_BKSC.dtype)
     if probes is not None:
         weights_BHTS = probes[1](weights_BHTS)
-    weights_BKGTS = F.dropout(weights_BHTS, dropout).view(*groups, keys)
-    return (weights_BKGTS @ v_BKSC[:, :, None]).flatten(1, 2)
+    rows_BKRS = F.dropout(weights_BHTS, dropout).reshape(batch, kv_heads, -1, keys)
+    return (rows_BKRS @ v_BKSC).view(batch, heads, queries, -1)
 
 
-def _masked(scores_BHTS: Tensor, mask: AttentionMask) -> Tensor:
-    if mask.bias is not None:
-        return scores_BHTS + mask.bias.to(scores_BHTS.dtype)
-    allowed = mask.allowed
+def _masked(scores_BHTS: Tensor, mask: AttentionMask, factor: float) -> Tensor:
+    """The scores times `factor`, with what `mask` adds to them."""
+    added, allowed = mask.bias, mask.allowed
     queries, keys = scores_BHTS.shape[2:]
-    if allowed is None and mask.causal and queries > 1:
-        allowed = allowed_by_distance(queries, keys, device=scores_BHTS.device)
-    return scores_BHTS if allowed is None else scores_BHTS.masked_fill(~allowed, -torch.inf)
+    if added is None:
+        if allowed is None and mask.causal and queries > 1:
+            allowed = allowed_by_distance(queries, keys, device=scores_BHTS.device)
+        if allowed is None:
+            return scores_BHTS if factor == 1.0 else scores_BHTS * factor
+        added = scores_BHTS.new_zeros(()).masked_fill(~allowed, -torch.inf)
+    return torch.add(added.to(scores_BHTS.dtype), scores_BHTS, alpha=factor)

@@ -58,6 +58,9 @@ class Transformer(nn.Module):
     def compile_blocks(self) -> None:
         """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
         self.compiled = True
+        if self.mixtures:
+            # They record their routing. A block that is run again for its gradients is not to record it again.
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         for block in self.blocks:
             block.compile()
 

@@ -2,6 +2,7 @@
 
 from sheepop.report.charts import (
     bits_per_byte_chart,
+    expert_load_chart,
     gradient_norm_chart,
     learning_rate_chart,
     loss_chart,
@@ -24,6 +25,7 @@ __all__ = [
     "comparison_figure",
     "data_size",
     "duration",
+    "expert_load_chart",
     "gradient_norm_chart",
     "learning_rate_chart",
     "loss_chart",

@@ -62,6 +62,15 @@ def speed_chart(metrics: Metrics) -> Figure:
     return figure
 
 
+def expert_load_chart(metrics: Metrics) -> Figure:
+    """The greatest and the least load of an expert in any layer by step, 1 being even; empty without experts."""
+    figure = _by_step("Load, relative to even")
+    add_curve(figure, series(metrics, "train", "expert_load_max"), "Most loaded", VALIDATION)
+    add_curve(figure, series(metrics, "train", "expert_load_min"), "Least loaded", TRAIN)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
 def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
     """Seconds of each stage as horizontal bars, the first stage on top."""
     from plotly.graph_objects import Bar

@@ -21,22 +21,32 @@ _FEWEST_WITHOUT_MARKERS = 30
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
-    """Four panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second."""
+    """Panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second, expert loads.
+
+    The last is there for networks with experts only.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 7), layout="constrained", facecolor="white")
+    most, least = (series(metrics, "train", f"expert_load_{which}") for which in ("max", "min"))
+    rows: list[Any] = [["loss", "learning_rate"], ["grad_norm", "speed"]]
+    if not most.is_empty:
+        rows.append(["loads", "loads"])
+    figure = Figure(figsize=(11, 3.5 * len(rows)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    loss, rate, norm, speed = figure.subplots(2, 2).flat
-    _draw_loss(loss, metrics)
-    panels = ((rate, "learning_rate", "Learning rate"), (norm, "grad_norm", "Gradient norm before clipping"))
-    for axes, key, title in panels:
-        _draw_line(axes, series(metrics, "train", key), color=TRAIN)
-        _finish(axes, title)
-        axes.set_ylim(bottom=0)
-    _draw_smoothed(speed, series(metrics, "train", "tokens_per_second"), "Measured")
-    _finish(speed, "Tokens per second")
-    speed.set_ylim(bottom=0)
+    axes = figure.subplot_mosaic(rows)
+    _draw_loss(axes["loss"], metrics)
+    for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):
+        _draw_line(axes[key], series(metrics, "train", key), color=TRAIN)
+        _finish(axes[key], title)
+    _draw_smoothed(axes["speed"], series(metrics, "train", "tokens_per_second"), "Measured")
+    _finish(axes["speed"], "Tokens per second")
+    if "loads" in axes:
+        _draw_line(axes["loads"], most, color=VALIDATION, label="Most loaded")
+        _draw_line(axes["loads"], least, color=TRAIN, label="Least loaded")
+        _finish(axes["loads"], "Loads of the experts, relative to even")
+    for name in axes.keys() - {"loss"}:
+        axes[name].set_ylim(bottom=0)
     return figure
 
 

@@ -28,7 +28,7 @@ from sheepop.train.live_view import LiveView, measured_peak
 from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.metrics import JsonLines
 from sheepop.train.network import Network
-from sheepop.train.objective import NextToken, Objective
+from sheepop.train.objective import NextToken, Objective, StepLoss
 from sheepop.train.optimizers import clip_gradients, set_learning_rate, unscale_gradients
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.profiler import AroundStep, unobserved
@@ -43,8 +43,6 @@ from sheepop.train.verification import Recomputation
 
 MILESTONES = (0.10, 0.25, 0.50)
 VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
-Losses = tuple[float, float]
-"""The mean cross-entropy of a step, and the mean of what was minimised."""
 
 
 @dataclass
@@ -139,7 +137,7 @@ class Trainer:
             prepared = self._prefetch.take(self.state.batch_number)
             assert prepared is not None  # nothing asks the wait for data to stop
             losses, norm = self._gradients(prepared)
-        _, objective = losses
+        objective, _ = losses.means()
         scale = self.state.loss_scale
         if scale:
             is_finite = math.isfinite(norm)
@@ -158,6 +156,7 @@ class Trainer:
             return
         set_learning_rate(self.optimizers, self.schedule(self.state.step))
         apply_gradients(self.optimizers)
+        self.objective.step_taken(self.network, losses)
         self.evaluation.update(self.state.step)
         step = self.state.step + 1
         self.state = self.state.after(
@@ -169,12 +168,12 @@ class Trainer:
         )
         self._finish_step(losses, norm, prepared, progress)
 
-    def _finish_step(self, losses: Losses, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+    def _finish_step(self, losses: StepLoss, norm: float, prepared: PreparedStep, progress: Progress) -> None:
         if self.state.step % self.config.log_interval == 0 or self.state.step == self.resolved.total_steps:
             self._log(losses, norm, prepared.batch_hash)
         progress.advance()
 
-    def _pass_over(self, losses: Losses, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+    def _pass_over(self, losses: StepLoss, norm: float, prepared: PreparedStep, progress: Progress) -> None:
         """Takes a step whose scaled gradients overflowed as done, without changing the weights."""
         self.model.zero_grad(set_to_none=True)
         step = self.state.step + 1
@@ -183,8 +182,8 @@ class Trainer:
         )
         self._finish_step(losses, norm, prepared, progress)
 
-    def _gradients(self, prepared: PreparedStep) -> tuple[Losses, float]:
-        """Puts the clipped gradient of a step into the parameters; its mean losses and the norm before clipping."""
+    def _gradients(self, prepared: PreparedStep) -> tuple[StepLoss, float]:
+        """Puts the clipped gradient of a step into the parameters; its losses and the norm before clipping."""
         step = self.state.step
         self.model.train()
         self.model.zero_grad(set_to_none=True)
@@ -203,9 +202,7 @@ class Trainer:
             self._report_corruption(recomputation.differences)
         if scale:
             unscale_gradients(self.model.parameters(), scale.scale)
-        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
-        objective, loss = losses.means()
-        return (loss, objective), norm
+        return losses, clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
 
     def _do_what_is_due(self, interruption: Interruption) -> None:
         """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
@@ -240,7 +237,7 @@ class Trainer:
         rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
         return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
-    def _log(self, losses: Losses, norm: float, batch_hash: str | None) -> None:
+    def _log(self, losses: StepLoss, norm: float, batch_hash: str | None) -> None:
         now = time.monotonic()
         before, tokens_before = self._log_mark
         speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
@@ -248,14 +245,14 @@ class Trainer:
         rate = self.schedule(self.state.step - 1)
         self._write(
             split="train",
-            loss=losses[0],
-            **({"objective": losses[1]} if self.config.z_loss or self.config.label_smoothing else {}),
+            loss=losses.means()[1],
             learning_rate=rate,
             grad_norm=norm,
             tokens=self.state.tokens,
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             seconds=self._seconds(),
+            **self.objective.metrics(losses),
             **self._scale_metrics(),
             **({"batch_hash": batch_hash} if batch_hash is not None else {}),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -67,8 +68,25 @@ class TensorBatch:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class StepLoss:
+    """The losses of one optimizer step, still on the device; reading them waits until it is done."""
+
+    sums: Tensor  # (2,): the objective and the plain cross-entropy, over all supervised tokens
+    num_tokens: int
+    measured: Mapping[str, Tensor] = field(default_factory=dict)  # as in `LossSums`, added up over the micro-batches
+
+    def means(self) -> tuple[float, float]:
+        """Objective and cross-entropy in nats per token."""
+        objective, cross_entropy = self.sums.tolist()
+        return objective / max(1, self.num_tokens), cross_entropy / max(1, self.num_tokens)
+
+
 class Objective(Protocol):
-    """The loss of a micro-batch, summed, so that a step of several micro-batches divides once by all its tokens."""
+    """The loss of a micro-batch, summed, so that a step of several micro-batches divides once by all its tokens.
+
+    The last two methods have a body for the usual case; inherit them.
+    """
 
     def supervised(self, batch: Batch) -> int:
         """How many positions of the batch count."""
@@ -76,9 +94,17 @@ class Objective(Protocol):
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
 
+    def step_taken(self, network: Network, losses: StepLoss) -> None:
+        """Hears that the optimizer has taken the step of these losses."""
+        return
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """What is logged of a step beside its cross-entropy."""
+        return {}
+
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Objective):
     """Cross-entropy of the next token, the objective of pre-training, with what `terms` add to it."""
 
     terms: LossTerms = field(default_factory=LossTerms)
@@ -104,3 +130,7 @@ class NextToken:
             weight_cast=network.head_cast,
             soft_cap=network.logit_soft_cap,
         )
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """What was minimised, where that is not the cross-entropy."""
+        return {} if self.terms == LossTerms() else {"objective": losses.means()[0]}

@@ -20,6 +20,7 @@ from sheepop.model import Transformer
 from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers, clip_gradients, optimizer_settings
@@ -205,7 +206,7 @@ def _time_steps(
     optimizers = build_optimizers(model, config)
     evaluation = build_evaluation_weights(model, optimizers, config)
     network = Network(model, precision=precision, device=device, compiled=compiled)
-    objective = NextToken.configured(config)
+    objective = with_experts(NextToken.configured(config), model.config)
     size = config.global_batch_size
     times: list[float] = []
     number, started = -2, time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sheepop.data import Batch, batch_hash
 from sheepop.train.network import Network
-from sheepop.train.objective import Objective, TensorBatch
+from sheepop.train.objective import Objective, StepLoss, TensorBatch
 from sheepop.train.verification import Recomputation
 
 
@@ -36,19 +36,6 @@ class PreparedStep:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class StepLoss:
-    """The losses of one optimizer step, still on the device; reading them waits until it is done."""
-
-    sums: Tensor  # (2,): the objective and the plain cross-entropy, over all supervised tokens
-    num_tokens: int
-
-    def means(self) -> tuple[float, float]:
-        """Objective and cross-entropy in nats per token."""
-        objective, cross_entropy = self.sums.tolist()
-        return objective / max(1, self.num_tokens), cross_entropy / max(1, self.num_tokens)
-
-
 def accumulate_gradients(
     network: Network,
     objective: Objective,
@@ -68,24 +55,26 @@ def accumulate_gradients(
     num_tokens = prepared.num_tokens
     network.begin_step()
 
-    def compute(number: int) -> Tensor:
+    def compute(number: int) -> tuple[Tensor, Mapping[str, Tensor]]:
         if before_forward is not None:
             before_forward(number)
         with network.arithmetic():
             losses = objective.loss_sums(network, prepared.micro_batches[number].to(network.device))
         # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
         torch.autograd.backward(losses.objective / max(1, num_tokens) * loss_scale)
-        return torch.stack((losses.objective.detach(), losses.cross_entropy))
+        return torch.stack((losses.objective.detach(), losses.cross_entropy)), losses.measured
 
     if recomputation is not None:
-        recomputation.take(float(compute(0)[0]))
+        recomputation.take(float(compute(0)[0][0]))
     sums = torch.zeros(2, device=network.device)
+    measured: dict[str, Tensor] = {}
     for number in range(len(prepared.micro_batches)):
-        found = compute(number)
+        found, others = compute(number)
         sums += found
+        measured = {name: value + measured[name] if name in measured else value for name, value in others.items()}
         if recomputation is not None and number == 0:
             recomputation.compare(float(found[0]))
-    return StepLoss(sums, num_tokens)
+    return StepLoss(sums, num_tokens, measured)
 
 
 def apply_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:

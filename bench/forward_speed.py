@@ -1,0 +1,265 @@
+"""The forward pass of every family of models that can be imported, beside that of transformers.
+
+A model of each family with random weights is saved by transformers, imported, and run by both on the same tokens in
+the same data type, in turn, in one process. Logits must agree. Shown are median times, and their ratio: above 1
+SheepOp is faster. The processor's own time is compared as well, which other programs disturb less.
+
+python bench/forward_speed.py --quick
+python bench/forward_speed.py --json bench/results/forward_speed.json
+python bench/forward_speed.py --device cuda --size large --precision bf16
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from processes import write_results
+from sheepop.checkpoint import load_model
+from sheepop.core.device import resolve_device
+from sheepop.jobs.exchange import import_model
+from sheepop.model.speed import synchronize
+from sheepop.tokenizer import CharTokenizer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of the largest logit.
+TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width, layers, heads, vocabulary, longest sequence, and the rows and tokens of a forward pass."""
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    context: int
+    rows: int
+    length: int
+    experts: int = 8
+
+    @property
+    def window(self) -> int:
+        """Keys that a layer with a sliding window sees."""
+        return self.context // 4
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The keys that most families have in common."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "intermediate_size": self.width * 11 // 4,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads // 2,
+            "max_position_embeddings": self.context,
+        }
+
+
+SIZES = {
+    "quick": Size(64, 2, 4, 256, context=256, rows=2, length=256, experts=4),
+    "small": Size(512, 6, 8, 8192, context=512, rows=4, length=256),
+    "large": Size(2048, 8, 16, 32000, context=2048, rows=8, length=1024),
+}
+
+
+def _gpt2(size: Size) -> dict[str, Any]:
+    return {
+        "vocab_size": size.vocabulary,
+        "n_embd": size.width,
+        "n_layer": size.layers,
+        "n_head": size.heads,
+        "n_positions": size.context,
+    }
+
+
+def _alternating(size: Size) -> list[str]:
+    return [SLIDING if layer % 2 == 0 else FULL for layer in range(size.layers)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How transformers builds a model of a family: its classes, and the keys of its configuration."""
+
+    model: str
+    config: str
+    keys: Callable[[Size], dict[str, Any]]
+
+
+def _llama_like(name: str, **changes: Any) -> Family:
+    return Family(f"{name}ForCausalLM", f"{name}Config", lambda size: {**size.shared, **changes})
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", _gpt2),
+    "llama": _llama_like("Llama"),
+    "mistral": Family(
+        "MistralForCausalLM", "MistralConfig", lambda size: {**size.shared, "sliding_window": size.window}
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        lambda size: {**size.shared, "num_local_experts": size.experts, "num_experts_per_tok": 2},
+    ),
+    "qwen2": _llama_like("Qwen2"),
+    "qwen3": _llama_like("Qwen3", head_dim=64),
+    "qwen3-moe": Family(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        lambda size: {
+            **size.shared,
+            "num_experts": 4 * size.experts,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": size.width // 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        lambda size: {**size.shared, "head_dim": 64, "sliding_window": size.window},
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        lambda size: {
+            **size.shared,
+            "head_dim": 64,
+            "sliding_window": size.window,
+            "layer_types": _alternating(size),
+        },
+    ),
+    "phi3": _llama_like("Phi3", pad_token_id=None),
+    "olmo2": _llama_like("Olmo2"),
+    "pythia": Family(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        lambda size: {key: value for key, value in size.shared.items() if key != "num_key_value_heads"},
+    ),
+    "bloom": Family(
+        "BloomForCausalLM",
+        "BloomConfig",
+        lambda size: {
+            "vocab_size": size.vocabulary,
+            "hidden_size": size.width,
+            "n_layer": size.layers,
+            "n_head": size.heads,
+        },
+    ),
+    "smollm": _llama_like("Llama", tie_word_embeddings=True),
+}
+
+
+@contextmanager
+def contestants(
+    family: Family, size: Size, dtype: torch.dtype, device: str
+) -> Iterator[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]]:
+    """The forward pass of transformers and ours, token ids (B, T) to logits (B, T, V), with the same weights."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    torch.manual_seed(0)
+    theirs = getattr(transformers, family.model)(
+        getattr(transformers, family.config)(**{**ids, **family.keys(size)})
+    ).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(Path(folder) / "theirs")
+        CharTokenizer().save(Path(folder) / "theirs")
+        import_model(Path(folder) / "theirs", Path(folder) / "ours")
+        ours = load_model(Path(folder) / "ours", device).model.to(dtype)
+    theirs.to(device, dtype)
+    yield lambda tokens: theirs(input_ids=tokens, use_cache=False).logits, ours
+
+
+def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> dict[str, Any]:
+    """Median seconds of both, wall and processor time, taken in turn."""
+    tokens = torch.randint(4, size.vocabulary, (size.rows, size.length), generator=torch.Generator().manual_seed(1))
+    tokens = tokens.to(device)
+    times: dict[str, list[tuple[float, float]]] = {"transformers": [], "sheepop": []}
+    with (
+        contestants(FAMILIES[name], size, DTYPES[precision], device) as (theirs, ours),
+        torch.inference_mode(),
+    ):
+        expected, found = theirs(tokens).float(), ours(tokens).float()
+        distance = ((found - expected).abs().max() / expected.abs().max()).item()
+        del expected, found
+        for number in range(-2, rounds):
+            for contestant, run in (("transformers", theirs), ("sheepop", ours)):
+                synchronize(device)
+                wall, processor = time.perf_counter(), time.process_time()
+                run(tokens)
+                synchronize(device)
+                if number >= 0:
+                    times[contestant].append((time.perf_counter() - wall, time.process_time() - processor))
+    medians = {who: [statistics.median(column) for column in zip(*found, strict=True)] for who, found in times.items()}
+    return {
+        "family": name,
+        "precision": precision,
+        "rows": size.rows,
+        "length": size.length,
+        "distance": distance,
+        "equal": distance < TOLERANCES[precision],
+        "seconds": {who: wall for who, (wall, _) in medians.items()},
+        "processor_seconds": {who: processor for who, (_, processor) in medians.items()},
+        "ratio": medians["transformers"][0] / medians["sheepop"][0],
+        "processor_ratio": medians["transformers"][1] / medians["sheepop"][1],
+    }
+
+
+def main() -> int:
+    """Measures every family, prints the table, writes the JSON that was asked for; 1 when logits differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--quick", action="store_true", help="the smallest size, to see that it runs")
+    parser.add_argument("--rows", type=int, help="B instead of the size's own")
+    parser.add_argument("--length", type=int, help="T instead of the size's own")
+    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="of weights and arithmetic")
+    parser.add_argument("--rounds", type=int, default=15, help="timed passes of each")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    options = parser.parse_args()
+    device = resolve_device(options.device)
+    name = "quick" if options.quick else options.size
+    changes = {key: getattr(options, key) for key in ("rows", "length") if getattr(options, key) is not None}
+    size = Size(**{**vars(SIZES[name]), **changes})
+    threads = torch.get_num_threads()
+    print(f"{name}, {size.rows} x {size.length} tokens, {options.precision}, {device}, {threads} threads")
+    print(f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'distance':>9}")
+    results = []
+    for family in options.families:
+        row = measure(family, size, options.precision, device, options.rounds)
+        results.append(row)
+        theirs, ours = (1e3 * row["seconds"][who] for who in ("transformers", "sheepop"))
+        differs = "" if row["equal"] else "  logits differ"
+        print(
+            f"{family:<10} {theirs:>10,.1f} ms {ours:>7,.1f} ms {row['ratio']:>6.2f} {row['processor_ratio']:>10.2f} "
+            f"{row['distance']:>9.1e}{differs}",
+            flush=True,
+        )
+    import transformers
+
+    report = {"device": device, "threads": threads, "transformers": transformers.__version__}
+    write_results(options.json, {**report, "size": {"name": name, **vars(size)}, "families": results})
+    return 0 if all(row["equal"] for row in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

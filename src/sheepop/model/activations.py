@@ -1,0 +1,215 @@
+"""What a forward pass keeps for the backward pass, counted on tensors that have shapes and no numbers.
+
+The network itself is run on them, so every choice of its configuration, and every kernel that PyTorch takes for it, is
+counted as it is, and a network that does not fit this machine can be counted on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sheepop.model.block import BlockInputs
+from sheepop.model.block_attention import has_block_kernel
+from sheepop.model.config import ModelConfig
+from sheepop.model.transformer import Transformer
+
+Mode = Literal["none", "selective", "full"]
+"""What the backward pass computes again: nothing, all but the results of `kept_operations`, or whole blocks."""
+
+_ATEN = torch.ops.aten
+# What costs most to compute for what it takes to keep.
+_PRODUCTS = {
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN._scaled_mm.default,
+    _ATEN._grouped_mm.default,
+    torch.ops.sheepop.grouped_product.default,
+}
+# Not kept under dropout: a kernel that draws its mask and is not run again would leave the others another stream.
+_ATTENTION = {
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+    torch.ops.sheepop.document_attention.default,
+    torch.ops.higher_order.flex_attention,
+}
+
+
+def kept_operations(config: ModelConfig) -> set[Any]:
+    """The operations whose results selective recomputation keeps: products, and attention where it draws nothing."""
+    return _PRODUCTS if config.dropout else _PRODUCTS | _ATTENTION
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """What one block keeps: `everything`, and beside its input under ``selective`` and under ``full``.
+
+    The latter is nothing, unless it has experts, whose routing is kept for the loss.
+    """
+
+    everything: int
+    selective: int
+    full: int = 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a micro-batch keeps for the backward pass, in bytes.
+
+    `block_input` is the residual stream at the beginning of one block, `masks` are those that blocks are given and
+    keep only to run again, and `rest` is what is outside the blocks or shared by them, the hidden states that go into
+    the loss included.
+    """
+
+    blocks: tuple[BlockBytes, ...]
+    block_input: int
+    masks: int
+    rest: int
+
+    def total(self, mode: Mode = "none", num_blocks: int | None = None) -> int:
+        """All that is kept when `mode` is applied to the first `num_blocks` blocks (all when None)."""
+        count = 0 if mode == "none" else len(self.blocks) if num_blocks is None else num_blocks
+        whole = self.rest + sum(block.everything for block in self.blocks[count:])
+        if count == 0:
+            return whole
+        kept = sum(block.selective if mode == "selective" else block.full for block in self.blocks[:count])
+        return whole + self.masks + count * self.block_input + kept
+
+
+def count_activations(
+    config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
+) -> Activations:
+    """What the hidden states of `rows` sequences of `length` tokens keep in a training step, nothing compiled.
+
+    `precision` is one of ``fp32``, ``bf16`` (weights cast once a step), ``fp16`` (autocast) and ``fp8``, which is
+    counted as autocast to bf16. `device` is where the kernels are chosen for; it has to be one of this machine.
+    """
+    if config.dropout == 0 and has_block_kernel(torch.device(device), config.head_size):
+        # Windows and soft caps are then computed in blocks, by a kernel that keeps what the plain one keeps.
+        plain = dict.fromkeys(("sliding_window", "sliding_layers", "sliding_position_base", "attention_soft_cap"))
+        config = config.replace(attention_backend="sdpa", **plain)
+    with FakeTensorMode():
+        with torch.device(device):
+            model = Transformer(config).train()
+            input_ids = torch.zeros(rows, length, dtype=torch.int64)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+        if precision == "bf16":
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16()
+        return _count(model, partial(model.hidden_states, input_ids), _arithmetic(precision, device))
+
+
+def _arithmetic(precision: str, device: str) -> AbstractContextManager[Any]:
+    dtype = {"fp16": torch.float16, "fp8": torch.bfloat16}.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
+
+
+def _count(model: Transformer, run: Callable[[], Tensor], arithmetic: AbstractContextManager[Any]) -> Activations:
+    kept = _Kept(model)
+    products: list[dict[int, int]] = []
+    inputs: list[Tensor] = []
+    operations = kept_operations(model.config)
+
+    def counted(number: int, forward: Callable[..., Tensor], x_BTD: Tensor, given: BlockInputs, *others: Any) -> Tensor:
+        inputs.append(x_BTD)
+        with kept.inside(number, given), _Results(operations) as results:
+            found = forward(x_BTD, given, *others)
+        products.append(results.sizes)
+        return found
+
+    for number, block in enumerate(model.blocks):
+        block.forward = partial(counted, number, block.forward)
+    with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        kept.add(run())
+    recorded: list[dict[int, int]] = [{} for _ in products]
+    for layer, mixture in model.mixtures.items():
+        recorded[layer] = dict(map(_storage, mixture.take_routing()))
+        kept.sizes.setdefault(layer, {}).update(recorded[layer])
+    blocks = (
+        BlockBytes(sum(kept.sizes.get(layer, {}).values()), sum((again | routing).values()), sum(routing.values()))
+        for layer, (again, routing) in enumerate(zip(products, recorded, strict=True))
+    )
+    return Activations(tuple(blocks), inputs[0].nbytes, kept.masks, sum(kept.sizes.get(None, {}).values()))
+
+
+class _Kept:
+    """The storages that autograd keeps and their bytes, weights left out, by the block that kept each of them first.
+
+    None stands for everything outside the blocks, and for what the blocks share.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sizes: dict[int | None, dict[int, int]] = {}
+        self._block: int | None = None
+        self._given: dict[int, int] = {}
+        self._known = {_storage(tensor)[0] for tensor in (*model.parameters(), *model.buffers())}
+        self._tensors: list[Tensor] = []  # alive, so that no storage takes the place of another that was counted
+
+    @property
+    def masks(self) -> int:
+        """Bytes of what blocks were given and autograd does not keep."""
+        return sum(size for identity, size in self._given.items() if identity not in self._known)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        self.add(tensor)
+        return tensor
+
+    def add(self, tensor: Tensor) -> None:
+        identity, size = _storage(tensor)
+        if identity not in self._known:
+            self._known.add(identity)
+            self._tensors.append(tensor)
+            place = None if identity in self._given else self._block
+            self.sizes.setdefault(place, {})[identity] = size
+
+    @contextmanager
+    def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
+        tensors = [part for part in (given.mask.allowed, given.mask.bias, *(given.rotary or ())) if part is not None]
+        self._given |= dict(map(_storage, tensors))
+        self._tensors += tensors
+        self._block = block
+        try:
+            yield
+        finally:
+            self._block = None
+
+
+class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The storages of the results of the operations given, and their bytes."""
+
+    def __init__(self, operations: set[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations = operations
+        self._tensors: list[Tensor] = []
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        return dict(map(_storage, self._tensors))
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
+    ) -> Any:
+        found = operation(*arguments, **(settings or {}))
+        if operation in self._operations:
+            results = found if isinstance(found, tuple) else (found,)
+            self._tensors += [result for result in results if isinstance(result, Tensor)]
+        return found
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """What tells a tensor's storage from all others that are alive, and its bytes."""
+    storage = tensor.untyped_storage()
+    # Tensors without numbers have no address.
+    return storage._cdata, storage.nbytes()

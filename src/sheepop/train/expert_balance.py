@@ -1,0 +1,90 @@
+"""What training does for a network with experts: it asks for even loads, evens them out, and reports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.data import Batch
+from sheepop.model import LossSums, ModelConfig
+from sheepop.model.config import ExpertsConfig
+from sheepop.train.network import Network
+from sheepop.train.objective import Objective, StepLoss, TensorBatch
+
+LOADS = "expert_loads"
+BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"
+
+
+def with_experts(objective: Objective, config: ModelConfig) -> Objective:
+    """`objective` as it is to be minimised by a network of `config`: itself, unless there are experts."""
+    return objective if config.experts is None else BalancedExperts(objective, config.experts)
+
+
+@dataclass(frozen=True)
+class BalancedExperts(Objective):
+    """An objective with the losses of the routers added to it.
+
+    The mean over the layers of ``a E sum_e f_e P_e + b mean(logsumexp(logits)^2)`` is added for every token, where a
+    and b are `experts.load_balancing_loss` and `experts.router_z_loss`; see `sheepop.model.experts.Routing`. Only
+    positions that count are looked at. The second term is a sum over tokens, so it does not depend on how a step is
+    cut into micro-batches; the first asks for even loads within each micro-batch.
+    """
+
+    objective: Objective
+    config: ExpertsConfig
+
+    def supervised(self, batch: Batch) -> int:
+        """As the objective has it."""
+        return self.objective.supervised(batch)
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The objective's sums with the routers' losses; ``expert_loads`` (L, E) are the tokens of each expert."""
+        sums = self.objective.loss_sums(network, batch)
+        places = batch.supervised
+        num_tokens = batch.labels.numel() if isinstance(places, slice) else places.numel()
+        routings = [mixture.take_routing().of(places) for mixture in network.modules.mixtures.values()]
+        balance = num_tokens * torch.stack([routing.load_balancing_loss() for routing in routings]).mean()
+        router_z = num_tokens * torch.stack([routing.z_loss() for routing in routings]).mean()
+        added = self.config.load_balancing_loss * balance + self.config.router_z_loss * router_z
+        measured = {
+            **sums.measured,
+            BALANCE: balance.detach(),
+            ROUTER_Z: router_z.detach(),
+            LOADS: torch.stack([routing.counts for routing in routings]),
+        }
+        return LossSums(sums.objective + added, sums.cross_entropy, measured)
+
+    @torch.no_grad()
+    def step_taken(self, network: Network, losses: StepLoss) -> None:
+        """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
+        self.objective.step_taken(network, losses)
+        if self.config.bias_update_rate:
+            for mixture, loads_E in zip(network.modules.mixtures.values(), losses.measured[LOADS], strict=True):
+                # Whole numbers: the sign of the mean's distance is exact.
+                direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
+                mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """What was minimised, the routers' losses, and the greatest and the least load, of all and of each layer.
+
+        A load is the share of a layer's tokens that an expert has, times the number of experts: 1 is even.
+        """
+        most_L, least_L = (found.tolist() for found in _extremes(losses.measured[LOADS]))
+        return {
+            **self.objective.metrics(losses),
+            "objective": losses.means()[0],
+            **{name: losses.measured[name].item() / max(1, losses.num_tokens) for name in (BALANCE, ROUTER_Z)},
+            "expert_load_max": max(most_L),
+            "expert_load_min": min(least_L),
+            "expert_load_max_by_layer": most_L,
+            "expert_load_min_by_layer": least_L,
+        }
+
+
+def _extremes(loads_LE: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest and the least load of each layer, relative to even ones."""
+    relative_LE = loads_LE.double() * loads_LE.shape[1] / loads_LE.sum(1, keepdim=True).clamp(min=1)
+    return relative_LE.amax(1), relative_LE.amin(1)

@@ -1,0 +1,41 @@
+"""Configurations that together make every choice of the network, for what has to hold for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sheepop.model import ModelConfig
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 50, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 16, "dropout": 0.0
+}  # fmt: skip
+_LLAMA: dict[str, Any] = {"position_encoding": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+
+ARCHITECTURES: dict[str, ModelConfig] = {
+    name: ModelConfig(**{**_SIZES, **choices})
+    for name, choices in {
+        "sheepop": {},
+        "llama": {**_LLAMA, "num_layers": 3, "num_kv_heads": 2, "head_dim": 12, "tie_weights": False},
+        "gpt2": {"position_encoding": "learned", "activation": "gelu_tanh", "d_model": 48, "num_heads": 3},
+        "gemma": {
+            **_LLAMA, "activation": "geglu_tanh", "norm": "rmsnorm_zero_centered", "norm_position": "sandwich",
+            "qk_norm": "head", "sliding_window": 5, "sliding_layers": (0,), "attention_soft_cap": 5.0,
+            "logit_soft_cap": 3.0, "sliding_position_base": 100.0, "embedding_scale": 5.0,
+        },
+        "olmo": {**_LLAMA, "norm_position": "output", "qk_norm": "width", "num_kv_heads": 1},
+        "bloom": {"position_encoding": "alibi", "embedding_norm": True, "num_heads": 3, "head_dim": 8},
+        "neox": {"position_encoding": "rope", "rotary_fraction": 0.5, "parallel_residual": True, "activation": "relu"},
+        "post": {"norm_position": "post", "position_encoding": "none", "activation": "relu_squared"},
+        "mistral": {**_LLAMA, "sliding_window": 3, "num_kv_heads": 2},
+        "sinks": {"attention_sinks": True, "sliding_window": 6, "sliding_layers": (1,)},
+        "wide values": {"value_head_dim": 20, "attention_backend": "eager", "bias": False},
+        "mixtral": {**_LLAMA, "experts": {"count": 4, "per_token": 2}},
+        "deepseek": {
+            **_LLAMA, "num_layers": 3,
+            "experts": {"count": 6, "per_token": 3, "d_ff": 16, "shared": 2, "scores": "sigmoid", "layers": (1, 2)},
+        },
+        "switch": {"experts": {"count": 4, "per_token": 1, "layers": (1,)}, "tie_weights": False},
+        "mup": {"initialization": "mup", "mup_base_d_model": 16},
+        "dropout": {"dropout": 0.1},
+    }.items()
+}  # fmt: skip
