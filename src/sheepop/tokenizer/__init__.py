@@ -1,5 +1,6 @@
 """Text to token ids and back: characters, byte-level BPE, training a vocabulary, streaming text."""
 
+from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE
 from sheepop.tokenizer.character import CharTokenizer
 from sheepop.tokenizer.config import TokenizerConfig
@@ -26,6 +27,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "TOKENIZER_FILE",
     "UNK",
+    "BackendTokenizer",
     "ByteLevelBPE",
     "CharTokenizer",
     "SpecialRole",

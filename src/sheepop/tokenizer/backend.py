@@ -1,25 +1,27 @@
-"""What every tokenizer that stands on the `tokenizers` library has in common, whatever its algorithm."""
+"""Every tokenizer that stands on the `tokenizers` library, whatever its algorithm."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
+from sheepop.tokenizer.decoding import Decoding, read_decoding
+from sheepop.tokenizer.encoder import Encoder, parse
 from sheepop.tokenizer.interface import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     SpecialRole,
     Tokenizer,
-    check_special_ids,
-    first_surrogate,
     outside_vocabulary,
-    role_text,
 )
+from sheepop.tokenizer.pattern import CUT, SPLIT, cut_text
+from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
+from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
 
 if TYPE_CHECKING:
     import tokenizers
@@ -27,44 +29,40 @@ if TYPE_CHECKING:
 # The library needs about 170 bytes of memory per character while it encodes, so a batch is handed over in groups.
 _GROUP_CHARACTERS = 2**21
 
-# Without tokenizer_config.json the roles follow from these names; GPT-2 has one special token for both ends.
-_CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
-    role: (text, "<|endoftext|>") if role in ("bos", "eos") else (text,) for role, text in SPECIAL_TOKENS.items()
-}
+# What cuts text wherever `cut_text` does, and looks at nothing beyond a cut.
+_BERT_PRE_TOKENIZER = {"type": "BertPreTokenizer"}
 
 
 class BackendTokenizer(Tokenizer):
     """A tokenizer described by `content`, the text of a ``tokenizer.json``, and `settings`, its neighbour's keys.
 
-    Truncation, padding and tokens added around a text, which such a file may ask for, are not applied: `encode`
-    gives the ids of the text and nothing else. Raises `TokenizerError` when the two do not make a usable tokenizer.
+    Truncation and padding, which such a file may ask for, are not applied, and `encode` gives the ids of the text and
+    nothing else: what the file adds around a text are `prefix_ids` and `suffix_ids`. Raises `TokenizerError` when the
+    two do not make a usable tokenizer.
     """
 
     def __init__(self, content: str, settings: Mapping[str, Any] | None = None) -> None:
         self._content = content
-        self._ordinary = _parse(content)
-        # Two instances rather than one that is switched: the switch would be seen by other threads.
-        self._ordinary.encode_special_tokens = True
-        self._description: dict[str, Any] = json.loads(self._ordinary.to_str())
-        self._texts = _texts_by_id(self._ordinary, content)
+        library = parse(content)
+        self._description: dict[str, Any] = json.loads(library.to_str())
+        self.algorithm = ALGORITHMS[self._description["model"]["type"]]
+        self._texts = texts_by_id(library, content)
         added = self._description["added_tokens"]
         self._added = {token["id"]: token["content"] for token in added}
         self._special = {token["content"]: token["id"] for token in added if token["special"]}
-        self._settings = _with_roles(settings or {}, self._special)
+        self._settings = with_roles(settings or {}, self._special)
         check_special_ids(self._settings, self._special)
         self._check()
+        self._decoding = self._read_decoding()
+        self.leading_spaces = self._decoding.leading_spaces
+        self._ordinary = self._encoder(allow_special=False, library=library)
 
-    @abstractmethod
     def _check(self) -> None:
         """Raises `TokenizerError` when `_description` is of a kind that this class does not read."""
+        check_model(self._description["model"])
 
-    @abstractmethod
-    def _piece(self, text: str) -> bytes:
-        """The bytes that the vocabulary entry `text` stands for."""
-
-    def _cut(self, text: str) -> Iterator[str]:
-        """Parts of `text` that give the same ids one by one as together; this class knows no such places."""
-        yield text
+    def _read_decoding(self) -> Decoding:
+        return read_decoding(self._description["decoder"])
 
     @property
     def vocab_size(self) -> int:
@@ -81,23 +79,31 @@ class BackendTokenizer(Tokenizer):
         text = role_text(self._settings, role)
         return None if text is None else self._special[text]
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the ``post_processor`` of ``tokenizer.json`` puts before a text."""
+        return self._around[0]
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What the ``post_processor`` of ``tokenizer.json`` puts behind a text."""
+        return self._around[1]
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text`; raises `TokenizerError` for a lone surrogate, which no UTF-8 text can hold."""
         return self.encode_batch((text,), allow_special=allow_special)[0]
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order, on the library's threads; Python's lock is released meanwhile."""
-        backend = self._with_special if allow_special else self._ordinary
+        encoder = self._with_special if allow_special else self._ordinary
         texts = list(texts)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a tokenizer encodes str")
         results: list[list[int]] = [[] for _ in texts]
         for group in self._groups(texts):
             owners, parts = zip(*group, strict=True)
-            if len(parts) == 1:
-                results[owners[0]] += _checked_encode(backend.encode, parts[0], texts).ids
-                continue
-            encodings = _checked_encode(backend.encode_batch_fast, parts, texts)
-            for owner, encoding in zip(owners, encodings, strict=True):
-                results[owner] += encoding.ids
+            for owner, ids in zip(owners, encoder.encode(parts), strict=True):
+                results[owner] += ids
         return results
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -122,18 +128,43 @@ class BackendTokenizer(Tokenizer):
         # The library's own pickling forgets `encode_special_tokens`.
         return type(self), (self._content, self._settings)
 
+    def _encoder(self, *, allow_special: bool, library: tokenizers.Tokenizer | None = None) -> Encoder:
+        description, rewrite = self._description, None
+        if (matching := self._settings.get(CHARSMAP_MATCHING)) is not None:
+            description, charsmap = charsmap_of(description, matching)
+            rewrite, library = charsmap.rewrite, None
+        special = self._special.keys()
+        return Encoder(description, special, allow_special=allow_special, rewrite=rewrite, library=library)
+
     @cached_property
-    def _with_special(self) -> tokenizers.Tokenizer:
-        return _parse(self._content)
+    def _with_special(self) -> Encoder:
+        return self._encoder(allow_special=True)
+
+    @cached_property
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and behind a text, as the library puts them around one."""
+        if self._description["post_processor"] is None:
+            return (), ()
+        encoding = parse(self._content).encode("a", add_special_tokens=True)
+        if any(token_id >= self.vocab_size for token_id in encoding.ids):
+            raise TokenizerError(f"{TOKENIZER_FILE} adds a token to texts whose id is not in its vocabulary.")
+        inside = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
+        if not inside:
+            return tuple(encoding.ids), ()
+        return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
 
     @cached_property
     def _pieces(self) -> list[bytes]:
         special = set(self._special.values())
-        added = self._added
+        added, decoding = self._added, self._decoding
         return [
-            b"" if i in special else added[i].encode("utf-8") if i in added else self._piece(text)
+            b"" if i in special else decoding.added(added[i]) if i in added else decoding.entry(text)
             for i, text in enumerate(self._texts)
         ]
+
+    @cached_property
+    def _bytes_of_special(self) -> dict[int, bytes]:
+        return {token_id: self._decoding.added(text) for text, token_id in self._special.items()}
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -145,6 +176,10 @@ class BackendTokenizer(Tokenizer):
             "added_tokens": [_without_defaults(token) for token in self._description["added_tokens"]],
             "roles": {role: self.special_id(role) for role in SPECIAL_TOKENS},
         }
+        if self.prefix_ids:
+            content["prefix"] = self.prefix_ids
+        if CHARSMAP_MATCHING in self._settings:
+            content[CHARSMAP_MATCHING] = self._settings[CHARSMAP_MATCHING]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
@@ -152,7 +187,7 @@ class BackendTokenizer(Tokenizer):
         group: list[tuple[int, str]] = []
         characters = 0
         for owner, text in enumerate(texts):
-            for part in self._cut(text):
+            for part in cut_text(text) if self._may_be_cut else (text,):
                 group.append((owner, part))
                 characters += len(part)
                 if characters >= _GROUP_CHARACTERS:
@@ -161,80 +196,21 @@ class BackendTokenizer(Tokenizer):
         if group:
             yield group
 
-
-def surrogate_error(texts: Iterable[str]) -> TokenizerError | None:
-    """The error for the first lone surrogate in `texts`; None when there is none."""
-    texts = list(texts)
-    found = first_surrogate(texts)
-    if found is None:
-        return None
-    index, position = found
-    return TokenizerError(
-        f"Text {index + 1} of {len(texts)} holds the lone surrogate {texts[index][position]!r} at character "
-        f"{position}, which is not Unicode text. Decode the input with errors='replace', or remove it."
-    )
+    @cached_property
+    def _may_be_cut(self) -> bool:
+        """Whether the parts that `cut_text` makes of a text give the same ids one by one as together."""
+        normalizer, pre_tokenizer = self._description["normalizer"], self._description["pre_tokenizer"]
+        steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
+        if pre_tokenizer == _BERT_PRE_TOKENIZER:
+            cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
+        else:
+            cuts = normalizer is None and steps[0] == SPLIT
+        return cuts and not any(_looks_around(token) for token in self._description["added_tokens"])
 
 
-def _checked_encode(encode: Any, argument: Any, texts: list[str]) -> Any:
-    try:
-        return encode(argument, add_special_tokens=False)
-    except (TypeError, UnicodeEncodeError) as error:
-        # The library reports a lone surrogate as a wrong type; anything else is the caller's mistake.
-        if all(isinstance(text, str) for text in texts) and (problem := surrogate_error(texts)):
-            raise problem from None
-        raise TypeError(f"a tokenizer encodes str: {error}") from None
-
-
-def _parse(content: str) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    try:
-        backend = tokenizers.Tokenizer.from_str(content)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # A panic of the library is not an Exception.
-        raise TokenizerError(
-            f"{TOKENIZER_FILE} is damaged or of an unknown format: the tokenizers library cannot read it ({error})."
-        ) from None
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _texts_by_id(backend: tokenizers.Tokenizer, content: str) -> list[str]:
-    """The vocabulary in the order of its ids, which must be 0, 1, 2, ... without gaps."""
-    # The library gives an added token another id than the file says, with no more than a log line.
-    for token in json.loads(content).get("added_tokens") or []:
-        actual = backend.token_to_id(token["content"])
-        if actual != token["id"]:
-            raise TokenizerError(
-                f"The ids of {TOKENIZER_FILE} are out of place: the added token {token['content']!r} claims the id "
-                f"{token['id']}, and the rest of the vocabulary leaves it {actual}. The file is damaged."
-            )
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    by_id = {token_id: text for text, token_id in vocabulary.items()}
-    if len(by_id) != len(vocabulary) or any(i not in by_id for i in range(len(by_id))):
-        raise TokenizerError(
-            f"The ids of {TOKENIZER_FILE} are out of place: {len(vocabulary)} tokens must have the ids 0 to "
-            f"{len(vocabulary) - 1}, each once. The file is damaged."
-        )
-    return [by_id[i] for i in range(len(by_id))]
-
-
-def _with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[str, Any]:
-    """`settings`, with the roles that conventional names play where it says nothing about any role."""
-    if any(f"{role}_token" in settings for role in SPECIAL_TOKENS):
-        return dict(settings)
-    found = {
-        f"{role}_token": next((name for name in names if name in special), None)
-        for role, names in _CONVENTIONAL_NAMES.items()
-    }
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **settings,
-        **{key: name for key, name in found.items() if name is not None},
-    }
+def _looks_around(token: Mapping[str, Any]) -> bool:
+    """Whether a cut of `cut_text` may fall inside an added token, or beside one that looks at its surroundings."""
+    return any(token[flag] for flag in ("single_word", "lstrip", "rstrip")) or bool(CUT.search(token["content"]))
 
 
 def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

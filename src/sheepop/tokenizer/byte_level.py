@@ -5,55 +5,28 @@ Sennrich, Haddow and Birch 2016 (merges); Radford et al. 2019, section 2.2 (byte
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.backend import BackendTokenizer, surrogate_error
+from sheepop.tokenizer.alphabet import BYTE_ALPHABET, characters_as_bytes, text_as_characters
+from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
-from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE, WHAT_IS_READ, standard_settings
+from sheepop.tokenizer.decoding import Decoding
+from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE
 from sheepop.tokenizer.parts import KnownPattern, PartEncoder
+from sheepop.tokenizer.pattern import ASCII_PATTERN, PATTERN, SPLIT, cut_text, surrogate_error, unicode_texts
+from sheepop.tokenizer.settings import standard_settings
+from sheepop.tokenizer.vocabulary import check_options, require_size
 
 if TYPE_CHECKING:
     import tokenizers
 
-# Text is cut into these parts before merging, and no token reaches over a cut:
-#   a word with the one character before it (" word", "(self", "_name", ".append"),
-#   at most three digits,
-#   punctuation with the line end and indentation after it ("):\n        "),
-#   a line end with the indentation after it,
-#   other white space, of which the last character goes to the word behind it.
-# No part holds an ASCII letter or digit before a space or line end, which `cut_text` relies on, and none holds
-# both a letter and what stands behind it, so that no merge ever spells a special token.
-PATTERN = "|".join(
-    (
-        r"[^\r\n\p{N}\p{L}\p{M}]?[\p{L}\p{M}]+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{N}\p{L}\p{M}]+(?:[\r\n]+[ \t]*)?",
-        r"[\r\n]+[ \t]*",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-
-# The same parts where text is ASCII: white space is TAB to CR and the space.
-_ASCII_PATTERN = "|".join(
-    (
-        r"[^\r\n0-9A-Za-z]?[A-Za-z]+",
-        r"[0-9]{1,3}",
-        r" ?[^0-9A-Za-z\t-\r ]+(?:[\r\n]+[ \t]*)?",
-        r"[\r\n]+[ \t]*",
-        r"[\t-\r ]+(?![^\t-\r ])",
-        r"[\t-\r ]+",
-    )
-)
-
 _PRE_TOKENIZER = {
     "type": "Sequence",
     "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False},
+        SPLIT,
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
     ],
 }
@@ -73,7 +46,7 @@ _GPT2_ASCII_PATTERN = "|".join(
 _GPT2_PRE_TOKENIZER = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 
 _KNOWN_PATTERNS = (
-    KnownPattern(_PRE_TOKENIZER, PATTERN, _ASCII_PATTERN),
+    KnownPattern(_PRE_TOKENIZER, PATTERN, ASCII_PATTERN),
     # Offsets play no part in ids.
     *(
         KnownPattern({**_GPT2_PRE_TOKENIZER, "trim_offsets": trim}, _GPT2_PATTERN, _GPT2_ASCII_PATTERN)
@@ -81,21 +54,7 @@ _KNOWN_PATTERNS = (
     ),
 )
 
-_CUT = re.compile(r"(?<=[0-9A-Za-z])(?=[ \n])")
-_PART_CHARACTERS = 2**15
-
 _SMALLEST = SMALLEST_VOCABULARY["bpe"]
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a vocabulary: itself, or the next one from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-BYTE_ALPHABET = _byte_alphabet()
-_CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_ALPHABET.items()}
 
 # 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8, and some vocabularies leave them out.
 _UTF8_CHARACTERS = {c for c, byte in BYTE_ALPHABET.items() if byte not in {0xC0, 0xC1, *range(0xF5, 0x100)}}
@@ -108,8 +67,6 @@ class ByteLevelBPE(BackendTokenizer):
     at the ids 0 to 3, the 256 bytes at 4 to 259, and what other special tokens it was given at the last ids. A
     foreign one may rewrite the text first (Unicode normalisation), as its file says.
     """
-
-    algorithm = "bpe"
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> ByteLevelBPE:
@@ -143,26 +100,12 @@ class ByteLevelBPE(BackendTokenizer):
         )
         backend.train_from_iterator(_unicode_parts(texts), trainer)
         further = _add_special_tokens(backend, special_tokens)
-        possible = backend.get_vocab_size(with_added_tokens=True)
-        if possible < vocab_size:
-            raise TokenizerError(
-                f"The vocabulary is larger than the corpus allows: tokenizer.vocab_size is {vocab_size}, and this "
-                f"text gives {possible} tokens at most. Set tokenizer.vocab_size={possible} or less, or add text."
-            )
+        require_size(backend.get_vocab_size(with_added_tokens=True), vocab_size)
         return cls(backend.to_str(), standard_settings(further))
 
     def _check(self) -> None:
         model = self._description["model"]
-        if model["type"] != "BPE" or not _is_byte_level(self._description["pre_tokenizer"]):
-            raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a {model['type']} tokenizer that is not byte-level BPE. {WHAT_IS_READ}"
-            )
-        options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-        if unsupported := [name for name in options if model[name]]:
-            raise TokenizerError(
-                f"{TOKENIZER_FILE} sets {', '.join(unsupported)} of its BPE model, which SheepOp does not support. "
-                "Use a byte-level BPE tokenizer without it."
-            )
+        check_options(model, "dropout", "continuing_subword_prefix", "end_of_word_suffix")
         if missing := _UTF8_CHARACTERS.difference(model["vocab"]):
             raise TokenizerError(
                 f"The vocabulary of {TOKENIZER_FILE} lacks {len(missing)} of the bytes that UTF-8 text is made of "
@@ -206,7 +149,7 @@ class ByteLevelBPE(BackendTokenizer):
             return None
         for known in _KNOWN_PATTERNS:
             if description["pre_tokenizer"] == known.pre_tokenizer:
-                return PartEncoder(self._ordinary, known, _vocabulary_text)
+                return PartEncoder(self._ordinary.library, known, text_as_characters)
         return None
 
     @cached_property
@@ -214,34 +157,8 @@ class ByteLevelBPE(BackendTokenizer):
         """Added tokens that the library finds in any text, also where special ones are taken as ordinary text."""
         return [text for text in self._added.values() if text not in self._special]
 
-    def _piece(self, text: str) -> bytes:
-        try:
-            return bytes(BYTE_ALPHABET[character] for character in text)
-        except KeyError:  # An entry that was not made from bytes stands for its own text, as in the library.
-            return text.encode("utf-8")
-
-    def _cut(self, text: str) -> Iterator[str]:
-        exact = self._description["pre_tokenizer"] == _PRE_TOKENIZER and self._description["normalizer"] is None
-        return cut_text(text) if exact and self._added_are_whole else iter((text,))
-
-    @cached_property
-    def _added_are_whole(self) -> bool:
-        """Whether no cut of `cut_text` falls inside an added token, or beside one that looks at its surroundings."""
-        tokens = self._description["added_tokens"]
-        looks = ("single_word", "lstrip", "rstrip")
-        return not any(any(token[flag] for flag in looks) or _CUT.search(token["content"]) for token in tokens)
-
-
-def cut_text(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
-    """Cuts `text` into parts of about `characters` where `PATTERN` always cuts too, so that no id changes.
-
-    A text without such a place (a letter or digit of ASCII before a space or line end) stays whole.
-    """
-    start = 0
-    while len(text) - start > characters and (place := _CUT.search(text, start + characters)):
-        yield text[start : place.start()]
-        start = place.start()
-    yield text[start:]
+    def _read_decoding(self) -> Decoding:
+        return Decoding((characters_as_bytes,), 0)
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> dict[str, int]:
@@ -256,20 +173,15 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> 
     return {text: first + index for index, text in enumerate(texts)}
 
 
-def _vocabulary_text(part: str) -> str:
-    """The characters that stand for the bytes of `part` in a vocabulary."""
-    return part.encode("utf-8").decode("latin-1").translate(_CHARACTER_OF_BYTE)
-
-
 def _unicode_parts(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        if problem := surrogate_error((text,)):
-            raise problem
+    for text in unicode_texts(texts):
         yield from cut_text(text)
 
 
-def _is_byte_level(pre_tokenizer: Any) -> bool:
-    steps = [pre_tokenizer]
-    if pre_tokenizer and pre_tokenizer["type"] == "Sequence":
-        steps = pre_tokenizer["pretokenizers"]
-    return any(step is not None and step["type"] == "ByteLevel" for step in steps)
+def is_byte_level(description: Mapping[str, Any]) -> bool:
+    """Whether the content of a ``tokenizer.json`` is BPE over bytes."""
+    pre_tokenizer = description.get("pre_tokenizer")
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    steps = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    return isinstance(steps, list) and any(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)

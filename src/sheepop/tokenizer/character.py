@@ -18,15 +18,11 @@ from sheepop.tokenizer.interface import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
     UNK,
-    WHAT_IS_READ,
     SpecialRole,
     Tokenizer,
-    check_special_ids,
     outside_vocabulary,
-    role_text,
-    special_token_entries,
-    standard_settings,
 )
+from sheepop.tokenizer.settings import check_special_ids, role_text, special_token_entries, standard_settings
 
 _ASCII_SIZE = 128
 _SPECIAL_IDS = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())}
@@ -70,21 +66,13 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, content: str, settings: Mapping[str, Any] | None = None) -> CharTokenizer:
-        """Reads what `to_json` wrote; raises `TokenizerError` for any other word-level tokenizer."""
+        """Reads what `to_json` wrote; raises `TokenizerError` for what it could not have written."""
         try:
-            description = json.loads(content)
-            vocabulary = description["model"]["vocab"]
+            vocabulary = json.loads(content)["model"]["vocab"]
             extras = [token for token, token_id in vocabulary.items() if token_id >= _ASCII_SIZE]
-            tokenizer = cls(extras)
-            same = description["pre_tokenizer"] == _EVERY_CHARACTER and description["normalizer"] is None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that is not a character tokenizer. {WHAT_IS_READ}"
-            ) from None
-        if not same:
-            raise TokenizerError(
-                f"{TOKENIZER_FILE} holds a WordLevel tokenizer that does not split text into characters. {WHAT_IS_READ}"
-            )
+            raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it has no table of characters.") from None
+        tokenizer = cls(extras)
         expected = tokenizer._vocabulary()
         if vocabulary != expected:
             wrong = next(t for t in [*expected, *vocabulary] if vocabulary.get(t) != expected.get(t))
@@ -178,6 +166,15 @@ class CharTokenizer(Tokenizer):
     def _vocabulary(self) -> dict[str, int]:
         characters = [chr(i) for i in range(len(_SPECIAL_IDS), _ASCII_SIZE)] + list(self.extra_characters)
         return _SPECIAL_IDS | {c: i for i, c in enumerate(characters, start=len(_SPECIAL_IDS))}
+
+
+def is_character_tokenizer(description: Mapping[str, Any]) -> bool:
+    """Whether the content of a ``tokenizer.json`` is what `CharTokenizer.to_json` writes, its vocabulary aside."""
+    return (
+        description.get("pre_tokenizer") == _EVERY_CHARACTER
+        and description.get("normalizer") is None
+        and description.get("added_tokens") == special_token_entries()
+    )
 
 
 def _is_surrogate(character: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a tokenizer from disk, whatever its algorithm."""
+"""Reading a tokenizer from disk, whatever wrote it."""
 
 from __future__ import annotations
 
@@ -8,58 +8,69 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.core.files import read_json
-from sheepop.tokenizer.byte_level import ByteLevelBPE
-from sheepop.tokenizer.character import CharTokenizer
-from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE, WHAT_IS_READ, Tokenizer
+from sheepop.tokenizer.backend import BackendTokenizer
+from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
+from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
+from sheepop.tokenizer.gpt2_files import MERGES_OF, VOCABULARY_OF, read_vocabulary_and_merges
+from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
+from sheepop.tokenizer.sentencepiece import read_sentencepiece
+from sheepop.tokenizer.settings import read_settings, read_text, with_special_roles
+from sheepop.tokenizer.tiktoken_ranks import SUFFIX, is_rank_file, read_ranks
+from sheepop.tokenizer.vocabulary import ALGORITHMS
 
-_READERS: dict[str, Callable[[str, Mapping[str, Any]], Tokenizer]] = {
-    "BPE": ByteLevelBPE,
-    "WordLevel": CharTokenizer.from_json,
-}
+WHAT_IS_READ = (
+    f"SheepOp reads {TOKENIZER_FILE}, SentencePiece models (*.model), tiktoken's ranks (*{SUFFIX}), and pairs of "
+    f"{' or '.join(f'{vocabulary} with {merges}' for vocabulary, merges in MERGES_OF.items())}."
+)
+
+# Gemma's, one of the largest, has 33 MB.
+_LARGEST_FILE = 2**28
+
+Converted = tuple[str, dict[str, Any]]
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a directory that holds ``tokenizer.json``, or that file itself.
+def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
+    """Reads the tokenizer in a directory, or in one file.
 
-    ``tokenizer_config.json`` beside it says which special token plays which role. Raises `TokenizerError` when the
-    file is missing, damaged or of a kind that SheepOp does not read, or when the two files contradict each other.
+    A directory holds ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
+    ``encoder.json`` and ``vocab.bpe`` (``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
+    ``special_tokens_map.json`` and ``chat_template.jinja`` beside it say which special token plays which role and how a
+    chat is written.
+    `pattern` says how a rank file cuts text, which it does not say itself: the name of an encoding (``cl100k``) or a
+    regular expression; a file that is named after a known encoding needs none.
+
+    Raises `TokenizerError` when there is no tokenizer, when it is damaged or of a kind that SheepOp does not read, and
+    when files contradict each other.
     """
     path = Path(path)
-    file = path / TOKENIZER_FILE if path.is_dir() else path
-    content = _read_text(file)
-    settings_file = file.with_name(SETTINGS_FILE)
-    settings = read_json(settings_file, TokenizerError) if settings_file.is_file() else {}
-    if not isinstance(settings, dict):
-        raise TokenizerError(f"{settings_file} is damaged: it is not a table of keys and values.")
+    file = _find(path) if path.is_dir() else path
+    if not file.is_file():
+        raise TokenizerError(f"There is no tokenizer at {file}. Give a directory or a file. {WHAT_IS_READ}")
+    settings = read_settings(file.parent)
     try:
-        return tokenizer_from_json(content, settings)
+        read = _reader(file)
+        if pattern is not None and read is not _READERS["ranks"]:
+            raise TokenizerError("a pattern is for tiktoken's rank files, and this file says how it cuts text.")
+        return tokenizer_from_json(*read(file, settings, pattern))
     except TokenizerError as error:
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
 
 
 def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
     """The tokenizer that the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json`` describe."""
-    kind = _model_type(content)
-    if kind not in _READERS:
-        raise TokenizerError(f"{TOKENIZER_FILE} holds a {kind} tokenizer. {WHAT_IS_READ}")
-    return _READERS[kind](content, settings or {})
+    description, settings = _description(content), settings or {}
+    kind = description["model"]["type"]
+    if kind == "WordLevel" and is_character_tokenizer(description):
+        return CharTokenizer.from_json(content, settings)
+    with_roles = with_special_roles(description, settings)
+    if with_roles is not description:
+        content = json.dumps(with_roles, ensure_ascii=False)
+    if kind == "BPE" and is_byte_level(description):
+        return ByteLevelBPE(content, settings)
+    return BackendTokenizer(content, settings)
 
 
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise TokenizerError(
-            f"There is no tokenizer at {file}. Give a directory that holds {TOKENIZER_FILE}, or the file."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{file} is damaged: it is not UTF-8 text ({error.reason}).") from None
-    except OSError as error:
-        raise TokenizerError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-def _model_type(content: str) -> str:
+def _description(content: str) -> dict[str, Any]:
     try:
         description = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -68,4 +79,54 @@ def _model_type(content: str) -> str:
     if not isinstance(model, dict):
         raise TokenizerError(f"{TOKENIZER_FILE} is not a file of the tokenizers library: it has no model.")
     # Files of the library's first versions name no type; only BPE has merges.
-    return str(model.get("type", "BPE" if "merges" in model else "nameless"))
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise TokenizerError(f"{TOKENIZER_FILE} holds a model of the type {kind!r}, and known are {known}.")
+    return {**description, "model": {**model, "type": kind}}
+
+
+def _find(directory: Path) -> Path:
+    """The file in `directory` that describes the tokenizer."""
+    if (directory / TOKENIZER_FILE).is_file():
+        return directory / TOKENIZER_FILE
+    found = [
+        *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}"))),
+        *(directory / vocabulary for vocabulary in MERGES_OF if (directory / vocabulary).is_file()),
+    ]
+    if not found:
+        raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise TokenizerError(f"{directory} holds more than one tokenizer: {names}. Give the file itself.")
+    return found[0]
+
+
+def _reader(file: Path) -> Callable[[Path, dict[str, Any], str | None], Converted]:
+    if file.name in MERGES_OF or file.name in VOCABULARY_OF:
+        return _READERS["pair"]
+    # Some models of Meta carry tiktoken's ranks under SentencePiece's name.
+    if file.suffix == SUFFIX or (file.suffix == ".model" and is_rank_file(file)):
+        return _READERS["ranks"]
+    return _READERS["sentencepiece"] if file.suffix == ".model" else _READERS["json"]
+
+
+def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+    return read_text(file, _LARGEST_FILE), settings
+
+
+def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+    vocabulary = file.with_name(VOCABULARY_OF.get(file.name, file.name))
+    return read_vocabulary_and_merges(vocabulary, vocabulary.with_name(MERGES_OF[vocabulary.name])), settings
+
+
+def _read_sentencepiece(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+    return read_sentencepiece(file, settings)
+
+
+_READERS: dict[str, Callable[[Path, dict[str, Any], str | None], Converted]] = {
+    "json": _read_json,
+    "pair": _read_pair,
+    "ranks": read_ranks,
+    "sentencepiece": _read_sentencepiece,
+}

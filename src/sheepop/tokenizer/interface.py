@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,7 @@ SPECIAL_TOKENS: dict[SpecialRole, str] = {"pad": PAD, "unk": UNK, "bos": BOS, "e
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 
-WHAT_IS_READ = "SheepOp reads byte-level BPE (GPT-2 and its descendants) and its own character tokenizers."
-
-_SPECIAL_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+CHAT_TEMPLATE = "chat_template"
 
 
 class Tokenizer(ABC):
@@ -34,9 +31,13 @@ class Tokenizer(ABC):
 
     Tokenizers are immutable and may be used from several threads. A special token (``<eos>``) stands for no text:
     its bytes are empty, and text that merely looks like one is ordinary text unless the caller allows it.
+
+    `leading_spaces` is how many spaces in front of a text are the tokenizer's own and not the text's: decoding drops
+    them where a text begins, not where ids continue one.
     """
 
     algorithm: str
+    leading_spaces: int = 0
 
     @property
     @abstractmethod
@@ -84,6 +85,16 @@ class Tokenizer(ABC):
         """The content of ``tokenizer_config.json``: which token plays which role, with the usual keys."""
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer's makers put before every text, such as a ``<bos>``; `encode` leaves them out."""
+        return ()
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer's makers put behind every text; `encode` leaves them out."""
+        return ()
+
+    @property
     def pad_id(self) -> int:
         """Id of the padding token. Like the other three it raises `TokenizerError` where there is none."""
         return self._required_id("pad")
@@ -103,17 +114,31 @@ class Tokenizer(ABC):
         """Id of the token that ends a document."""
         return self._required_id("eos")
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    @property
+    def filler_id(self) -> int:
+        """An id to fill up rows with where nothing reads it: that of padding, or of ``<eos>``, or else 0."""
+        found = (self.special_id("pad"), self.special_id("eos"))
+        return next((token_id for token_id in found if token_id is not None), 0)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
         """Text of a sequence of token ids; bytes that are not UTF-8 become U+FFFD.
 
-        Special tokens are left out, or written as their text when `skip_special` is False.
+        Special tokens are left out, or written as their text when `skip_special` is False. With `continues` the ids
+        stand behind others that hold text, so that a space in front belongs to the text.
         """
-        return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", errors="replace")
+        data = self.decode_bytes(ids, skip_special=skip_special, continues=continues)
+        return data.decode("utf-8", errors="replace")
 
-    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> bytes:
         """The bytes that a sequence of token ids stands for, joined; see `decode`."""
-        texts = {} if skip_special else {i: text.encode("utf-8") for text, i in self.special_tokens.items()}
-        return b"".join(texts[i] if i in texts else self.token_bytes(i) for i in map(int, ids))
+        shown = {} if skip_special else self._bytes_of_special
+        data = b"".join(shown[i] if i in shown else self.token_bytes(i) for i in map(int, ids))
+        return data if continues else without_leading_spaces(data, self.leading_spaces)
+
+    @property
+    def _bytes_of_special(self) -> Mapping[int, bytes]:
+        """What special tokens are written as where they are shown."""
+        return {token_id: text.encode("utf-8") for text, token_id in self.special_tokens.items()}
 
     def byte_lengths(self) -> NDArray[np.int64]:
         """Number of UTF-8 bytes of every token, shape (vocab_size,); 0 for special tokens."""
@@ -143,57 +168,10 @@ class Tokenizer(ABC):
         return token_id
 
 
-def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
-
-    `further` are the special tokens beyond the four, with their ids.
-    """
-    ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{f"{role}_token": text for role, text in SPECIAL_TOKENS.items()},
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(token_id): {"content": text, **_SPECIAL_FLAGS} for text, token_id in ids.items()},
-    }
-
-
-def special_token_entries() -> list[dict[str, Any]]:
-    """The ``added_tokens`` of ``tokenizer.json`` for the four special tokens."""
-    return [{"id": i, "content": text, **_SPECIAL_FLAGS} for i, text in enumerate(SPECIAL_TOKENS.values())]
-
-
-def check_special_ids(settings: dict[str, Any], ids: dict[str, int]) -> None:
-    """Raises `TokenizerError` unless the roles and ids that `settings` names are those in `ids` (text -> id)."""
-    for role in SPECIAL_TOKENS:
-        text = role_text(settings, role)
-        if text is not None and text not in ids:
-            raise TokenizerError(
-                f"{SETTINGS_FILE} names {text!r} as {role}_token, but {TOKENIZER_FILE} has no special token of "
-                "that text. Use the two files of the same tokenizer."
-            )
-    recorded = settings.get("added_tokens_decoder", {})
-    if not isinstance(recorded, dict):
-        raise TokenizerError(f"{SETTINGS_FILE}: added_tokens_decoder must be a table from id to token.")
-    for token_id, token in recorded.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        actual = ids.get(text) if isinstance(text, str) else None
-        if actual is not None and str(actual) != token_id:
-            raise TokenizerError(
-                f"{SETTINGS_FILE} says that {text!r} has the id {token_id}, but {TOKENIZER_FILE} gives it "
-                f"{actual}. Use the two files of the same tokenizer."
-            )
-
-
-def role_text(settings: dict[str, Any], role: SpecialRole) -> str | None:
-    """Text of the token that `settings` names for `role`, which stands there as a string or as a token object."""
-    value = settings.get(f"{role}_token")
-    if isinstance(value, dict):
-        value = value.get("content")
-    if value is not None and not isinstance(value, str):
-        raise TokenizerError(f"{SETTINGS_FILE}: {role}_token = {json.dumps(value)} is not a token's text.")
-    return value
+def without_leading_spaces(data: bytes, count: int) -> bytes:
+    """`data` without its first spaces, at most `count` of them."""
+    kept = data.lstrip(b" ")
+    return data[min(count, len(data) - len(kept)) :]
 
 
 def outside_vocabulary(token_id: int, vocab_size: int) -> TokenizerError:

@@ -1,0 +1,137 @@
+"""The library's tokenizer with what SheepOp promises beyond it: what merely looks like a token never becomes one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.alphabet import BYTE_TOKENS
+from sheepop.tokenizer.interface import TOKENIZER_FILE
+from sheepop.tokenizer.pattern import surrogate_error
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Rewrite = Callable[[str], str]
+
+
+class Encoder:
+    """Encodes with the model that `description`, the content of a ``tokenizer.json``, describes.
+
+    The library looks text up in a vocabulary that also holds special tokens and the bytes of characters that it
+    lacks (``</s>``, ``<0x0A>``), so with most models text that is written like one becomes one. Here special tokens
+    are found only with `allow_special`, and such bytes never: their entries are renamed to what no text holds.
+    `rewrite` is applied to every text first. `library` is what the library makes of `description`, where that is there
+    already.
+    """
+
+    def __init__(
+        self,
+        description: Mapping[str, Any],
+        special: Collection[str],
+        *,
+        allow_special: bool,
+        rewrite: Rewrite | None = None,
+        library: tokenizers.Tokenizer | None = None,
+    ) -> None:
+        model = description["model"]
+        falls_back = model["type"] == "Unigram" and bool(model["byte_fallback"])
+        hidden: set[str] = set() if allow_special else _found_in_text(description, special)
+        self._ids_of_bytes: list[int | None] | None = None
+        if falls_back:
+            ids = {text: token_id for token_id, (text, _) in enumerate(model["vocab"])}
+            self._ids_of_bytes = [ids.get(token) for token in BYTE_TOKENS]
+            hidden |= ids.keys() & set(BYTE_TOKENS)
+        self._unknown: int | None = model.get("unk_id")
+        self._rewrite = rewrite
+        if hidden or library is None:
+            library = parse(json.dumps(_renamed(description, hidden) if hidden else description))
+        self.library = library
+        self.library.encode_special_tokens = not allow_special
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of every text; raises `TokenizerError` for a lone surrogate or what the model cannot express."""
+        try:
+            rewritten = texts if self._rewrite is None else [self._rewrite(text) for text in texts]
+            if len(rewritten) == 1:
+                return [self._ids(self.library.encode(rewritten[0], add_special_tokens=False))]
+            batch = self.library.encode_batch_fast(list(rewritten), add_special_tokens=False)
+            return [self._ids(encoding) for encoding in batch]
+        except (KeyboardInterrupt, SystemExit, TokenizerError):
+            raise
+        except BaseException as error:  # A panic of the library is not an Exception.
+            raise _encoding_error(error, texts) from None
+
+    def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
+        ids = encoding.ids
+        if self._ids_of_bytes is None or self._unknown not in ids:
+            return ids
+        return [
+            token_id
+            for found, text in zip(ids, encoding.tokens, strict=True)
+            for token_id in (self._fallback(text) if found == self._unknown else (found,))
+        ]
+
+    def _fallback(self, text: str) -> Sequence[int]:
+        assert self._ids_of_bytes is not None and self._unknown is not None
+        ids = [self._ids_of_bytes[byte] for byte in text.encode("utf-8")]
+        return (self._unknown,) if None in ids else [token_id for token_id in ids if token_id is not None]
+
+
+def parse(content: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer for the text of a ``tokenizer.json``, without truncation and padding."""
+    import tokenizers
+
+    try:
+        library = tokenizers.Tokenizer.from_str(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # A panic of the library is not an Exception.
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} is damaged or of an unknown format: the tokenizers library cannot read it ({error})."
+        ) from None
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _encoding_error(error: BaseException, texts: Sequence[str]) -> TokenizerError:
+    return surrogate_error(texts) or TokenizerError(f"The tokenizer cannot encode this text: {error}.")
+
+
+def _found_in_text(description: Mapping[str, Any], special: Collection[str]) -> set[str]:
+    """The special tokens that the model would make of text that is written like them."""
+    model = description["model"]
+    if model["type"] == "Unigram":
+        texts = {text for text, _ in model["vocab"]}
+        unknown = model["vocab"][model["unk_id"]][0]
+    else:
+        texts, unknown = model["vocab"].keys(), model.get("unk_token")
+    known = texts & {*special, unknown}
+    if model["type"] == "BPE" and not model["ignore_merges"]:
+        # Text begins as characters, and everything else in it is merged.
+        merged = {left + right for left, right in model["merges"]}
+        return {text for text in known if len(text) == 1 or text in merged}
+    return known
+
+
+def _renamed(description: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:
+    """`description` with the entries `hidden` under names that no text holds, since nobody can know them."""
+    secret = secrets.token_hex(16)
+    names = {text: f"\U0010ffff{secret}{number}" for number, text in enumerate(sorted(hidden))}
+    model, added = dict(description["model"]), description["added_tokens"]
+    if model["type"] == "Unigram":
+        model["vocab"] = [(names.get(text, text), score) for text, score in model["vocab"]]
+        model["byte_fallback"] = False
+    else:
+        model["vocab"] = {names.get(text, text): token_id for text, token_id in model["vocab"].items()}
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if model["type"] == "BPE":
+        model["merges"] = [
+            (left, right) for left, right in model["merges"] if not hidden & {left, right, left + right}
+        ]
+    added = [{**token, "content": names.get(token["content"], token["content"])} for token in added]
+    return {**description, "model": model, "added_tokens": added, "post_processor": None}

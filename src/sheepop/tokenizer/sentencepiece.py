@@ -1,0 +1,190 @@
+"""SentencePiece models (Kudo and Richardson 2018) as tokenizers of the `tokenizers` library with the same ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST
+from sheepop.tokenizer.interface import SPECIAL_TOKENS
+from sheepop.tokenizer.sentencepiece_model import PieceType, SentencePieceModel, read_model
+from sheepop.tokenizer.sentencepiece_normalizer import SPACE, normalizer_of
+from sheepop.tokenizer.settings import SPECIAL_FLAGS, read_table
+
+_ADDED_TOKENS = "added_tokens.json"
+_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
+
+# What transformers puts around a text where ``tokenizer_config.json`` names the class and does not say: bos, eos.
+_AROUND = {
+    "LlamaTokenizer": (True, False),
+    "LlamaTokenizerFast": (True, False),
+    "CodeLlamaTokenizer": (True, False),
+    "CodeLlamaTokenizerFast": (True, False),
+    "GemmaTokenizer": (True, False),
+    "GemmaTokenizerFast": (True, False),
+    "T5Tokenizer": (False, True),
+    "T5TokenizerFast": (False, True),
+}
+
+
+def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A model file as the content of a ``tokenizer.json``, and its settings.
+
+    `settings` are those of the directory; where they are silent, the model says which token plays which role. Tokens
+    that they, or ``added_tokens.json``, add behind the model's own keep their ids. Raises `TokenizerError` when the
+    file is damaged or uses what cannot be expressed.
+    """
+    model = read_model(file)
+    settings = {**_roles(model), **settings}
+    symbols = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
+    added = _added_tokens(model, settings, file.parent)
+    description = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        # In a Unigram model such symbols are entries of the vocabulary, in BPE they are cut out first.
+        "normalizer": normalizer_of(model.normalizer, symbols if model.type == "bpe" else []),
+        "pre_tokenizer": None,
+        "post_processor": _post_processor(settings, added),
+        "decoder": _decoder(model),
+        "model": _unigram(model) if model.type == "unigram" else _bpe(model),
+    }
+    if model.normalizer.charsmap:
+        settings[CHARSMAP_MATCHING] = LONGEST
+    return json.dumps(description, ensure_ascii=False), settings
+
+
+def _roles(model: SentencePieceModel) -> dict[str, Any]:
+    """Which pieces play the roles, as far as they are there."""
+    roles = {role: model.role_ids.get(role, -1) for role in SPECIAL_TOKENS}
+    special = (PieceType.UNKNOWN, PieceType.CONTROL)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{
+            f"{role}_token": model.pieces[token_id].text
+            for role, token_id in roles.items()
+            if 0 <= token_id < len(model.pieces) and model.pieces[token_id].type in special
+        },
+    }
+
+
+def _unigram(model: SentencePieceModel) -> dict[str, Any]:
+    """A user-defined symbol has the score by which SentencePiece prefers it; those that text never gives have none."""
+    normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
+    best = max(normal, default=0.0)
+    vocabulary = [
+        (piece.text, _symbol_score(piece.text, best) if piece.type is PieceType.USER_DEFINED else piece.score)
+        if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)
+        else (piece.text, 0.0)
+        for piece in model.pieces
+    ]
+    return {
+        "type": "Unigram",
+        "unk_id": model.unknown_id,
+        "vocab": vocabulary,
+        "byte_fallback": model.byte_fallback,
+    }
+
+
+def _symbol_score(text: str, best: float) -> float:
+    return len(text) * best - 0.1
+
+
+def _bpe(model: SentencePieceModel) -> dict[str, Any]:
+    """BPE that merges whatever makes a piece, the best piece first, as SentencePiece does."""
+    normal = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
+    ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
+    merges = [
+        (-score, ids[text], cut, text[:cut], text[cut:])
+        for text, score in normal.items()
+        for cut in range(1, len(text))
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": model.pieces[model.unknown_id].text,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": [(left, right) for *_, left, right in sorted(merges)],
+    }
+
+
+def _decoder(model: SentencePieceModel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if model.normalizer.add_dummy_prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _added_tokens(model: SentencePieceModel, settings: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+    entries = []
+    for token_id, piece in enumerate(model.pieces):
+        if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL):
+            entries.append({"id": token_id, "content": piece.text, **SPECIAL_FLAGS})
+        elif piece.type is PieceType.USER_DEFINED and model.type == "bpe":
+            # Found in text that is normalised already, where SentencePiece looks for them.
+            entries.append({"id": token_id, "content": piece.text, **_FLAGS, "normalized": True, "special": False})
+    return entries + _further_tokens(len(model.pieces), settings, directory)
+
+
+def _further_tokens(first: int, settings: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Entries for the tokens that were added to the model afterwards, whose ids follow its own."""
+    further: dict[int, dict[str, Any]] = {}
+    for content, token_id in read_table(directory / _ADDED_TOKENS).items():
+        further[token_id] = {"content": content, **SPECIAL_FLAGS}
+    recorded = settings.get("added_tokens_decoder") or {}
+    try:
+        further |= {int(key): {**SPECIAL_FLAGS, **token} for key, token in recorded.items()}
+        beyond = sorted(token_id for token_id in further if token_id >= first)
+    except (AttributeError, TypeError, ValueError):
+        raise TokenizerError("added_tokens_decoder must be a table from id to token.") from None
+    if beyond != list(range(first, first + len(beyond))):
+        raise TokenizerError(
+            f"the tokens that were added to it have the ids {', '.join(map(str, beyond[:5]))}, ..., and they must "
+            f"follow its own {first:,} without gaps. The files are not of the same tokenizer."
+        )
+    return [{"id": token_id, **further[token_id]} for token_id in beyond]
+
+
+def _post_processor(settings: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What is put around a text: ``add_bos_token`` and ``add_eos_token``, or what is usual for the class named."""
+    usual = _AROUND.get(str(settings.get("tokenizer_class")), (False, False))
+    asked = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
+    ids = {token["content"]: token["id"] for token in added}
+    texts = []
+    for role, wanted in zip(("bos", "eos"), asked, strict=True):
+        named = settings.get(f"{role}_token")
+        text = named.get("content") if isinstance(named, dict) else named
+        texts.append(text if wanted is True and isinstance(text, str) and text in ids else None)
+    if texts == [None, None]:
+        return None
+
+    def template(*sequences: str) -> list[dict[str, Any]]:
+        parts = []
+        for number, name in enumerate(sequences):
+            around = [None if text is None else {"SpecialToken": {"id": text, "type_id": number}} for text in texts]
+            parts += [around[0], {"Sequence": {"id": name, "type_id": number}}, around[1]]
+        return [part for part in parts if part is not None]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": template("A"),
+        "pair": template("A", "B"),
+        "special_tokens": {
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in texts if text is not None
+        },
+    }

@@ -1,0 +1,188 @@
+"""``tokenizer_config.json`` and what may stand beside it: which token plays which role, and the chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import TokenizerError
+from sheepop.core.files import read_json
+from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, SPECIAL_TOKENS, TOKENIZER_FILE, SpecialRole
+
+SPECIAL_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+_SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+_TEMPLATE_FILE = "chat_template.jinja"
+_FURTHER_TEMPLATES = "additional_chat_templates"
+_LARGEST_SETTINGS = 2**26
+_LARGEST_TEMPLATE = 2**20
+
+# Where nothing says which token plays a role, these names do; GPT-2 has one special token for both ends.
+_CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """The keys of ``tokenizer_config.json`` in `directory`, with the roles and chat templates of its neighbours.
+
+    ``special_tokens_map.json`` fills in the roles that it alone names. ``chat_template.jinja``, and what lies in
+    ``additional_chat_templates``, stand in place of templates in ``tokenizer_config.json``, as in transformers.
+    Empty where there is no such file; raises `TokenizerError` for one that is damaged or too large.
+    """
+    settings = read_table(directory / SETTINGS_FILE)
+    for key, value in read_table(directory / _SPECIAL_TOKENS_MAP).items():
+        if key in {f"{role}_token" for role in SPECIAL_TOKENS} and settings.get(key) is None:
+            settings[key] = value
+    templates = _template_files(directory)
+    if templates.keys() == {"default"}:
+        settings[CHAT_TEMPLATE] = templates["default"]
+    elif templates:
+        settings[CHAT_TEMPLATE] = [{"name": name, "template": text} for name, text in templates.items()]
+    return settings
+
+
+def read_table(file: Path) -> dict[str, Any]:
+    """The keys of a JSON file beside a tokenizer, none where there is no such file; raises `TokenizerError`."""
+    if not file.is_file():
+        return {}
+    check_file_size(file, _LARGEST_SETTINGS)
+    table = read_json(file, TokenizerError)
+    if not isinstance(table, dict):
+        raise TokenizerError(f"{file} is damaged: it is not a table of keys and values.")
+    return table
+
+
+def _template_files(directory: Path) -> dict[str, str]:
+    files = {"default": directory / _TEMPLATE_FILE}
+    files |= {file.stem: file for file in sorted((directory / _FURTHER_TEMPLATES).glob("*.jinja"))}
+    return {name: read_text(file, _LARGEST_TEMPLATE) for name, file in files.items() if file.is_file()}
+
+
+def check_file_size(file: Path, largest: int) -> None:
+    """Raises `TokenizerError` for a file of more than `largest` bytes, before any of it is read."""
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise TokenizerError(f"{file} cannot be read: {error.strerror}.") from None
+    if size > largest:
+        raise TokenizerError(
+            f"{file} has {size:,} bytes, and such a file may have {largest:,} at most. It is damaged, or no file of a "
+            "tokenizer."
+        )
+
+
+def read_text(file: Path, largest: int) -> str:
+    """The text of a file of at most `largest` bytes, line ends as they are; raises `TokenizerError` otherwise."""
+    check_file_size(file, largest)
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{file} is damaged: it is not UTF-8 text ({error.reason}).") from None
+    except OSError as error:
+        raise TokenizerError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def with_roles(settings: Mapping[str, Any], special: Mapping[str, int]) -> dict[str, Any]:
+    """`settings`, with the roles that conventional names play where it says nothing about any role."""
+    if any(f"{role}_token" in settings for role in SPECIAL_TOKENS):
+        return dict(settings)
+    found = {
+        f"{role}_token": next((name for name in names if name in special), None)
+        for role, names in _CONVENTIONAL_NAMES.items()
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **settings,
+        **{key: name for key, name in found.items() if name is not None},
+    }
+
+
+def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """``tokenizer_config.json`` of a tokenizer that SheepOp trained, readable by transformers' `AutoTokenizer`.
+
+    `further` are the special tokens beyond the four, with their ids.
+    """
+    ids = {text: i for i, text in enumerate(SPECIAL_TOKENS.values())} | dict(further or {})
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{f"{role}_token": text for role, text in SPECIAL_TOKENS.items()},
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(token_id): {"content": text, **SPECIAL_FLAGS} for text, token_id in ids.items()},
+    }
+
+
+def special_token_entries(first: int = 0, texts: Iterable[str] = SPECIAL_TOKENS.values()) -> list[dict[str, Any]]:
+    """Entries of ``added_tokens`` in ``tokenizer.json`` for special tokens with the ids `first`, `first` + 1, ..."""
+    return [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in enumerate(texts, first)]
+
+
+def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`description` with every token of its vocabulary that plays a role in `settings` among its special tokens.
+
+    Some files have such a token as an ordinary entry, and only ``tokenizer_config.json`` calls it special.
+    """
+    roles = {text for role in SPECIAL_TOKENS if (text := role_text(settings, role)) is not None}
+    added = description.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        return description
+    special = {token.get("content") for token in added if token.get("special") is True}
+    if roles <= special:
+        return description
+    marked = [{**token, "special": True} if token.get("content") in roles else token for token in added]
+    missing = roles - {token.get("content") for token in added}
+    # In the order of the ids, in which the library adds them.
+    found = sorted((token_id, text) for text, token_id in _vocabulary(description).items() if text in missing)
+    entries = [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in found]
+    return {**description, "added_tokens": entries + marked}
+
+
+def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
+    model = description.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):
+        pairs = [entry for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str)]
+        return {entry[0]: token_id for token_id, entry in enumerate(pairs)} if len(pairs) == len(vocabulary) else {}
+    if isinstance(vocabulary, dict) and all(isinstance(token_id, int) for token_id in vocabulary.values()):
+        return vocabulary
+    return {}
+
+
+def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> None:
+    """Raises `TokenizerError` unless the roles and ids that `settings` names are those in `ids` (text -> id)."""
+    for role in SPECIAL_TOKENS:
+        text = role_text(settings, role)
+        if text is not None and text not in ids:
+            raise TokenizerError(
+                f"{SETTINGS_FILE} names {text!r} as {role}_token, but {TOKENIZER_FILE} has no special token of "
+                "that text. Use the two files of the same tokenizer."
+            )
+    recorded = settings.get("added_tokens_decoder", {})
+    if not isinstance(recorded, dict):
+        raise TokenizerError(f"{SETTINGS_FILE}: added_tokens_decoder must be a table from id to token.")
+    for token_id, token in recorded.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        actual = ids.get(text) if isinstance(text, str) else None
+        if actual is not None and str(actual) != token_id:
+            raise TokenizerError(
+                f"{SETTINGS_FILE} says that {text!r} has the id {token_id}, but {TOKENIZER_FILE} gives it "
+                f"{actual}. Use the two files of the same tokenizer."
+            )
+
+
+def role_text(settings: Mapping[str, Any], role: SpecialRole) -> str | None:
+    """Text of the token that `settings` names for `role`, which stands there as a string or as a token object."""
+    value = settings.get(f"{role}_token")
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(f"{SETTINGS_FILE}: {role}_token = {json.dumps(value)} is not a token's text.")
+    return value

@@ -1,0 +1,179 @@
+"""tiktoken's rank files: a line for every token, its bytes in base64 and its rank, which is its id.
+
+Such a file says neither how text is cut before merging nor which special tokens there are. Both are known for the
+encodings that OpenAI has published.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.alphabet import bytes_as_characters
+from sheepop.tokenizer.gpt2_files import byte_level_json
+from sheepop.tokenizer.settings import check_file_size
+
+SUFFIX = ".tiktoken"
+
+_LARGEST_FILE = 2**26
+_LARGEST_VOCABULARY = 2**21
+_LONGEST_TOKEN = 2**12
+_FURTHEST_SPECIAL = 4096
+_END_OF_TEXT = "<|endoftext|>"
+
+# As published by OpenAI, without possessive quantifiers and case-insensitive groups, which regular-expression
+# libraries read differently. The long s folds to an s.
+_CONTRACTION = r"'(?:[sS\u017fdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_R50K = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K = "|".join(
+    (
+        _CONTRACTION,
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s+\z",
+        r"\s*[\r\n]",
+        r"\s+(?!\S)",
+        r"\s",
+    )
+)
+_O200K = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?:{_CONTRACTION})?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?:{_CONTRACTION})?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """How text is cut, and for a file of exactly `num_ranks` ranks its special tokens."""
+
+    pattern: str
+    num_ranks: int
+    special: Mapping[str, int] = field(default_factory=dict)
+
+
+_FILL_IN = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+_ENCODINGS = {
+    "r50k": _Encoding(_R50K, 50256, {_END_OF_TEXT: 50256}),
+    "p50k": _Encoding(_R50K, 50280, {_END_OF_TEXT: 50256}),
+    "cl100k": _Encoding(_CL100K, 100256, {_END_OF_TEXT: 100257, **_FILL_IN, "<|endofprompt|>": 100276}),
+    "o200k": _Encoding(_O200K, 199998, {_END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
+}
+
+
+def is_rank_file(file: Path) -> bool:
+    """Whether the first line of a file is a token in base64 and a rank."""
+    with file.open("rb") as opened:
+        line = opened.readline(2 * _LONGEST_TOKEN)
+    return _parsed(line) is not None
+
+
+def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tuple[str, dict[str, Any]]:
+    """A rank file as the content of a ``tokenizer.json``, and its settings.
+
+    Special tokens are those in the ``added_tokens_decoder`` of `settings`, or else those of the encoding that `pattern`
+    or the file's name names. Ids that nothing uses become special tokens that no text gives. Raises `TokenizerError`
+    when the file is damaged, or when it is not known how it cuts text.
+    """
+    encoding = _encoding(file, pattern)
+    ranks = _read(file)
+    special = _special_tokens(settings) or (dict(encoding.special) if len(ranks) == encoding.num_ranks else {})
+    vocabulary = {bytes_as_characters(token): rank for token, rank in ranks.items()}
+    taken = set(vocabulary.values())
+    for text, token_id in special.items():
+        if text in vocabulary or token_id in taken:
+            raise TokenizerError(f"the special token {text!r} with the id {token_id} does not fit: a rank is the same.")
+        taken.add(token_id)
+        if token_id > len(ranks) + _FURTHEST_SPECIAL:
+            raise TokenizerError(f"the special token {text!r} has the id {token_id}, far beyond {len(ranks):,} ranks.")
+    holes = sorted(set(range(max(taken) + 1)) - taken)
+    if holes and (not special or holes[0] < min(*special.values(), len(ranks))):
+        raise TokenizerError(f"it is damaged or incomplete: no token has the rank {holes[0]}.")
+    special |= {f"<|reserved_{token_id}|>": token_id for token_id in holes}
+    special = dict(sorted(special.items(), key=lambda item: item[1]))
+    split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = byte_level_json(
+        vocabulary | special,
+        _merges(ranks),
+        {"type": "Sequence", "pretokenizers": [split, step]},
+        list(special),
+        ignore_merges=True,  # a part of text that is a token is that token, whatever its merges
+    )
+    return content, settings
+
+
+def _encoding(file: Path, pattern: str | None) -> _Encoding:
+    if pattern is not None:
+        return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(pattern, -1)
+    for name, encoding in _ENCODINGS.items():
+        if file.name.startswith(name):
+            return encoding
+    raise TokenizerError(
+        "a rank file does not say how it cuts text. Give the pattern (--pattern): a regular expression, or one of "
+        f"{', '.join(_ENCODINGS)}; a file with such a name in front of its own needs none."
+    )
+
+
+def _read(file: Path) -> dict[bytes, int]:
+    check_file_size(file, _LARGEST_FILE)
+    ranks: dict[bytes, int] = {}
+    used: set[int] = set()
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line:
+            continue
+        parsed = _parsed(line)
+        if parsed is None:
+            raise TokenizerError(f"it is damaged: line {number} is not a token in base64 and a rank.")
+        token, rank = parsed
+        if token in ranks or rank in used:
+            raise TokenizerError(f"it is damaged: line {number} repeats {'a token' if token in ranks else 'a rank'}.")
+        ranks[token] = rank
+        used.add(rank)
+    if missing := [byte for byte in range(256) if bytes((byte,)) not in ranks]:
+        raise TokenizerError(f"it lacks {len(missing)} of the 256 bytes (0x{missing[0]:02X} first), or is damaged.")
+    return ranks
+
+
+def _parsed(line: bytes) -> tuple[bytes, int] | None:
+    parts = line.split()
+    if len(parts) != 2 or not parts[1].isdigit() or len(parts[1]) > 9 or int(parts[1]) >= _LARGEST_VOCABULARY:
+        return None
+    try:
+        token = base64.b64decode(parts[0], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return (token, int(parts[1])) if 0 < len(token) <= _LONGEST_TOKEN else None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, int]:
+    recorded = settings.get("added_tokens_decoder") or {}
+    try:
+        return {str(token["content"]): int(token_id) for token_id, token in recorded.items() if int(token_id) >= 0}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise TokenizerError("added_tokens_decoder must be a table from id to token.") from None
+
+
+def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, in the order of the ranks, in which tiktoken merges."""
+    found = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = ranks.get(token[:cut]), ranks.get(token[cut:])
+            if left is not None and right is not None:
+                found.append((rank, left, right, token[:cut], token[cut:]))
+    return [(bytes_as_characters(left), bytes_as_characters(right)) for *_, left, right in sorted(found)]

@@ -1,0 +1,95 @@
+"""What the model of a ``tokenizer.json`` must be like: every id once, and no text that it would drop unseen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.alphabet import BYTE_TOKENS
+from sheepop.tokenizer.interface import TOKENIZER_FILE
+
+if TYPE_CHECKING:
+    import tokenizers
+
+ALGORITHMS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "word"}
+"""What the models of the library are called here."""
+
+
+def texts_by_id(library: tokenizers.Tokenizer, content: str) -> list[str]:
+    """The vocabulary in the order of its ids, which must be 0, 1, 2, ... without gaps."""
+    # The library gives an added token another id than the file says, with no more than a log line.
+    for token in json.loads(content).get("added_tokens") or []:
+        actual = library.token_to_id(token["content"])
+        if actual != token["id"]:
+            raise TokenizerError(
+                f"The ids of {TOKENIZER_FILE} are out of place: the added token {token['content']!r} claims the id "
+                f"{token['id']}, and the rest of the vocabulary leaves it {actual}. The file is damaged."
+            )
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    by_id = {token_id: text for text, token_id in vocabulary.items()}
+    if len(by_id) != len(vocabulary) or any(i not in by_id for i in range(len(by_id))):
+        raise TokenizerError(
+            f"The ids of {TOKENIZER_FILE} are out of place: {len(vocabulary)} tokens must have the ids 0 to "
+            f"{len(vocabulary) - 1}, each once. The file is damaged."
+        )
+    return [by_id[i] for i in range(len(by_id))]
+
+
+def require_size(possible: int, vocab_size: int) -> None:
+    """Raises `TokenizerError` when training gave fewer tokens than the `vocab_size` that was asked for."""
+    if possible < vocab_size:
+        raise TokenizerError(
+            f"The vocabulary is larger than the corpus allows: tokenizer.vocab_size is {vocab_size}, and this "
+            f"text gives {possible} tokens at most. Set tokenizer.vocab_size={possible} or less, or add text."
+        )
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """Raises `TokenizerError` for a model that drops characters, has no answer for some, or answers by chance."""
+    _CHECKS[model["type"]](model)
+
+
+def check_options(model: Mapping[str, Any], *names: str) -> None:
+    """Raises `TokenizerError` when one of the options `names` of a BPE model is set."""
+    if unsupported := [name for name in names if model[name]]:
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} sets {', '.join(unsupported)} of its BPE model, which SheepOp does not support. "
+            "Use a tokenizer without it."
+        )
+
+
+def _check_bpe(model: Mapping[str, Any]) -> None:
+    check_options(model, "dropout", "end_of_word_suffix")
+    if model["unk_token"] is not None:
+        _check_unknown(model)
+    elif not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} holds a BPE tokenizer that drops the characters it does not know: it has neither a "
+            "token for unknown ones nor tokens for all 256 bytes. Use one that has."
+        )
+
+
+def _check_unknown(model: Mapping[str, Any]) -> None:
+    unknown = model["unk_token"]
+    if unknown not in model["vocab"]:
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} names {unknown!r} as the token for what its vocabulary lacks, and does not have it "
+            "there. The file is damaged."
+        )
+
+
+def _check_unigram(model: Mapping[str, Any]) -> None:
+    if model["unk_id"] is None:
+        raise TokenizerError(
+            f"{TOKENIZER_FILE} holds a Unigram tokenizer without a token for unknown characters (unk_id), so that "
+            "some text could not be encoded. Use one that has."
+        )
+    for text, score in model["vocab"]:
+        if not math.isfinite(score):
+            raise TokenizerError(f"{TOKENIZER_FILE} gives {text!r} the score {score}. The file is damaged.")
+
+
+_CHECKS = {"BPE": _check_bpe, "WordPiece": _check_unknown, "WordLevel": _check_unknown, "Unigram": _check_unigram}
