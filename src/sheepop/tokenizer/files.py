@@ -86,14 +86,23 @@ def _description(content: str) -> dict[str, Any]:
     return {**description, "model": {**model, "type": kind}}
 
 
-def _find(directory: Path) -> Path:
-    """The file in `directory` that describes the tokenizer."""
+def holds_tokenizer(path: Path) -> bool:
+    """Whether `path` is a file, or a directory that has a tokenizer in it and not merely below it."""
+    return path.is_file() or bool(path.is_dir() and _found(path))
+
+
+def _found(directory: Path) -> list[Path]:
     if (directory / TOKENIZER_FILE).is_file():
-        return directory / TOKENIZER_FILE
-    found = [
-        *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}"))),
+        return [directory / TOKENIZER_FILE]
+    return [
+        *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}")) if file.is_file()),
         *(directory / vocabulary for vocabulary in MERGES_OF if (directory / vocabulary).is_file()),
     ]
+
+
+def _find(directory: Path) -> Path:
+    """The file in `directory` that describes the tokenizer."""
+    found = _found(directory)
     if not found:
         raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")
     if len(found) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,15 @@ def standard_settings(further: Mapping[str, int] | None = None) -> dict[str, Any
 def special_token_entries(first: int = 0, texts: Iterable[str] = SPECIAL_TOKENS.values()) -> list[dict[str, Any]]:
     """Entries of ``added_tokens`` in ``tokenizer.json`` for special tokens with the ids `first`, `first` + 1, ..."""
     return [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in enumerate(texts, first)]
+
+
+def further_special_tokens(names: Iterable[str], taken: Container[str]) -> list[str]:
+    """`names`; raises `TokenizerError` when one of them is an entry of the vocabulary already."""
+    names = list(names)
+    for name in names:
+        if name in taken:
+            raise TokenizerError(f"The special token {name!r} is part of ordinary text. Choose a name that is not.")
+    return names
 
 
 def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
