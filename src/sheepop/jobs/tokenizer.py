@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[s
 def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None = None) -> list[dict[str, Any]]:
     """The tokens of `text`, each with its id and the text it stands for."""
     tokenizer = find_tokenizer(path, pattern)
-    return [_token(tokenizer, number) for number in tokenizer.encode(text, allow_special=allow_special)]
+    return _tokens(tokenizer, tokenizer.encode(text, allow_special=allow_special))
 
 
 def describe_tokenizer(path: Path, limit: int, pattern: str | None = None) -> dict[str, Any]:
@@ -90,11 +90,16 @@ def describe_tokenizer(path: Path, limit: int, pattern: str | None = None) -> di
         "special_tokens": tokenizer.special_tokens,
         "fingerprint": tokenizer.fingerprint(),
         "chat_templates": sorted(chat_templates(tokenizer)),
-        "longest": [_token(tokenizer, number) for number in longest],
+        "longest": _tokens(tokenizer, longest),
     }
 
 
-def _token(tokenizer: Tokenizer, number: int) -> dict[str, Any]:
+def _tokens(tokenizer: Tokenizer, numbers: Iterable[int]) -> list[dict[str, Any]]:
     special = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-    text = special.get(number) or tokenizer.token_bytes(number).decode("utf-8", errors="replace")
-    return {"id": int(number), "text": text}
+    return [
+        {
+            "id": int(number),
+            "text": special.get(number) or tokenizer.token_bytes(number).decode("utf-8", errors="replace"),
+        }
+        for number in numbers
+    ]

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError
 from sheepop.data import Batches, Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.initial_embeddings import set_initial_embeddings
 from sheepop.jobs.resume import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.training_data import (
@@ -67,6 +69,9 @@ def run_loop(
     model = build_network(config, config.training, device)
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
+    vectors = config.training.initial_embeddings
+    if vectors is not None and not resume:
+        set_initial_embeddings(model, tokenizer, Path(vectors), console)
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
@@ -124,7 +129,7 @@ def run_loop(
             around_step=around_step,
             console=console,
             describe=lambda number: documents_of_step(corpus, plan, number),
-            saves_the_beginning=fork is not None,
+            saves_the_beginning=fork is not None or vectors is not None,
         )
         try:
             trainer.run()
