@@ -19,7 +19,9 @@ def source_texts() -> list[str]:
 @pytest.fixture(scope="session")
 def trained(source_texts: list[str]) -> dict[str, Tokenizer]:
     """A tokenizer of every algorithm, trained on the same text."""
-    configs = {name: TokenizerConfig(algorithm=name, vocab_size=700) for name in ("bpe", "wordpiece", "unigram", "char")}
+    configs = {
+        name: TokenizerConfig(algorithm=name, vocab_size=700) for name in ("bpe", "wordpiece", "unigram", "char")
+    }
     return {name: train_tokenizer(config, source_texts, console=Console.silent()) for name, config in configs.items()}
 
 

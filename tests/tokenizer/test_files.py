@@ -12,6 +12,14 @@ from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_token
 SAMPLE = "def f(x):\n    return 'é🐑' <eos>\r\n"
 
 
+WORD_PIECE = {
+    "type": "WordPiece",
+    "unk_token": "[UNK]",
+    "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 100,
+}
+
+
 def gpt2_style(*, lacking: str = "") -> dict[str, Any]:
     """A small file as GPT-2's: bytes, one merge, <|endoftext|> last, the pattern built into the library."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -166,7 +174,7 @@ def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, content: s
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]"}, r"names '\[UNK\]' .* does not have it"),
+        ({**WORD_PIECE, "vocab": {"a": 0}}, r"names '\[UNK\]' .* does not have it"),
         ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, r"names '\?' .* does not have it"),
         ({"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}, "without a token for unknown characters"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": []}, "drops the characters it does not know"),

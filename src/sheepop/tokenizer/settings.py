@@ -143,11 +143,13 @@ def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, An
     added = description.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         return description
-    special = {token.get("content") for token in added if token.get("special") is True}
-    if roles <= special:
+    texts = [token.get("content") for token in added]
+    if not all(isinstance(text, str) for text in texts):
+        return description
+    if roles <= {text for text, token in zip(texts, added, strict=True) if token.get("special") is True}:
         return description
     marked = [{**token, "special": True} if token.get("content") in roles else token for token in added]
-    missing = roles - {token.get("content") for token in added}
+    missing = roles.difference(texts)
     # In the order of the ids, in which the library adds them.
     found = sorted((token_id, text) for text, token_id in _vocabulary(description).items() if text in missing)
     entries = [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in found]
