@@ -6,8 +6,8 @@ and output, in Jinja's sandbox.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -70,7 +70,9 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess(_CHILD, memory_bytes=memory_bytes, seconds=seconds)
-        self._lock = threading.Lock()
+        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
@@ -121,19 +123,19 @@ class ChatTemplate:
         }
         now = datetime.now().isoformat()  # the process has another time zone
         request = {"template": self._template, "variables": seen, "now": now, "largest_output": self._limits[2]}
-        with self._lock:
-            try:
-                (text,) = self._process.request(request)
-            except BoundedProcessError as error:
-                raise self._error(error) from None
-            except (TypeError, ValueError, RecursionError) as error:
-                raise UsageError(f"The conversation holds what JSON cannot express: {error}.") from None
-        return str(text)
+        try:
+            return self._thread.submit(self._ask, request).result()
+        except BoundedProcessError as error:
+            raise self._error(error) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The conversation holds what JSON cannot express: {error}.") from None
 
     def close(self) -> None:
-        """Ends the process; another conversation starts it again."""
-        with self._lock:
-            self._process.close()
+        """Ends the process. No conversation can be rendered any more."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._process.close)
+            self._thread.shutdown()
 
     def __enter__(self) -> ChatTemplate:
         return self
@@ -142,6 +144,10 @@ class ChatTemplate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        (text,) = self._process.request(request)
+        return str(text)
 
     def _error(self, error: BoundedProcessError) -> TokenizerError:
         seconds, memory_bytes, _ = self._limits
