@@ -23,8 +23,9 @@ WHAT_IS_READ = (
     f"{' or '.join(f'{vocabulary} with {merges}' for vocabulary, merges in MERGES_OF.items())}."
 )
 
-# Gemma's, one of the largest, has 33 MB.
-_LARGEST_FILE = 2**28
+# Gemma's, one of the largest, has 33 MB and 2^18 tokens.
+_LARGEST_FILE = 2**27
+_LARGEST_VOCABULARY = 2**22
 
 Converted = tuple[str, dict[str, Any]]
 
@@ -78,6 +79,9 @@ def _description(content: str) -> dict[str, Any]:
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
         raise TokenizerError(f"{TOKENIZER_FILE} is not a file of the tokenizers library: it has no model.")
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict | list) and len(vocabulary) > _LARGEST_VOCABULARY:
+        raise TokenizerError(f"{TOKENIZER_FILE} has more than {_LARGEST_VOCABULARY:,} tokens, or is damaged.")
     # Files of the library's first versions name no type; only BPE has merges.
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ALGORITHMS:
