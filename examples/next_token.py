@@ -23,7 +23,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     lm = sheepop.load(arguments.model)
-    input_ids = torch.tensor([lm.tokenizer.encode(arguments.prompt)], device=lm.model.embedding.weight.device)
+    prompt_ids = [*lm.tokenizer.prefix_ids, *lm.tokenizer.encode(arguments.prompt)]
+    input_ids = torch.tensor([prompt_ids], device=lm.model.embedding.weight.device)
     with torch.inference_mode():
         logits = lm.model(input_ids, logits_to_keep=1)  # (1, 1, V): only the last position is needed
     probabilities = logits[0, -1].softmax(dim=-1)

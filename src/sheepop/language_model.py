@@ -52,6 +52,10 @@ def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> La
     return LanguageModel(loaded.model, loaded.tokenizer, loaded.config, loaded.end_ids)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads the tokenizer of a tokenizer file or directory, or of a model, run or corpus."""
-    return find_tokenizer(path)
+def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
+    """Reads the tokenizer of a tokenizer file or directory, or of a model, run or corpus.
+
+    Read are ``tokenizer.json``, SentencePiece models, tiktoken's rank files and GPT-2's ``encoder.json`` with
+    ``vocab.bpe``; `pattern` says how a rank file cuts text, where its name does not.
+    """
+    return find_tokenizer(path, pattern)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ def test_version(run: Run) -> None:
         ("doctor",),
         ("bench",),
         ("tokenizer", "train"),
+        ("tokenizer", "convert"),
         ("tokenizer", "encode"),
         ("tokenizer", "show"),
         ("data", "build"),
@@ -146,14 +148,29 @@ def test_tokenizer_encode_names_every_token(run: Run, trained: Path) -> None:
     assert special == [{"id": 3, "text": "<eos>"}]
 
 
-def test_tokenizer_train_and_show(run: Run, text_folder: Path, tmp_path: Path) -> None:
-    trained = run("tokenizer", "train", text_folder, "-o", tmp_path / "t", "--vocab-size", "300", "--json", "-q")
+@pytest.mark.parametrize(("algorithm", "size"), [("bpe", 300), ("wordpiece", 170), ("unigram", 360), ("char", 128)])
+def test_tokenizer_train_and_show(run: Run, text_folder: Path, tmp_path: Path, algorithm: str, size: int) -> None:
+    options = ("--algorithm", algorithm, "--vocab-size", str(size), "--json", "-q")
+    trained = run("tokenizer", "train", text_folder, "-o", tmp_path / "t", *options)
     assert trained.code == 0, trained.err
     shown = json.loads(run("tokenizer", "show", tmp_path / "t", "--json").out)
-    assert shown["vocab_size"] == 300
+    assert (shown["algorithm"], shown["vocab_size"]) == (algorithm, size)
     assert shown["special_tokens"] == {"<pad>": 0, "<unk>": 1, "<bos>": 2, "<eos>": 3}
     assert shown["fingerprint"] == json.loads(trained.out)["fingerprint"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_tokenizer_convert_writes_the_same_tokens(run: Run, tmp_path: Path) -> None:
+    ranks = tmp_path / "mine.tiktoken"
+    tokens = [*(bytes((byte,)) for byte in range(256)), b"Hi"]
+    ranks.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens)))
+    made = run("tokenizer", "convert", ranks, "-o", tmp_path / "mine", "--pattern", "cl100k")
+    assert (made.code, made.out) == (0, f"Wrote {tmp_path / 'mine'}: bpe, 257 tokens.\n"), made.err
+    for place, options in ((ranks, ("--pattern", "cl100k")), (tmp_path / "mine", ())):
+        rows = json.loads(run("tokenizer", "encode", place, "Hi!", "--json", *options).out)
+        assert rows == [{"id": 256, "text": "Hi"}, {"id": 33, "text": "!"}]
+    assert run("tokenizer", "convert", ranks, "-o", tmp_path / "mine", "--pattern", "cl100k").code == 2
+    assert run("tokenizer", "convert", ranks, "-o", tmp_path / "other").code == 3
 
 
 def test_a_built_corpus_can_be_trained_on(run: Run, text_folder: Path, tmp_path: Path) -> None:

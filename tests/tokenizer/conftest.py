@@ -17,5 +17,14 @@ def source_texts() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def bpe(source_texts: list[str]) -> Tokenizer:
-    return train_tokenizer(TokenizerConfig(vocab_size=700), source_texts, console=Console.silent())
+def trained(source_texts: list[str]) -> dict[str, Tokenizer]:
+    """A tokenizer of every algorithm, trained on the same text."""
+    configs = {
+        name: TokenizerConfig(algorithm=name, vocab_size=700) for name in ("bpe", "wordpiece", "unigram", "char")
+    }
+    return {name: train_tokenizer(config, source_texts, console=Console.silent()) for name, config in configs.items()}
+
+
+@pytest.fixture(scope="session")
+def bpe(trained: dict[str, Tokenizer]) -> Tokenizer:
+    return trained["bpe"]

@@ -12,6 +12,14 @@ from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_token
 SAMPLE = "def f(x):\n    return 'é🐑' <eos>\r\n"
 
 
+WORD_PIECE = {
+    "type": "WordPiece",
+    "unk_token": "[UNK]",
+    "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 100,
+}
+
+
 def gpt2_style(*, lacking: str = "") -> dict[str, Any]:
     """A small file as GPT-2's: bytes, one merge, <|endoftext|> last, the pattern built into the library."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -40,9 +48,9 @@ def write(directory: Path, content: object, settings: object = None) -> Path:
     return directory
 
 
-@pytest.fixture(params=["bpe", "char"])
-def tokenizer(request: pytest.FixtureRequest, bpe: Tokenizer) -> Tokenizer:
-    return bpe if request.param == "bpe" else CharTokenizer("é🐑")
+@pytest.fixture(params=["bpe", "wordpiece", "unigram", "char"])
+def tokenizer(request: pytest.FixtureRequest, trained: dict[str, Tokenizer]) -> Tokenizer:
+    return CharTokenizer("é🐑") if request.param == "char" else trained[request.param]
 
 
 def test_save_and_load_give_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path):
@@ -109,7 +117,7 @@ def test_an_added_token_that_is_not_special_stands_for_its_text(tmp_path: Path):
 
 
 def test_missing_files_are_named(tmp_path: Path):
-    with pytest.raises(TokenizerError, match=r"no tokenizer at .*tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer in .* reads tokenizer\.json, SentencePiece"):
         load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match=r"no tokenizer at .*absent"):
         load_tokenizer(tmp_path / "absent")
@@ -163,19 +171,23 @@ def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, content: s
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "Unigram", "WordLevel", "BPE"])
-def test_other_kinds_are_refused_and_the_supported_ones_named(kind: str, tmp_path: Path):
-    models = pytest.importorskip("tokenizers.models")
-    tokenizers = pytest.importorskip("tokenizers")
-    model = {
-        "WordPiece": lambda: models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"),
-        "Unigram": lambda: models.Unigram([("a", -1.0), ("b", -2.0)], unk_id=0),
-        "WordLevel": lambda: models.WordLevel({"hello": 0}, unk_token="hello"),
-        "BPE": lambda: models.BPE({"a": 0}, []),
-    }[kind]()
-    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match=rf"{kind} tokenizer.*SheepOp reads byte-level BPE"):
-        load_tokenizer(tmp_path)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({**WORD_PIECE, "vocab": {"a": 0}}, r"names '\[UNK\]' .* does not have it"),
+        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, r"names '\?' .* does not have it"),
+        ({"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}, "without a token for unknown characters"),
+        ({"type": "BPE", "vocab": {"a": 0}, "merges": []}, "drops the characters it does not know"),
+        ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "?"}, r"names '\?'"),
+        ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "a", "dropout": 0.5}, "sets dropout"),
+        ({"type": "Bytes", "vocab": {"a": 0}}, "of the type 'Bytes', and known are BPE, WordPiece, Unigram, WordLevel"),
+    ],
+)
+def test_models_that_lose_text_or_are_of_another_kind_are_refused(model: dict[str, Any], message: str, tmp_path: Path):
+    parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    content = {"version": "1.0", "added_tokens": [], **dict.fromkeys(parts), "model": model}
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(write(tmp_path, content))
 
 
 def test_a_vocabulary_that_would_lose_bytes_is_refused(tmp_path: Path):

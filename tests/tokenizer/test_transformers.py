@@ -15,13 +15,13 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "char"])
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece", "unigram", "char"])
 def test_auto_tokenizer_gives_the_same_ids_and_text(
-    algorithm: str, bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, trained: dict[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
-    ours = bpe if algorithm == "bpe" else CharTokenizer.train(TEXTS)
+    ours = CharTokenizer.train(TEXTS) if algorithm == "char" else trained[algorithm]
     ours.save(tmp_path, model_max_length=128)
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert len(theirs) == ours.vocab_size

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sheepop.core.console import Console
-from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, train_tokenizer
+from sheepop.tokenizer import CharTokenizer, Tokenizer
 
 
 def test_characters_of_hi():
@@ -22,10 +21,9 @@ def test_ids_of_the_chunk_example():
     assert CharTokenizer().encode("Hi, world") == [72, 105, 44, 32, 119, 111, 114, 108, 100]
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "char"])
-def test_special_ids_of_every_trained_tokenizer(algorithm: str):
-    config = TokenizerConfig(algorithm=algorithm, vocab_size=262)
-    tokenizer: Tokenizer = train_tokenizer(config, ["some text, some text"], console=Console.silent())
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece", "unigram", "char"])
+def test_special_ids_of_every_trained_tokenizer(algorithm: str, trained: dict[str, Tokenizer]):
+    tokenizer = trained[algorithm]
     assert tokenizer.special_tokens == {"<pad>": 0, "<unk>": 1, "<bos>": 2, "<eos>": 3}
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2, 3)
 

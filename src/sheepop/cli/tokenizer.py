@@ -13,19 +13,25 @@ from sheepop.core.errors import UsageError
 
 app = typer.Typer(help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True)
 
+Pattern = Annotated[
+    str | None,
+    typer.Option(help="How a rank file of tiktoken cuts text: r50k, p50k, cl100k, o200k or a regular expression."),
+]
+Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
+
 
 @app.command("train")
 def train(
     inputs: Annotated[list[Path], typer.Argument(help="Files and folders of text.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
-    algorithm: Annotated[str, typer.Option(help="bpe or char.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary (bpe).")] = 4096,
+    algorithm: Annotated[str, typer.Option(help="bpe, wordpiece, unigram or char.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary; the most of it for char.")] = 4096,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train a vocabulary on files.
 
-    Example:  sheepop tokenizer train notes/ --output tokenizers/notes --vocab-size 2048
+    Example:  sheepop tokenizer train notes/ --output tokenizers/notes --algorithm unigram --vocab-size 2048
     """
     from sheepop.jobs.tokenizer import train_from_files
 
@@ -39,13 +45,35 @@ def train(
         )
 
 
+@app.command("convert")
+def convert(
+    tokenizer: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
+    pattern: Pattern = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a tokenizer of another program as tokenizer.json, with the same ids.
+
+    Example:  sheepop tokenizer convert llama/tokenizer.model --output tokenizers/llama
+    """
+    from sheepop.jobs.tokenizer import convert_tokenizer
+
+    result = convert_tokenizer(tokenizer, output, pattern)
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        typer.echo(f"Wrote {result['path']}: {result['algorithm']}, {result['vocab_size']:,} tokens.")
+
+
 @app.command("encode")
 def encode(
-    tokenizer: Annotated[Path, typer.Argument(help="A tokenizer, model or run directory.")],
+    tokenizer: Source,
     text: Annotated[str | None, typer.Argument(help="Text; without it standard input is read.")] = None,
     allow_special: Annotated[
         bool, typer.Option("--allow-special", help="Read <eos> and the like as special tokens.")
     ] = False,
+    pattern: Pattern = None,
     as_json: Json = False,
 ) -> None:
     """Show the tokens of a text.
@@ -61,7 +89,7 @@ def encode(
             text = sys.stdin.read()
         except UnicodeDecodeError as error:
             raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
-    rows = encode_text(tokenizer, text, allow_special)
+    rows = encode_text(tokenizer, text, allow_special, pattern)
     if as_json:
         print_json(rows)
     else:
@@ -71,8 +99,9 @@ def encode(
 
 @app.command("show")
 def show(
-    tokenizer: Annotated[Path, typer.Argument(help="A tokenizer, model or run directory.")],
+    tokenizer: Source,
     limit: Annotated[int, typer.Option(min=1, help="Longest tokens to list.")] = 20,
+    pattern: Pattern = None,
     as_json: Json = False,
 ) -> None:
     """Show what a vocabulary consists of.
@@ -81,13 +110,16 @@ def show(
     """
     from sheepop.jobs.tokenizer import describe_tokenizer
 
-    result = describe_tokenizer(tokenizer, limit)
+    result = describe_tokenizer(tokenizer, limit, pattern)
     if as_json:
         print_json(result)
         return
     for key in ("algorithm", "vocab_size", "fingerprint"):
         typer.echo(f"{key:<12} {result[key]}")
     specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items())
-    typer.echo(f"{'special':<12} {specials}\nlongest tokens:")
+    typer.echo(f"{'special':<12} {specials}")
+    if result["chat_templates"]:
+        typer.echo(f"{'chat':<12} {', '.join(result['chat_templates'])}")
+    typer.echo("longest tokens:")
     for row in result["longest"]:
         typer.echo(f"{row['id']:>7}  {row['text']!r}")

@@ -222,7 +222,10 @@ class _Build:
         dtype = token_type(tokenizer.vocab_size)
         infilling = Infilling(self._config.infilling, self._seed) if self._config.infilling.rate else None
         encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
-        work = Encode(gathered, buckets, encoder, dtype.str, tokenizer.special_id("unk"))
+        unknown_id = tokenizer.special_id("unk")
+        if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which leaves nothing unknown
+            unknown_id = None
+        work = Encode(gathered, buckets, encoder, dtype.str, unknown_id)
         megabytes = [FinishedPart(part_path(gathered, b)).account()["bytes"] / 1e6 for b in buckets]
         tokenize = PartWork("tokenize", encoded, work)
         run_pass(self._engine, encoded, [tokenize], megabytes, self._console, "Tokenizing", is_light=True)
@@ -235,8 +238,8 @@ class _Build:
             first += len(files[split])
             if unknown := splits[split]["unknown"]:
                 self._console.warn(
-                    f"{unknown:,} characters of the {split} split are not in the tokenizer's vocabulary and "
-                    "became <unk>."
+                    f"{unknown:,} {'characters' if tokenizer.algorithm == 'char' else 'words or characters'} of the "
+                    f"{split} split are not in the tokenizer's vocabulary and became its unknown token."
                 )
         return {"type": np.dtype(dtype).name, "splits": splits}
 

@@ -67,7 +67,7 @@ def _origin(
     begin, end = int(tokens.offsets[number]), int(tokens.offsets[number + 1])
     inside = max(start, begin), min(stop, end)
     before = len(tokenizer.decode(tokens.tokens(begin, inside[0]).tolist())) if inside[0] > begin else 0
-    text = tokenizer.decode(tokens.tokens(*inside).tolist())
+    text = tokenizer.decode(tokens.tokens(*inside).tolist(), continues=before > 0)
     return Origin(
         split=split,
         start=inside[0],

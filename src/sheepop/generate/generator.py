@@ -68,7 +68,8 @@ class Generator:
 
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
         `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic.
-        `on_text` is called with (i, piece) as text becomes final, and the pieces of i joined are its text. Once
+        A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they
+        are. `on_text` is called with (i, piece) as text becomes final, and the pieces of i joined are its text. Once
         `should_stop` is true, what is unfinished ends with the reason ``abort``.
 
         Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
@@ -169,7 +170,7 @@ class Generator:
                     f"{name} is not valid Unicode text: character {error.start} is half of a surrogate pair, as bytes "
                     "that are not UTF-8 become. Give it as UTF-8."
                 ) from None
-            token_ids = self.tokenizer.encode(prompt)
+            token_ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
         else:
             token_ids = _token_ids(name, prompt)
         if not token_ids:

@@ -43,8 +43,9 @@ class Request:
         self._config = config
         self._max_seq_len = max_seq_len
         self._call_seed = seed
-        self._end_ids = end_ids
-        self._decoder = StreamDecoder(tokenizer)
+        self._eos_id = tokenizer.special_id("eos")
+        special = set(tokenizer.special_tokens.values())
+        self._decoder = StreamDecoder(tokenizer, continues=not special.issuperset(prompt_ids))
         self._stop = StopMatcher(config.stop)
         self._text: list[str] = []
         self._logprobs: list[float] = []

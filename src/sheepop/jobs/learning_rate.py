@@ -15,6 +15,7 @@ from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import SampleOrder
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.initial_embeddings import set_initial_embeddings
 from sheepop.jobs.train import fit_model_to_tokenizer
 from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
 from sheepop.model import build_model
@@ -69,6 +70,8 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     order = SampleOrder(batches.num_samples, config.seed)
     model = build_model(config.model, config.seed, device)
+    if training.initial_embeddings is not None:
+        set_initial_embeddings(model, corpus.tokenizer(), Path(training.initial_embeddings), console)
     model.train()
     optimizers = build_optimizers(model, training)
     objective = with_experts(NextToken.configured(training), config.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,19 @@ from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.core.files import storage_errors
 from sheepop.data import DataConfig, build_corpus, is_corpus
-from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer
+from sheepop.tokenizer import Tokenizer, TokenizerConfig, chat_templates, holds_tokenizer, load_tokenizer
 
 
-def find_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer that `path` means: its own directory or file, or that of a model, run or corpus."""
+def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
+    """The tokenizer that `path` means: its own directory or file, or that of a model, run or corpus.
+
+    `pattern` is for tiktoken's rank files (see `load_tokenizer`).
+    """
     path = Path(path)
     if not path.exists():
         raise TokenizerError(f"{path} does not exist. Give a tokenizer, model, run or corpus directory.")
-    if path.is_file() or (path / "tokenizer.json").is_file():
-        return load_tokenizer(path)
+    if holds_tokenizer(path):
+        return load_tokenizer(path, pattern=pattern)
     if is_corpus(path):
         return load_tokenizer(path / "tokenizer")
     try:
@@ -56,15 +59,29 @@ def train_from_files(
     }
 
 
-def encode_text(path: Path, text: str, allow_special: bool) -> list[dict[str, Any]]:
+def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[str, Any]:
+    """Writes the tokenizer that `source` means as ``tokenizer.json`` to the directory `output`, with the same ids."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
+    tokenizer = find_tokenizer(source, pattern)
+    tokenizer.save(output)
+    return {
+        "path": str(output),
+        "algorithm": tokenizer.algorithm,
+        "vocab_size": tokenizer.vocab_size,
+        "fingerprint": tokenizer.fingerprint(),
+    }
+
+
+def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None = None) -> list[dict[str, Any]]:
     """The tokens of `text`, each with its id and the text it stands for."""
-    tokenizer = find_tokenizer(path)
-    return [_token(tokenizer, number) for number in tokenizer.encode(text, allow_special=allow_special)]
+    tokenizer = find_tokenizer(path, pattern)
+    return _tokens(tokenizer, tokenizer.encode(text, allow_special=allow_special))
 
 
-def describe_tokenizer(path: Path, limit: int) -> dict[str, Any]:
-    """Size, special tokens, fingerprint and the `limit` longest tokens of a vocabulary."""
-    tokenizer = find_tokenizer(path)
+def describe_tokenizer(path: Path, limit: int, pattern: str | None = None) -> dict[str, Any]:
+    """Size, special tokens, fingerprint, chat templates and the `limit` longest tokens of a vocabulary."""
+    tokenizer = find_tokenizer(path, pattern)
     lengths = tokenizer.byte_lengths()
     longest = sorted(range(tokenizer.vocab_size), key=lambda number: (-int(lengths[number]), number))[:limit]
     return {
@@ -72,11 +89,17 @@ def describe_tokenizer(path: Path, limit: int) -> dict[str, Any]:
         "vocab_size": tokenizer.vocab_size,
         "special_tokens": tokenizer.special_tokens,
         "fingerprint": tokenizer.fingerprint(),
-        "longest": [_token(tokenizer, number) for number in longest],
+        "chat_templates": sorted(chat_templates(tokenizer)),
+        "longest": _tokens(tokenizer, longest),
     }
 
 
-def _token(tokenizer: Tokenizer, number: int) -> dict[str, Any]:
+def _tokens(tokenizer: Tokenizer, numbers: Iterable[int]) -> list[dict[str, Any]]:
     special = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
-    text = special.get(number) or tokenizer.token_bytes(number).decode("utf-8", errors="replace")
-    return {"id": int(number), "text": text}
+    return [
+        {
+            "id": int(number),
+            "text": special.get(number) or tokenizer.token_bytes(number).decode("utf-8", errors="replace"),
+        }
+        for number in numbers
+    ]

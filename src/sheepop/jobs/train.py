@@ -19,6 +19,7 @@ from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
@@ -135,6 +136,7 @@ def _locked_run(
             RunDirectory.starting(path, overwrite=overwrite or resume) as run,
         ):
             asked = config
+            refuse_both(config.training, fork)
             if fork is not None:
                 origin = Fork.read(fork)
                 config = origin.inherit(config)
@@ -197,6 +199,8 @@ def _start(
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
     config = fit_model_to_tokenizer(config, corpus)
+    if config.training.initial_embeddings is not None:
+        check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     with torch.device("meta"):

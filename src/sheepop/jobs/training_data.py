@@ -107,14 +107,14 @@ def build_batches(
             "Lower the first or raise the second."
         )
     if config.data.packing:
-        return PackedBatches(split, max_length=max_length, pad_id=tokenizer.pad_id)
+        return PackedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id)
     stride = config.data.stride or max_length
     if stride > max_length:
         raise ConfigError(
             f"data.stride = {stride} is more than the chunk length {max_length}, so tokens between chunks would be "
             "lost. Choose a stride of at most the length."
         )
-    return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.pad_id, stride=stride, count_once=evaluation)
+    return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id, stride=stride, count_once=evaluation)
 
 
 def build_plan(

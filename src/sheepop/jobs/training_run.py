@@ -5,6 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
@@ -12,6 +16,7 @@ from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError
 from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.initial_embeddings import set_initial_embeddings
 from sheepop.jobs.resume import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.training_data import (
@@ -61,6 +66,9 @@ def run_loop(
     model = build_network(config, config.training, device)
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
+    vectors = config.training.initial_embeddings
+    if vectors is not None and not resume:
+        set_initial_embeddings(model, tokenizer, Path(vectors), console)
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
@@ -118,7 +126,7 @@ def run_loop(
             around_step=around_step,
             console=console,
             describe=lambda number: documents_of_step(corpus, plan, number),
-            saves_the_beginning=fork is not None,
+            saves_the_beginning=fork is not None or vectors is not None,
         )
         try:
             trainer.run()

@@ -1,10 +1,11 @@
-"""Text to token ids and back: characters, byte-level BPE, training a vocabulary, streaming text."""
+"""Text to token ids and back: training a vocabulary, reading those of others, streaming text, chat templates."""
 
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE
 from sheepop.tokenizer.character import CharTokenizer
+from sheepop.tokenizer.chat import ChatTemplate, chat_templates
 from sheepop.tokenizer.config import TokenizerConfig
-from sheepop.tokenizer.files import load_tokenizer, tokenizer_from_json
+from sheepop.tokenizer.files import holds_tokenizer, load_tokenizer, tokenizer_from_json
 from sheepop.tokenizer.interface import (
     BOS,
     EOS,
@@ -30,10 +31,13 @@ __all__ = [
     "BackendTokenizer",
     "ByteLevelBPE",
     "CharTokenizer",
+    "ChatTemplate",
     "SpecialRole",
     "StreamDecoder",
     "Tokenizer",
     "TokenizerConfig",
+    "chat_templates",
+    "holds_tokenizer",
     "load_tokenizer",
     "tokenizer_from_json",
     "train_tokenizer",

@@ -17,7 +17,7 @@ from sheepop.tokenizer.decoding import Decoding
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE
 from sheepop.tokenizer.parts import KnownPattern, PartEncoder
 from sheepop.tokenizer.pattern import ASCII_PATTERN, PATTERN, SPLIT, cut_text, surrogate_error, unicode_texts
-from sheepop.tokenizer.settings import standard_settings
+from sheepop.tokenizer.settings import further_special_tokens, standard_settings
 from sheepop.tokenizer.vocabulary import check_options, require_size
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> 
     from tokenizers import AddedToken
 
     first = backend.get_vocab_size(with_added_tokens=True)
-    for text in texts:
-        if backend.token_to_id(text) is not None:
-            raise TokenizerError(f"The special token {text!r} is part of ordinary text. Choose a name that is not.")
+    texts = further_special_tokens(texts, backend.get_vocab())
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     return {text: first + index for index, text in enumerate(texts)}
 

@@ -8,19 +8,20 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from sheepop.core.config import Config
 
-# Four special tokens and what the vocabulary holds before any training: 256 bytes, or the 124 other ASCII characters.
-SMALLEST_VOCABULARY = {"bpe": 260, "char": 128}
+# Four special tokens and what the vocabulary holds before any training: 256 bytes, the 124 other ASCII characters, the
+# printable ones (and their forms inside words, of letters and digits), or bytes and printable characters.
+SMALLEST_VOCABULARY = {"bpe": 260, "char": 128, "wordpiece": 160, "unigram": 355}
 
 
 class TokenizerConfig(Config):
     """Which tokenizer to use, or how to train one.
 
-    `vocab_size` is the exact size for ``bpe`` and the largest size allowed for ``char``, whose size is 128 plus the
-    other characters found. `path` names a tokenizer to use instead of training one. Training reads at most
+    `vocab_size` is the exact size, except for ``char``: there it is the largest size allowed, and the size is 128 plus
+    the other characters found. `path` names a tokenizer to use instead of training one. Training reads at most
     `max_training_bytes` of UTF-8 text, from the start of the corpus.
     """
 
-    algorithm: Literal["bpe", "char"] = "bpe"
+    algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
     vocab_size: int = Field(default=4096, le=2**24)
     path: str | None = None
     max_training_bytes: int = Field(default=64 * 2**20, ge=1)

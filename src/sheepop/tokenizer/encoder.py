@@ -57,15 +57,21 @@ class Encoder:
         try:
             rewritten = texts if self._rewrite is None else [self._rewrite(text) for text in texts]
             if len(rewritten) == 1:
-                return [self._ids(self.library.encode(rewritten[0], add_special_tokens=False))]
+                return [self._with_bytes(self.library.encode(rewritten[0], add_special_tokens=False))]
             batch = self.library.encode_batch_fast(list(rewritten), add_special_tokens=False)
-            return [self._ids(encoding) for encoding in batch]
+            return [self._ids(encoding.ids, text) for encoding, text in zip(batch, rewritten, strict=True)]
         except (KeyboardInterrupt, SystemExit, TokenizerError):
             raise
         except BaseException as error:  # A panic of the library is not an Exception.
             raise _encoding_error(error, texts) from None
 
-    def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
+    def _ids(self, ids: list[int], text: str) -> list[int]:
+        if self._ids_of_bytes is None or self._unknown not in ids:
+            return ids
+        # The fast way does not say which text a token was.
+        return self._with_bytes(self.library.encode(text, add_special_tokens=False))
+
+    def _with_bytes(self, encoding: tokenizers.Encoding) -> list[int]:
         ids = encoding.ids
         if self._ids_of_bytes is None or self._unknown not in ids:
             return ids

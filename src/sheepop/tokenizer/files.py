@@ -23,8 +23,9 @@ WHAT_IS_READ = (
     f"{' or '.join(f'{vocabulary} with {merges}' for vocabulary, merges in MERGES_OF.items())}."
 )
 
-# Gemma's, one of the largest, has 33 MB.
-_LARGEST_FILE = 2**28
+# Gemma's, one of the largest, has 33 MB and 2^18 tokens.
+_LARGEST_FILE = 2**27
+_LARGEST_VOCABULARY = 2**22
 
 Converted = tuple[str, dict[str, Any]]
 
@@ -78,6 +79,9 @@ def _description(content: str) -> dict[str, Any]:
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
         raise TokenizerError(f"{TOKENIZER_FILE} is not a file of the tokenizers library: it has no model.")
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict | list) and len(vocabulary) > _LARGEST_VOCABULARY:
+        raise TokenizerError(f"{TOKENIZER_FILE} has more than {_LARGEST_VOCABULARY:,} tokens, or is damaged.")
     # Files of the library's first versions name no type; only BPE has merges.
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ALGORITHMS:
@@ -86,14 +90,23 @@ def _description(content: str) -> dict[str, Any]:
     return {**description, "model": {**model, "type": kind}}
 
 
-def _find(directory: Path) -> Path:
-    """The file in `directory` that describes the tokenizer."""
+def holds_tokenizer(path: Path) -> bool:
+    """Whether `path` is a file, or a directory that has a tokenizer in it and not merely below it."""
+    return path.is_file() or bool(path.is_dir() and _found(path))
+
+
+def _found(directory: Path) -> list[Path]:
     if (directory / TOKENIZER_FILE).is_file():
-        return directory / TOKENIZER_FILE
-    found = [
-        *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}"))),
+        return [directory / TOKENIZER_FILE]
+    return [
+        *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}")) if file.is_file()),
         *(directory / vocabulary for vocabulary in MERGES_OF if (directory / vocabulary).is_file()),
     ]
+
+
+def _find(directory: Path) -> Path:
+    """The file in `directory` that describes the tokenizer."""
+    found = _found(directory)
     if not found:
         raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")
     if len(found) > 1:

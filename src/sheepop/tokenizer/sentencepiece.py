@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST
+from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST, Charsmap
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.sentencepiece_model import PieceType, SentencePieceModel, read_model
 from sheepop.tokenizer.sentencepiece_normalizer import SPACE, normalizer_of
@@ -39,8 +39,8 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
     """
     model = read_model(file)
     settings = {**_roles(model), **settings}
-    symbols = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
-    added = _added_tokens(model, settings, file.parent)
+    symbols = _symbols(model)
+    added = _added_tokens(model, set(symbols), settings, file.parent)
     description = {
         "version": "1.0",
         "truncation": None,
@@ -71,6 +71,18 @@ def _roles(model: SentencePieceModel) -> dict[str, Any]:
             if 0 <= token_id < len(model.pieces) and model.pieces[token_id].type in special
         },
     }
+
+
+def _symbols(model: SentencePieceModel) -> list[str]:
+    """The user-defined symbols that can be found in text; raises `TokenizerError` for one that normalising changes."""
+    symbols = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
+    if model.normalizer.charsmap:
+        charsmap = Charsmap(model.normalizer.charsmap)
+        for symbol in symbols:
+            if charsmap.rewrite(symbol) != symbol:
+                raise TokenizerError(f"it keeps {symbol!r} (user_defined_symbols), which its normalization changes.")
+    # SentencePiece looks for them where spaces have been replaced already.
+    return [symbol for symbol in symbols if " " not in symbol]
 
 
 def _unigram(model: SentencePieceModel) -> dict[str, Any]:
@@ -130,12 +142,14 @@ def _decoder(model: SentencePieceModel) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": steps}
 
 
-def _added_tokens(model: SentencePieceModel, settings: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+def _added_tokens(
+    model: SentencePieceModel, symbols: set[str], settings: Mapping[str, Any], directory: Path
+) -> list[dict[str, Any]]:
     entries = []
     for token_id, piece in enumerate(model.pieces):
         if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL):
             entries.append({"id": token_id, "content": piece.text, **SPECIAL_FLAGS})
-        elif piece.type is PieceType.USER_DEFINED and model.type == "bpe":
+        elif piece.text in symbols and model.type == "bpe":
             # Found in text that is normalised already, where SentencePiece looks for them.
             entries.append({"id": token_id, "content": piece.text, **_FLAGS, "normalized": True, "special": False})
     return entries + _further_tokens(len(model.pieces), settings, directory)

@@ -11,6 +11,7 @@ from typing import Any
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.alphabet import BYTE_TOKENS
+from sheepop.tokenizer.charsmap import Charsmap
 from sheepop.tokenizer.interface import SpecialRole
 from sheepop.tokenizer.protobuf import Value, as_bytes, as_float, as_number, as_text, fields
 from sheepop.tokenizer.sentencepiece_normalizer import NormalizerSpec
@@ -153,6 +154,8 @@ def _normalizer(message: bytes) -> NormalizerSpec:
     values = _values(message, _NORMALIZER)
     if not values["escape_whitespaces"]:
         raise TokenizerError("it leaves spaces as they are (escape_whitespaces is off), which is not read.")
+    if values["charsmap"]:
+        Charsmap(values["charsmap"])
     return NormalizerSpec(
         values["charsmap"], bool(values["add_dummy_prefix"]), bool(values["remove_extra_whitespaces"])
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,15 @@ def special_token_entries(first: int = 0, texts: Iterable[str] = SPECIAL_TOKENS.
     return [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in enumerate(texts, first)]
 
 
+def further_special_tokens(names: Iterable[str], taken: Container[str]) -> list[str]:
+    """`names`; raises `TokenizerError` when one of them is an entry of the vocabulary already."""
+    names = list(names)
+    for name in names:
+        if name in taken:
+            raise TokenizerError(f"The special token {name!r} is part of ordinary text. Choose a name that is not.")
+    return names
+
+
 def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """`description` with every token of its vocabulary that plays a role in `settings` among its special tokens.
 
@@ -134,11 +143,13 @@ def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, An
     added = description.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         return description
-    special = {token.get("content") for token in added if token.get("special") is True}
-    if roles <= special:
+    texts = [token.get("content") for token in added]
+    if not all(isinstance(text, str) for text in texts):
+        return description
+    if roles <= {text for text, token in zip(texts, added, strict=True) if token.get("special") is True}:
         return description
     marked = [{**token, "special": True} if token.get("content") in roles else token for token in added]
-    missing = roles - {token.get("content") for token in added}
+    missing = roles.difference(texts)
     # In the order of the ids, in which the library adds them.
     found = sorted((token_id, text) for text, token_id in _vocabulary(description).items() if text in missing)
     entries = [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in found]

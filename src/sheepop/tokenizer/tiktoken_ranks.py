@@ -22,7 +22,7 @@ SUFFIX = ".tiktoken"
 
 _LARGEST_FILE = 2**26
 _LARGEST_VOCABULARY = 2**21
-_LONGEST_TOKEN = 2**12
+_LONGEST_TOKEN = 2**10
 _FURTHEST_SPECIAL = 4096
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -101,7 +101,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         if token_id > len(ranks) + _FURTHEST_SPECIAL:
             raise TokenizerError(f"the special token {text!r} has the id {token_id}, far beyond {len(ranks):,} ranks.")
     holes = sorted(set(range(max(taken) + 1)) - taken)
-    if holes and (not special or holes[0] < min(*special.values(), len(ranks))):
+    if holes and holes[0] < len(ranks):
         raise TokenizerError(f"it is damaged or incomplete: no token has the rank {holes[0]}.")
     special |= {f"<|reserved_{token_id}|>": token_id for token_id in holes}
     special = dict(sorted(special.items(), key=lambda item: item[1]))
@@ -124,8 +124,9 @@ def _encoding(file: Path, pattern: str | None) -> _Encoding:
         if file.name.startswith(name):
             return encoding
     raise TokenizerError(
-        "a rank file does not say how it cuts text. Give the pattern (--pattern): a regular expression, or one of "
-        f"{', '.join(_ENCODINGS)}; a file with such a name in front of its own needs none."
+        "a rank file does not say how it cuts text. Convert it once, with 'sheepop tokenizer convert FILE --pattern "
+        f"PATTERN --output DIR': a regular expression, or one of {', '.join(_ENCODINGS)}; a file whose name begins "
+        "with one of these needs no pattern."
     )
 
 

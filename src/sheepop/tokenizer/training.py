@@ -11,6 +11,8 @@ from sheepop.tokenizer.character import CharTokenizer
 from sheepop.tokenizer.config import TokenizerConfig
 from sheepop.tokenizer.files import load_tokenizer
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, Tokenizer
+from sheepop.tokenizer.unigram import train_unigram
+from sheepop.tokenizer.wordpiece import train_wordpiece
 
 
 def train_tokenizer(
@@ -83,8 +85,18 @@ def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tok
     return tokenizer
 
 
+def _train_wordpiece(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
+    return train_wordpiece(texts, config.vocab_size, special_tokens)
+
+
+def _train_unigram(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
+    return train_unigram(texts, config.vocab_size, special_tokens)
+
+
 _TRAINERS: dict[str, Callable[[Iterable[str], TokenizerConfig, Sequence[str]], Tokenizer]] = {
     "bpe": _train_byte_level,
+    "wordpiece": _train_wordpiece,
+    "unigram": _train_unigram,
     "char": _train_characters,
 }
 

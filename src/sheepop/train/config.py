@@ -76,6 +76,9 @@ class TrainingConfig(Config):
     optimizer: OptimizerName = "adamw"
     momentum: Beta | None = Field(None, description="null is the customary one of the optimizer")
     layers: tuple[LayerConfig, ...] = Field((), description="of several that match a name the first counts")
+    initial_embeddings: str | None = Field(
+        None, description="a file of word vectors that tokens begin with: word2vec, GloVe or fastText's .vec"
+    )
     learning_rate: float = Field(1e-3, gt=0)
     min_learning_rate: float = Field(0.0, ge=0)
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="null is 5 percent of the steps")

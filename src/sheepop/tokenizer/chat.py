@@ -1,0 +1,199 @@
+"""Chat templates: a conversation as the one text that a model was trained on, written by the model's Jinja template.
+
+A template is a program from the model's directory, so it runs in a process of its own that is bounded in time, memory
+and output, in Jinja's sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from sheepop.core.bounded import (
+    BoundedProcess,
+    BoundedProcessError,
+    HandlerError,
+    MemoryLimitError,
+    TimeLimitError,
+)
+from sheepop.core.errors import TokenizerError, UsageError
+from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
+
+_CHILD = "sheepop.tokenizer.chat_child"
+_MEMORY_BYTES = 2**29
+_SECONDS = 10.0
+_LARGEST_OUTPUT = 2**24
+_LARGEST_TEMPLATE = 2**20
+
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+# The names under which a message carries its reasoning. Templates read the first, those of gpt-oss the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+# What the errors of a template say, by the name of their type.
+_REASONS = {
+    "TemplateSyntaxError": "is not a valid Jinja template",
+    "TemplateError": "does not accept this conversation",
+    "SecurityError": "does what the sandbox forbids",
+    "UndefinedError": "uses what the conversation does not have",
+    "OutputError": "writes too much",
+    "RecursionError": "calls itself too deeply",
+}
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """Renders conversations with `template`; `variables` are what it sees beside them, such as ``bos_token``.
+
+    Text of more than `largest_output` characters, and work that takes longer than `seconds` or more memory than
+    `memory_bytes`, is refused. The process starts with the first conversation and ends with `close`. Safe to share
+    between threads, which then wait for each other.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        seconds: float = _SECONDS,
+        memory_bytes: int = _MEMORY_BYTES,
+        largest_output: int = _LARGEST_OUTPUT,
+    ) -> None:
+        if len(template) > _LARGEST_TEMPLATE:
+            raise TokenizerError(
+                f"The chat template has {len(template):,} characters, and it may have {_LARGEST_TEMPLATE:,} at most."
+            )
+        self._template = template
+        self._variables = dict(variables or {})
+        self._limits = (seconds, memory_bytes, largest_output)
+        self._process = BoundedProcess(_CHILD, memory_bytes=memory_bytes, seconds=seconds)
+        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
+        """The template of a model, which its tokenizer carries.
+
+        Of several `name` chooses one. Without it ``tool_use`` is meant when the conversation `with_tools` has some,
+        and otherwise ``default``. Raises `TokenizerError` when there is none, or none of that name.
+        """
+        templates = chat_templates(tokenizer)
+        if not templates:
+            raise TokenizerError(
+                f"This model has no chat template: neither {SETTINGS_FILE} nor a chat_template.jinja has one. Use a "
+                "model that was trained on conversations, or write the prompt yourself."
+            )
+        if name is None:
+            name = _WITH_TOOLS if with_tools and _WITH_TOOLS in templates else _DEFAULT
+        if name not in templates:
+            raise TokenizerError(f"This model has no chat template {name!r}; it has {', '.join(sorted(templates))}.")
+        return cls(templates[name], _special_texts(tokenizer.settings()))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, for `Tokenizer.encode` with `allow_special`, since it holds special tokens.
+
+        `messages` are objects as in JSON with at least a role; a key that is None counts as absent. `tools` are
+        descriptions of functions, as JSON schema. With `add_generation_prompt` the text ends where the model's answer
+        begins. The text of messages is not changed: special tokens written in it are read as such too.
+
+        Raises `UsageError` for what is no conversation, and `TokenizerError` when the template is damaged, refuses the
+        conversation, or exceeds a limit.
+        """
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise UsageError("A conversation is a list of at least one message, each an object with role and content.")
+        seen = {
+            "messages": [_message(message) for message in messages],
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            **self._variables,
+            **variables,
+        }
+        now = datetime.now().isoformat()  # the process has another time zone
+        request = {"template": self._template, "variables": seen, "now": now, "largest_output": self._limits[2]}
+        try:
+            return self._thread.submit(self._ask, request).result()
+        except BoundedProcessError as error:
+            raise self._error(error) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The conversation holds what JSON cannot express: {error}.") from None
+
+    def close(self) -> None:
+        """Ends the process. No conversation can be rendered any more."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._process.close)
+            self._thread.shutdown()
+
+    def __enter__(self) -> ChatTemplate:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        (text,) = self._process.request(request)
+        return str(text)
+
+    def _error(self, error: BoundedProcessError) -> TokenizerError:
+        seconds, memory_bytes, _ = self._limits
+        if isinstance(error, TimeLimitError):
+            reason = f"did not finish within {seconds:g} s, so it was stopped; it may run in a circle"
+        elif isinstance(error, MemoryLimitError):
+            reason = f"needed more than {memory_bytes:,} bytes of memory, so it was stopped"
+        elif isinstance(error, HandlerError):
+            reason = f"{_REASONS.get(error.kind, 'failed')} ({error.detail or error.kind})"
+        else:
+            reason = f"could not be rendered: {error}"
+        return TokenizerError(f"The chat template of the model {reason}.")
+
+
+def chat_templates(tokenizer: Tokenizer) -> dict[str, str]:
+    """The templates that a tokenizer carries by name; one without a name is called ``default``."""
+    found = tokenizer.settings().get(CHAT_TEMPLATE)
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {_DEFAULT: found}
+    named = {}
+    for entry in found if isinstance(found, list) else [None]:
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise TokenizerError(
+                f"{SETTINGS_FILE}: {CHAT_TEMPLATE} must be a template, or a list of objects with name and template."
+            )
+        named[name] = template
+    return named
+
+
+def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and the like with their texts, as templates name them."""
+    found = {}
+    for key, value in settings.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """A message without what is None, its reasoning under every name that templates read."""
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    if reasoning is None:
+        return present
+    return {"thinking": reasoning, **present, "reasoning_content": reasoning}

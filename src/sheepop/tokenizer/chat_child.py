@@ -1,0 +1,111 @@
+"""What runs in the process that renders chat templates within limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from sheepop.core.bounded_child import Alive, serve
+
+
+class OutputError(Exception):
+    """A template wrote more than it may."""
+
+
+class _Generation(Extension):
+    """``{% generation %} ... {% endgeneration %}`` marks what a model writes, for training; the text is unchanged."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block, whose variables are its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """``dict`` without the attributes of a class."""
+
+    def __call__(self, *arguments: Any, **entries: Any) -> dict[Any, Any]:
+        return dict(*arguments, **entries)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """As of dict."""
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(Namespace):
+    """``namespace`` without names that begin with an underscore, under which Python keeps its own."""
+
+    # Without named parameters, since `self` may be one of the attributes.
+    def __init__(*arguments: Any, **attributes: Any) -> None:
+        self, *others = arguments
+        given = dict(*others, **attributes)
+        for name in given:
+            _refuse_underscore(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
+    """The text that the template of `request` makes of its variables."""
+    template = _compiled(request["template"])
+    now = datetime.fromisoformat(request["now"])
+    pieces, size = [], 0
+    for piece in template.generate({"strftime_now": now.strftime, **request["variables"]}):
+        pieces.append(piece)
+        size += len(piece)
+        if size > request["largest_output"]:
+            raise OutputError(f"more than {request['largest_output']:,} characters")
+    yield "".join(pieces)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "dict": _Dict(), "namespace": _Namespace}
+    return environment.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter escapes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: Any) -> None:
+    raise TemplateError(str(message))
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r} begins with an underscore")
+
+
+if __name__ == "__main__":
+    serve(render)
