@@ -43,7 +43,7 @@ class Request:
         self._config = config
         self._max_seq_len = max_seq_len
         self._call_seed = seed
-        self._eos_id = tokenizer.special_id("eos")
+        self._end_ids = end_ids
         special = set(tokenizer.special_tokens.values())
         self._decoder = StreamDecoder(tokenizer, continues=not special.issuperset(prompt_ids))
         self._stop = StopMatcher(config.stop)

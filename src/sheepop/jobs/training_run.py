@@ -5,10 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
