@@ -18,7 +18,7 @@ from sheepop.core.files import read_json
 from sheepop.data import build_corpus
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import train
-from sheepop.model import Transformer
+from sheepop.model import blank_model
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 TOY = (
@@ -85,7 +85,7 @@ def prose(draw: random.Random) -> str:
 def test_the_network_has_the_size_its_name_says(name: str, vocab_size: int | None, parameters: int):
     config = load_config(next(recipe for recipe in RECIPES if recipe.stem == name)).model
     with torch.device("meta"):
-        model = Transformer(config if vocab_size is None else config.replace(vocab_size=vocab_size))
+        model = blank_model(config if vocab_size is None else config.replace(vocab_size=vocab_size))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 

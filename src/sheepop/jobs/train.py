@@ -29,7 +29,7 @@ from sheepop.jobs.training_data import (
     refuse_ignored_settings,
 )
 from sheepop.jobs.training_run import activations_of_a_step, build_network, evaluation_batch, run_loop
-from sheepop.model import Transformer
+from sheepop.model import blank_model
 from sheepop.model.speed import matrix_peak
 from sheepop.train import (
     Scores,
@@ -200,7 +200,7 @@ def _start(
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     training = config.training
     with torch.device("meta"):
-        check_layers(dict(Transformer(config.model).named_parameters()), training.layers)
+        check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
     if training.early_stopping is not None and corpus.validation.num_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss of held-out text, and none is held out. "

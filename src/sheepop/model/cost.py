@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from sheepop.model.architectures import blank_model
 from sheepop.model.config import ModelConfig
-from sheepop.model.transformer import Transformer
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Trained numbers, tied ones once; needs a known vocabulary."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Transformer(config).parameters())
+        return sum(parameter.numel() for parameter in blank_model(config).parameters())
 
 
 def matrix_parameters(config: ModelConfig) -> int:
