@@ -115,7 +115,7 @@ def test_what_runs_twice(mode, num_blocks, products, attentions, activations) ->
 
 def one_row(length: int = LENGTH) -> TensorBatch:
     batch = packed_batch(1)
-    return TensorBatch(batch["input_ids"][:, :length], batch["labels"][:, :length], None, None, slice(None))
+    return TensorBatch({"input_ids": batch["input_ids"][:, :length]}, batch["labels"][:, :length], slice(None))
 
 
 def test_bytes_that_are_kept_equal_a_count_by_hand() -> None:

@@ -17,6 +17,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
+from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
@@ -27,6 +28,7 @@ from sheepop.jobs.training_data import (
     build_plan,
     open_corpus,
     refuse_ignored_settings,
+    warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import activations_of_a_step, build_network, evaluation_batch, run_loop
 from sheepop.model import blank_model
@@ -138,9 +140,11 @@ def _locked_run(
             if fork is not None:
                 origin = Fork.read(fork)
                 config = origin.inherit(config)
+            config = fit_data_to_architecture(config, asked)
             with times("Corpus and vocabulary"):
                 corpus = open_corpus(config, run, console)
                 refuse_ignored_settings(asked, corpus)
+                require_fitting_corpus(config, corpus)
                 if origin is not None:
                     origin.require(corpus)
             with times("Measuring"):
@@ -198,6 +202,7 @@ def _start(
     """Resolves what is derived or measured, and writes it down before the first step."""
     config = fit_model_to_tokenizer(config, corpus)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
+    warn_of_long_pairs(config, corpus, console)
     training = config.training
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
@@ -232,7 +237,7 @@ def _start(
         timing,
         device=device,
         num_samples=build_plan(config, corpus, run, console).num_samples,
-        seq_len=batches.max_length,
+        seq_len=batches.tokens_per_sample,
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
     settings = training.resolved()

@@ -151,7 +151,8 @@ def activations_of_a_step(
 ) -> ActivationBytes:
     """What a micro-batch keeps, in the precision of those in question that keeps most."""
     model = build_network(config, training, device).train()
-    row = replace(TensorBatch.from_numpy(batches.batch(np.arange(1)), device), positions=None, document_ids=None)
+    longest = replace(batches.batch(np.array([batches.longest_sample])), has_boundaries=False)
+    row = TensorBatch.from_numpy(longest, device)
     rows = training.micro_batch_size or training.global_batch_size
     found = [
         measure_activations(Network(model, precision=precision, device=device), row, rows)

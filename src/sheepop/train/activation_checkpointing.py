@@ -7,7 +7,7 @@ again (Korthikanti et al. 2022, section 5). Neither changes a number: dropout dr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -49,16 +49,18 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
 
     Only passes that need gradients are affected. Raises `ConfigError` for more blocks than there are.
     """
-    count = len(model.blocks) if num_blocks is None else num_blocks
-    if count > len(model.blocks):
+    layers: Sequence[nn.Module] = model.layers
+    count = len(layers) if num_blocks is None else num_blocks
+    if count > len(layers):
         raise ConfigError(
-            f"training.checkpointed_blocks = {count}, but the network has {len(model.blocks)} (model.num_layers)."
+            f"training.checkpointed_blocks = {count}, but the network has {len(layers)} (model.num_layers, and "
+            "those of an encoder)."
         )
     if mode == "none":
         return
     policy = partial(_policy, _kept_operations(model))
     options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
-    for block in list(model.blocks)[:count]:
+    for block in layers[:count]:
         block.forward = partial(_run_checkpointed, block.forward, options)
 
 
@@ -120,12 +122,13 @@ class ActivationBytes:
 def measure_activations(network: Network, row: TensorBatch, rows: int) -> ActivationBytes:
     """Counts what the hidden states of `row`, a batch of one row, keep, and multiplies it by `rows`.
 
-    The loss holds the gradients of hidden states and head, and a chunk of logits, however many rows there are.
+    The last block stands for all of them: no other keeps more. The loss holds the gradients of hidden states and head,
+    and a chunk of logits, however many rows there are.
     """
     model = network.modules
     kept, inner = _Kept(model), _Kept(model)
     products = _Products(_kept_operations(model))
-    block = model.blocks[0]
+    block: nn.Module = model.layers[-1]
     inputs: list[Tensor] = []
 
     def counted(forward: Callable[..., Tensor], x_BTD: Tensor, *arguments: Any) -> Tensor:
@@ -138,11 +141,11 @@ def measure_activations(network: Network, row: TensorBatch, rows: int) -> Activa
     network.begin_step()
     try:
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack), network.arithmetic():
-            network.hidden_states(row.input_ids, positions=row.positions, document_ids=row.document_ids)
+            network.hidden_states(row.inputs)
     finally:
         del block.forward
-    count = len(model.blocks)
-    # The first block's tensors were packed by its own hooks, the others' by the outer ones.
+    count = len(model.layers)
+    # The last block's tensors were packed by its own hooks, the others' by the outer ones.
     rest = max(0, kept.num_bytes - (count - 1) * inner.num_bytes)
     return ActivationBytes(
         block=rows * inner.num_bytes,
