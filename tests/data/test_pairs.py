@@ -51,6 +51,8 @@ def test_a_batch_by_hand() -> None:
     assert (made.num_samples, made.max_length, made.num_left_out) == (3, 4, 0)
     assert made.tokens_per_sample == pytest.approx((2 + 4 + 3) / 3)
     assert made.token_range(1) == (7, 14)
+    assert made.widest().source_ids.tolist() == [[10, 11, 12, EOS]]
+    assert made.widest().input_ids.tolist() == [[BOS, 21, 22, 23]]
 
 
 def test_chosen_rows_are_padded_to_the_longest_of_them_and_joined_ones_too() -> None:
@@ -115,7 +117,7 @@ def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted() -> None:
     assert "longest source has 4, the longest target 4" in message
     assert "model.max_seq_len (and data.max_length, where it is set) to 4, or leave them out" in message
     made = batches(*DOCUMENTS, max_length=3, leave_out_long=True)
-    assert (made.num_samples, made.num_left_out, made.longest_sample) == (1, 2, 0)
+    assert (made.num_samples, made.num_left_out) == (1, 2)
     assert made.batch(np.array([0])).source_ids.tolist() == [[14, 15, EOS]]
     with pytest.raises(IndexError):
         made.batch(np.array([1]))

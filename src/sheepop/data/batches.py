@@ -122,9 +122,8 @@ class Batches(Protocol):
     def tokens_per_sample(self) -> float:
         """What a sample counts for in a budget of tokens."""
 
-    @property
-    def longest_sample(self) -> int:
-        """A sample that takes as much memory as any."""
+    def widest(self) -> Batch:
+        """One row that takes as much memory as a row of any batch may."""
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The batch whose row b is the sample ``sample_indices[b]``."""

@@ -53,10 +53,9 @@ class PaddedBatches:
         """Those of a row."""
         return self._max_length
 
-    @property
-    def longest_sample(self) -> int:
-        """All rows are of one length."""
-        return 0
+    def widest(self) -> Batch:
+        """The first row: all are of one length."""
+        return self.batch(np.zeros(1, dtype=np.int64))
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The chunks in the order given; raises IndexError for one that does not exist."""

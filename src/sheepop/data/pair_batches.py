@@ -110,10 +110,14 @@ class PairBatches:
         """The mean number of tokens that are predicted for a source, ``<eos>`` included."""
         return float(self._bounds.target_lengths[self._samples].mean()) if self.num_samples else 1.0
 
-    @property
-    def longest_sample(self) -> int:
-        """A pair with a side of `max_length` tokens."""
-        return int(self._lengths.argmax())
+    def widest(self) -> PairBatch:
+        """The longest source with the longest target, which a batch may bring together."""
+        bounds = self._bounds
+        source, target = (
+            int(self._samples[lengths[self._samples].argmax()])
+            for lengths in (bounds.source_lengths, bounds.target_lengths)
+        )
+        return PairBatch.of([(self._pair(source)[0], self._pair(target)[1])], self._pad_id)
 
     def batch(self, sample_indices: NDArray[np.int64]) -> PairBatch:
         """The pairs in the order given; raises IndexError for one that does not exist."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-import numpy as np
-
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError
@@ -151,8 +149,7 @@ def activations_of_a_step(
 ) -> ActivationBytes:
     """What a micro-batch keeps, in the precision of those in question that keeps most."""
     model = build_network(config, training, device).train()
-    longest = replace(batches.batch(np.array([batches.longest_sample])), has_boundaries=False)
-    row = TensorBatch.from_numpy(longest, device)
+    row = TensorBatch.from_numpy(replace(batches.widest(), has_boundaries=False), device)
     rows = training.micro_batch_size or training.global_batch_size
     found = [
         measure_activations(Network(model, precision=precision, device=device), row, rows)
