@@ -49,7 +49,7 @@ class Tables:
 
 
 def beam(num_beams: int, max_tokens: int, length_penalty: float = 0.6) -> Beam:
-    return Beam(num_beams=num_beams, max_tokens=max_tokens, eos_id=EOS, length_penalty=length_penalty)
+    return Beam(num_beams=num_beams, max_tokens=max_tokens, end_ids={EOS}, length_penalty=length_penalty)
 
 
 def found(tables: Tables, num_beams: int, max_tokens: int, length_penalty: float = 0.6) -> tuple[list[int], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sheepop.data import Corpus
 from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
-from sheepop.jobs.data import build
+from sheepop.jobs.data import build, show_step
 from sheepop.jobs.generate import generate_text
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.train import TrainOutcome, train
@@ -93,6 +94,23 @@ def test_what_follows_from_the_architecture_is_written_down(finished: Path) -> N
     assert data["clean"]["stages"] == ["exact_duplicates"]
     asked = json.loads((finished / "environment.json").read_text())["asked"]
     assert asked["data"]["extract"]["pair"] is None
+
+
+def test_a_step_is_traced_to_whole_pairs(finished: Path) -> None:
+    shown = list(show_step(finished, 2))
+    assert [row for row, _ in shown] == [0, 1, 2, 3]
+    for _, origin in shown:
+        word, number, *_ = origin.text.split()
+        assert (word, origin.kind, origin.pages) == ("double", "pair", ("source", "target"))
+        line = int(origin.place.removeprefix("line ")) - 1
+        assert number == f"{line}{2 * line}"
+
+
+def test_a_budget_of_tokens_counts_target_tokens(pairs: Path, tmp_path: Path) -> None:
+    settings = [setting for setting in PAIRS if not setting.startswith("training.max_steps")]
+    outcome = run(pairs, tmp_path / "run", *settings, "training.max_tokens=100")
+    targets = [len(Pair.of(document).target) + 1 for document in Corpus.open(outcome.run / "corpus").documents("train")]
+    assert outcome.steps == math.ceil(100 / (4 * sum(targets) / len(targets)))
 
 
 def test_a_tokenizer_of_pieces_does_as_well(pairs: Path, tmp_path: Path) -> None:

@@ -6,15 +6,26 @@ import math
 from collections.abc import Callable
 from typing import Any, get_args
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
-from sheepop.model import EncoderDecoder, KeyValueCache, ModelConfig, Transformer, blank_model, build_model
-from sheepop.model.config import NormPosition, PositionEncoding
+from sheepop.model import (
+    EncoderDecoder,
+    KeyValueCache,
+    ModelConfig,
+    Transformer,
+    blank_model,
+    build_model,
+    cross_entropy,
+)
+from sheepop.model.config import Activation, Backend, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.probe import record
 
 ENCODINGS = get_args(PositionEncoding)
@@ -344,3 +355,57 @@ def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
         model(sources, targets, torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"source_ids must be \(B, S\)"):
         model(sources[0], targets)
+
+
+CHOICES: dict[str, st.SearchStrategy[Any]] = {
+    "position_encoding": st.sampled_from(ENCODINGS),
+    "norm": st.sampled_from(get_args(NormKind)),
+    "norm_position": st.sampled_from(get_args(NormPosition)),
+    "final_norm": st.sampled_from([None, True, False]),
+    "embedding_norm": st.booleans(),
+    "qk_norm": st.sampled_from([None, "head", "width"]),
+    "activation": st.sampled_from(get_args(Activation)),
+    "num_kv_heads": st.sampled_from([1, 2, 4]),
+    "value_head_dim": st.sampled_from([None, 6]),
+    "num_encoder_layers": st.sampled_from([1, 2]),
+    "bias": st.booleans(),
+    "attention_soft_cap": st.sampled_from([None, 5.0]),
+    "attention_sinks": st.booleans(),
+    "attention_scale": st.sampled_from([None, 0.4]),
+    "attention_backend": st.sampled_from(get_args(Backend)),
+    "logit_soft_cap": st.sampled_from([None, 4.0]),
+    "tie_weights": st.booleans(),
+    "dropout": st.sampled_from([0.0, 0.2]),
+    "parallel_residual": st.booleans(),
+    "sliding_window": st.sampled_from([None, None, 3]),
+    "initialization": st.sampled_from([name for name in get_args(Initialization) if name != "mup"]),
+}
+
+
+@hypothesis.settings(max_examples=120)
+@given(st.fixed_dictionaries({}, optional=CHOICES))
+def test_every_combination_is_refused_in_words_or_trains_and_goes_on_with_a_cache(chosen: dict[str, Any]) -> None:
+    sizes = {**SIZES, "d_model": 16, "num_heads": 4, "num_layers": 1, **chosen}
+    try:
+        config = validate(ModelConfig, sizes)
+    except ConfigError as error:
+        assert chosen.keys() & {"parallel_residual", "sliding_window", "attention_backend"}, error
+        return
+    model = build_model(config, seed=1)
+    assert isinstance(model, EncoderDecoder)
+    sources, targets = tokens(2, 6), tokens(2, 5, seed=6)
+    mask = torch.arange(6) < torch.tensor([[6], [2]])
+    model.train()
+    loss = cross_entropy(model(sources, targets, mask)[:, :-1], targets[:, 1:])
+    torch.autograd.backward(loss)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    model.eval()
+    with torch.inference_mode():
+        whole = model(sources, targets, mask)
+        memory, cache = model.encode(sources, mask), KeyValueCache(config, 2, 5)
+        states = [model.hidden_states(piece, memory=memory, cache=cache) for piece in targets.split([2, 1, 2], dim=1)]
+        torch.testing.assert_close(model.read_out(torch.cat(states, dim=1)), whole, atol=1e-4, rtol=1e-4)
+        alone = model(sources[1:, :2], targets[1:])
+        torch.testing.assert_close(alone, whole[1:], atol=1e-4, rtol=1e-4)

@@ -103,6 +103,9 @@ class StepPlan:
         for number, sample in zip(rows.sources.tolist(), rows.samples.tolist(), strict=True):
             source = self.sources[number]
             start, stop = source.batches.token_range(sample)
+            if self.pieces(step) == 1:
+                found.append(source.token_ranges(start, stop))
+                continue
             for begin in range(start, start + self.max_length, rows.length):
                 end = min(begin + rows.length, stop)
                 found.append(source.token_ranges(begin, end) if begin < end else [])

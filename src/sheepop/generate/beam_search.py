@@ -33,9 +33,9 @@ class Beam:
     """The hypotheses of one prompt.
 
     In every step the best continuations of all `live` hypotheses stay, as many as are still looked for. One that ends,
-    with one of `end_ids` or at `max_tokens`, is `finished` and no longer looked for, so the beam narrows by one. The search is
-    over when `num_beams` are finished, or when no live hypothesis can become better than the best finished one. With
-    one beam this is greedy search; with as many as there are texts it finds the best of all.
+    with one of `end_ids` or at `max_tokens`, is `finished` and no longer looked for, so the beam narrows by one. The
+    search is over when `num_beams` are finished, or when no live hypothesis can become better than the best finished
+    one. With one beam this is greedy search; with as many as there are texts it finds the best of all.
     """
 
     def __init__(self, *, num_beams: int, max_tokens: int, end_ids: Collection[int], length_penalty: float) -> None:
