@@ -79,7 +79,7 @@ class PairBatches:
     """Sample i is the i-th pair of the split that fits: neither side is longer than `max_length` tokens.
 
     With `leave_out_long` the others are left out and counted in `num_left_out`; without it they raise `DataError`,
-    as a split does of which nothing is left. `longest` bounds what a batch is padded to.
+    as a split does of which nothing is left.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class GenerationConfig(Config):
         default=1, ge=1, le=1024, description="texts that beam search follows at a time, without drawing; 1 does not"
     )
     length_penalty: float = Field(
-        default=0.6, ge=0.0, description="of beam search: 0 compares probabilities, which favours short texts"
+        default=0.6, ge=0.0, le=10.0, description="of beam search: 0 compares probabilities, which favours short texts"
     )
     seed: int | None = Field(default=None, description="the same seed gives the same text; null draws one")
     stop: tuple[str, ...] = Field(default=(), description="the text ends before the first of these strings")
@@ -48,7 +48,8 @@ class GenerationConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _search_does_not_draw(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("num_beams", 1) != 1:
+        beams = given.get("num_beams") if isinstance(given, dict) else None
+        if isinstance(beams, int) and beams > 1:
             return {"temperature": 0.0, **given}
         return given
 

@@ -122,8 +122,8 @@ class ActivationBytes:
 def measure_activations(network: Network, row: TensorBatch, rows: int) -> ActivationBytes:
     """Counts what the hidden states of `row`, a batch of one row, keep, and multiplies it by `rows`.
 
-    The last block stands for all of them: no other keeps more. The loss holds the gradients of hidden states and head,
-    and a chunk of logits, however many rows there are.
+    The last block stands for all of them; where others keep more, it counts among the rest. The loss holds the
+    gradients of hidden states and head, and a chunk of logits, however many rows there are.
     """
     model = network.modules
     kept, inner = _Kept(model), _Kept(model)
