@@ -45,7 +45,7 @@ def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str
         starts = torch.randint(len(tokens) - LENGTH, (ROWS, 1), generator=torch_generator(0, "parity", step))
         rows = tokens[starts + torch.arange(LENGTH + 1)].to(device)
         inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        batch = TensorBatch(inputs, labels, positions=None, document_ids=None, supervised=slice(None))
+        batch = TensorBatch({"input_ids": inputs}, labels, slice(None))
         prepared = PreparedStep([batch], labels.numel())
         found = accumulate_gradients(network, NextToken(), prepared, loss_scale=scale.scale if scale else 1.0)
         if scale:

@@ -19,7 +19,10 @@ from sheepop.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits."""
+    """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits.
+
+    That of an encoder-decoder is called with the ids of sources (B, S) and of targets (B, T).
+    """
 
     model: Transformer
     tokenizer: Tokenizer

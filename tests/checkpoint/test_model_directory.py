@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from sheepop.checkpoint import load_model, save_model
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import write_checksums
-from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer, Tokenizer
 
 
@@ -36,6 +36,24 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, position_encoding: str, 
     assert (loaded.model.lm_head.weight is loaded.model.embedding.weight) == tie_weights
     ids = torch.arange(20)[None]
     assert torch.equal(loaded.model(ids), model(ids))
+
+
+def test_an_encoder_decoder_comes_back_as_one(tmp_path: Path) -> None:
+    config = ModelConfig(
+        architecture="encoder_decoder", vocab_size=128, d_model=16, num_layers=1, num_encoder_layers=2, num_heads=2
+    )
+    model = build_model(config, seed=1).eval()
+    save_model(tmp_path / "m", model, CharTokenizer(), {})
+    loaded = load_model(tmp_path / "m").model
+    assert isinstance(loaded, EncoderDecoder)
+    sources, targets = torch.arange(20)[None], torch.arange(9)[None]
+    assert torch.equal(loaded(sources, targets), model(sources, targets))
+    weights = load_file(tmp_path / "m" / "model.safetensors")
+    del weights["encoder_blocks.1.attention.q_proj.weight"]
+    save_file(weights, tmp_path / "m" / "model.safetensors")
+    write_checksums(tmp_path / "m")
+    with pytest.raises(CheckpointError, match=r"encoder_blocks\.1\.attention\.q_proj\.weight is missing"):
+        load_model(tmp_path / "m")
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:

@@ -47,6 +47,23 @@ def test_nothing_readable_lists_the_reasons(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (("model.architecture=encoder_decoder",), ("refused in files: empty 1, invalid 1, missing 1", "'target'")),
+        ((), ("There is no text",)),
+    ],
+)
+def test_a_file_without_one_good_pair(
+    run: Run, tmp_path: Path, tiny: tuple[str, ...], settings: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    lines = ['{"source": "a"}', '{"source": "a", "target": 1}', '{"source": "a", "target": ""}']
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines if settings else ['{"source": "a", "target": "b"}']) + "\n")
+    result = run("train", "--data", tmp_path / "pairs.jsonl", "--output", tmp_path / "run", "-q", *tiny, *settings)
+    assert_refused(result, 3, *parts)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("setting", "parts"),
     [
         ("training.learning_rte=1", ("unknown key", "training.learning_rate")),
@@ -134,6 +151,9 @@ def test_a_corpus_built_with_another_tokenizer(
         (("--prompt", "x", "--top-k", "0"), ("top_k",)),
         (("--prompt", "x", "--max-new-tokens", "0"), ("max_new_tokens",)),
         (("--prompt", "x", "--stop", ""), ("stop",)),
+        (("--prompt", "x", "--beams", "0"), ("num_beams",)),
+        (("--prompt", "x", "--beams", "3", "--temperature", "0.5"), ("num_beams = 3", "temperature")),
+        (("--prompt", "x", "--beams", "3", "--window"), ("num_beams = 3", "on_overflow")),
         (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
         (("prompt without option",), ("--prompt",)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from sheepop.core.files import read_json
 from sheepop.data import build_corpus
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import train
-from sheepop.model import Transformer
+from sheepop.model import blank_model
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 TOY = (
@@ -66,6 +67,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text(
+        "".join(json.dumps({"source": f"sort {w}", "target": "".join(sorted(w))}) + "\n" for w in sorted(set(WORDS)))
+    )
+    return path
+
+
 def prose(draw: random.Random) -> str:
     sentences = [" ".join(["The", *draw.choices(WORDS, k=11)]) + "." for _ in range(30)]
     return "\n\n".join(" ".join(sentences[start : start + 5]) for start in range(0, 30, 5)) + "\n"
@@ -80,24 +90,32 @@ def prose(draw: random.Random) -> str:
         ("shakespeare-characters", 128, 4 * (4 * 128**2 + 4 * 128 + 8 * 128**2 + 5 * 128 + 4 * 128) + 129 * 128 + 128),
         ("code-bpe", 4096, 4 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 4096 * 256 + 256),
         ("gpt2-124m", None, 124_439_808),  # as published
+        # Two blocks each: one attention in the encoder, two in the decoder, a feed-forward network of 4 d, and a norm
+        # behind each of them; all with biases.
+        (
+            "reverse-and-sort",
+            128,
+            2 * 3 * (4 * 64**2 + 4 * 64) + 4 * (8 * 64**2 + 5 * 64) + 2 * 5 * 2 * 64 + 128 * 64,
+        ),
     ],
 )
 def test_the_network_has_the_size_its_name_says(name: str, vocab_size: int | None, parameters: int):
     config = load_config(next(recipe for recipe in RECIPES if recipe.stem == name)).model
     with torch.device("meta"):
-        model = Transformer(config if vocab_size is None else config.replace(vocab_size=vocab_size))
+        model = blank_model(config if vocab_size is None else config.replace(vocab_size=vocab_size))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_no_recipe_is_left_out():
-    names = ["code-bpe", "gpt2-124m", "quick-characters", "shakespeare-characters", "web-corpus"]
+    names = ["code-bpe", "gpt2-124m", "quick-characters", "reverse-and-sort", "shakespeare-characters", "web-corpus"]
     assert [recipe.stem for recipe in RECIPES] == names
 
 
 @every_recipe
-def test_a_recipe_trains_a_model_that_writes(recipe: Path, folder: Path, tmp_path: Path):
+def test_a_recipe_trains_a_model_that_writes(recipe: Path, folder: Path, pairs: Path, tmp_path: Path):
     run = tmp_path / "run"
-    config = load_config(recipe, TOY, options={"data": {"paths": [str(folder)]}, "output_dir": str(run)})
+    data = pairs if recipe.stem == "reverse-and-sort" else folder
+    config = load_config(recipe, TOY, options={"data": {"paths": [str(data)]}, "output_dir": str(run)})
     outcome = train(config)
     assert outcome.steps == 3
     scores = outcome.scores

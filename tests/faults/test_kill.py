@@ -278,3 +278,32 @@ def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
     assert resumed.returncode == 0, resumed.stderr
     assert "model.safetensors is damaged" in resumed.stderr
     assert_equal_runs(unbroken, run)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    records = [{"source": f"double {number}", "target": str(2 * number)} for number in range(60)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+PAIRS = (
+    "model.architecture=encoder_decoder",
+    "model.num_layers=1",
+    "training.label_smoothing=0.1",
+    "training.sample_prompts=[double 7]",
+)
+
+
+def test_killed_while_it_learns_pairs(pairs: Path, tmp_path: Path) -> None:
+    """Sources, targets and their order come again as they were: all that is remembered of them is the step."""
+    unbroken, run = tmp_path / "unbroken", tmp_path / "run"
+    done = sheepop([*command(pairs, unbroken), *PAIRS])
+    assert done.returncode == 0, done.stderr
+    killed = sheepop([*command(pairs, run), *PAIRS], "torch.autograd", "backward", str(2 * 26 + 1))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*"))[-1] == "step-00000025"
+    resumed = sheepop([*command(pairs, run, resume=True), *PAIRS])
+    assert resumed.returncode == 0, resumed.stderr
+    assert_equal_runs(unbroken, run)

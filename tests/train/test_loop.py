@@ -122,7 +122,9 @@ def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeT
 
 def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
-    shapes = [[tuple(part.input_ids.shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)]
+    shapes = [
+        [tuple(part.inputs["input_ids"].shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)
+    ]
     assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
 
 
@@ -165,9 +167,7 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
     with torch.no_grad():
         for sample in samples:
             batch = TensorBatch.from_numpy(sample, "cpu")
-            logits = trainer.model.eval()(
-                batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
-            ).double()
+            logits = trainer.model.eval()(**batch.inputs).double()
             chosen = batch.labels[batch.labels != -100]
             losses += (-torch.log_softmax(logits[batch.labels != -100], -1)[torch.arange(len(chosen)), chosen]).tolist()
     prepared = trainer._prepare(0)
@@ -211,9 +211,8 @@ class InterruptedPlan:
     plan: StepPlan
     step: int
 
-    @property
-    def max_length(self) -> int:
-        return self.plan.max_length
+    def pieces(self, step: int) -> int:
+        return self.plan.pieces(step)
 
     def batch(self, step: int) -> Batch:
         if step == self.step - 1:

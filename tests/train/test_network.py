@@ -194,7 +194,7 @@ def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
     batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
     network.begin_step()
     with torch.no_grad():
-        hidden = network.hidden_states(batch, positions=None, document_ids=None)
+        hidden = network.hidden_states({"input_ids": batch})
         rounded = Transformer(model.config)
         rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in model.state_dict().items()})
         expected = rounded.hidden_states(batch)

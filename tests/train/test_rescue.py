@@ -36,7 +36,7 @@ class Poisoned:
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         sums = self.usual.loss_sums(network, batch)
-        is_poison = bool((batch.input_ids == torch.from_numpy(self.row)).all(-1).any())
+        is_poison = bool((batch.inputs["input_ids"] == torch.from_numpy(self.row)).all(-1).any())
         return times(sums, self.factor) if is_poison else sums
 
 

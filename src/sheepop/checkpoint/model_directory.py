@@ -21,7 +21,7 @@ from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetens
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
@@ -93,7 +93,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     """
     directory, config, tokenizer = _verified(path)
     with torch.device("meta"):
-        model = Transformer(config)
+        model = blank_model(config)
     load_weights(model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
     stored = [parameter.dtype for parameter in model.parameters()]
     _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))

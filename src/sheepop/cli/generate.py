@@ -19,16 +19,23 @@ def generate(
         str | None, typer.Argument(metavar="[-]", help="A dash reads the prompt from standard input.")
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="Text to continue; may be repeated.")
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="Text to continue, or an encoder-decoder's source; may be repeated."),
     ] = None,
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="A file whose text is a prompt; may be repeated.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 256,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token (temperature 0).")] = False,
-    temperature: Annotated[float, typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.")] = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="0.8")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together reach P.")] = 0.95,
+    beams: Annotated[int, typer.Option(help="Search for the likeliest text among this many at a time.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="How much --beams favours long texts; 0 compares probabilities.")
+    ] = 0.6,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
     stop: Annotated[
         list[str] | None,
@@ -43,7 +50,7 @@ def generate(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Continue text with a trained model.
+    """Continue text with a trained model; an encoder-decoder writes the target of a source.
 
     Examples:
 
@@ -52,6 +59,8 @@ def generate(
       echo "Once upon a time" | sheepop generate runs/notes - --temperature 0.7 --seed 1
 
       sheepop generate runs/notes -p "One" -p "Two" --greedy --json
+
+      sheepop generate runs/pairs -p "reverse abc" --beams 4
     """
     from sheepop.core.config import validate
     from sheepop.generate import GenerationConfig
@@ -63,13 +72,16 @@ def generate(
             "from standard input."
         )
     prompts = read_prompts(prompt or [], file or [], sys.stdin if standard_input == "-" else None)
+    drawn = 0.0 if greedy else temperature
     config = validate(
         GenerationConfig,
         {
             "max_new_tokens": max_new_tokens,
-            "temperature": 0.0 if greedy else temperature,
+            **({} if drawn is None else {"temperature": drawn}),
             "top_k": top_k,
             "top_p": top_p,
+            "num_beams": beams,
+            "length_penalty": length_penalty,
             "repetition_penalty": repetition_penalty,
             "stop": stop or (),
             "seed": seed,
@@ -78,13 +90,10 @@ def generate(
         },
     )
     streaming = len(prompts) == 1 and not as_json
-    # Printed with the first piece of text, so that a refused request prints nothing on standard output.
-    ahead = [] if quiet else [prompts[0]]
 
     def show(index: int, text: str) -> None:
-        sys.stdout.write("".join(ahead) + text)
+        sys.stdout.write(text)
         sys.stdout.flush()
-        ahead.clear()
 
     completions = generate_text(
         model,
@@ -94,14 +103,19 @@ def generate(
         dtype=dtype,
         batched=not apart,
         on_text=show if streaming else None,
+        echo=not quiet,
     )
     if as_json:
         print_json([asdict(completion) for completion in completions])
     elif streaming:
-        typer.echo("".join(ahead))
+        typer.echo()
     else:
         for number, completion in enumerate(completions, start=1):
-            head = "" if quiet else f"--- {number} ---\n{completion.prompt}"
+            between = "" if completion.continues_prompt else "\n"
+            head = "" if quiet else f"--- {number} ---\n{completion.prompt}{between}"
             typer.echo(f"{head}{completion.text}")
-    if any(c.finish_reason == "length" and len(c.token_ids) < max_new_tokens for c in completions):
-        make_console(quiet).info("The model's context is full; --window writes on without its oldest tokens.")
+    for completion in completions:
+        if completion.finish_reason == "length" and len(completion.token_ids) < max_new_tokens:
+            remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""
+            make_console(quiet).info(f"The model's context is full{remedy}.")
+            break

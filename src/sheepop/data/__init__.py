@@ -9,6 +9,7 @@ from sheepop.data.documents import Document
 from sheepop.data.manifest import is_corpus
 from sheepop.data.order import SampleOrder
 from sheepop.data.packing import PackedBatches
+from sheepop.data.pair_batches import PairBatches
 from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
 from sheepop.data.pipeline.source import Query
 from sheepop.data.shards import TokenSplit
@@ -26,6 +27,7 @@ __all__ = [
     "LocalEngine",
     "PackedBatches",
     "PaddedBatches",
+    "PairBatches",
     "Query",
     "RayEngine",
     "RowSource",

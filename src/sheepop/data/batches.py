@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,19 @@ class Batch:
     def num_labels(self) -> int:
         """How many positions count for the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """What the network reads, by the names that its `hidden_states` has for it.
+
+        Positions and documents are left out where plain causal attention is exact.
+        """
+        if not self.has_boundaries:
+            return {"input_ids": self.input_ids}
+        return {"input_ids": self.input_ids, "positions": self.positions, "document_ids": self.document_ids}
+
+    def content(self) -> tuple[NDArray[Any], ...]:
+        """What `batch_hash` is taken of."""
+        return np.array(self.input_ids.shape), self.input_ids, self.labels, self.document_ids
 
     @classmethod
     def joined(cls, batches: Sequence[Batch]) -> Batch:
@@ -84,10 +97,12 @@ class Batch:
 def batch_hash(batch: Batch) -> str:
     """SHA-256 of a global batch: its shape, token ids, labels and document ids, row by row, as 64-bit numbers.
 
+    A batch that holds more than that adds it.
+
     It is that of the whole batch, so it does not depend on how a step is cut into micro-batches.
     """
     digest = hashlib.sha256()
-    for array in (np.array(batch.input_ids.shape), batch.input_ids, batch.labels, batch.document_ids):
+    for array in batch.content():
         digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
     return digest.hexdigest()
 
@@ -101,7 +116,11 @@ class Batches(Protocol):
 
     @property
     def max_length(self) -> int:
-        """T, the number of tokens in a row."""
+        """T, the most tokens in a row."""
+
+    @property
+    def tokens_per_sample(self) -> float:
+        """What a sample counts for in a budget of tokens."""
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The batch whose row b is the sample ``sample_indices[b]``."""

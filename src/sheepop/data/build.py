@@ -22,6 +22,7 @@ from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
 from sheepop.data.discovery import printable
 from sheepop.data.encoding import DocumentEncoder
+from sheepop.data.extract.pair import KIND
 from sheepop.data.infilling import SENTINELS, Infilling, sentinel_ids
 from sheepop.data.manifest import is_corpus
 from sheepop.data.mixing import Mixture
@@ -193,11 +194,13 @@ class _Build:
         return files, _joined(accounts)
 
     def _given_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the configuration names; it must have an ``<eos>`` to end documents with."""
+        """The tokenizer that the configuration names; it must have an ``<eos>``, and a ``<bos>`` for pairs."""
         if self._tokenizer_config.path is None:
             return None
         tokenizer = load_tokenizer(self._tokenizer_config.path)
         _ = tokenizer.eos_id
+        if self._config.extract.pair is not None:
+            _ = tokenizer.bos_id
         if self._config.infilling.rate:
             sentinel_ids(tokenizer)
         return tokenizer
@@ -318,17 +321,34 @@ class _Build:
         source, found = self._account.source, self._found
         reasons = found.skipped + source.skipped
         words = f"{found.files:,} files found, {source.read:,} read"
-        for name, counter in (("files left out", reasons), ("folders left out", found.folders_skipped)):
+        for name, counter in (
+            ("files left out", reasons),
+            ("folders left out", found.folders_skipped),
+            ("refused in files", source.refused),
+        ):
             if counter:
                 words += f"; {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counter.items()))
         removed = sum(stage.removed.total() for stage in self._account.stages.values())
         dropped = f", {source.empty:,} empty documents" if source.empty else ""
         dropped += f", {removed:,} documents removed by data.clean" if removed else ""
         return (
-            f"There is no text in {places}: {words}{dropped}. Give files or folders with text; files over "
+            f"There is no text in {places}: {words}{dropped}. {self._what_to_give()}; files over "
             f"data.max_file_bytes ({self._config.max_file_bytes:,}) are skipped, and hidden or ignored files are read "
             "only when named themselves."
         )
+
+    def _what_to_give(self) -> str:
+        if (pair := self._config.extract.pair) is not None:
+            return (
+                f"An encoder-decoder learns from pairs: give JSON lines, or another file of records, with the fields "
+                f"{pair[0]!r} and {pair[1]!r} (data.extract.pair), each a text that is not empty"
+            )
+        if self._account.source.refused[KIND]:
+            return (
+                "Pairs of source and target are what model.architecture=encoder_decoder learns from; for a decoder "
+                "say with data.extract.template which text a record makes"
+            )
+        return "Give files or folders with text"
 
 
 def _joined(accounts: list[dict[str, Any]]) -> dict[str, Any]:

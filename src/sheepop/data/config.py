@@ -24,11 +24,12 @@ class DataConfig(Config):
     line, or a block between blank lines. `split` is by document or by a contiguous tail; `validation_fraction`
     is the share held out (0 holds nothing out). `packing` joins documents into full sequences; without it every
     document is cut into chunks of `max_length` that begin `stride` tokens apart. `max_length` null means the
-    model's `max_seq_len`, `stride` null means `max_length`. `num_workers` counts worker processes, 0 works in
-    this one; it never changes the result. Files over `max_file_bytes` are skipped. `ignore` are patterns as in a
-    ``.gitignore``. `extract` says how files become documents, `clean` which stages documents go through, `mix` how
-    often the documents of which files occur in the training text, `infilling` which code is re-ordered for
-    fill-in-the-middle.
+    model's `max_seq_len`, `stride` null means `max_length`. Of pairs for an encoder-decoder neither side may be longer
+    than `max_length`; `long_pairs` says whether others are refused, or left out and counted. `num_workers` counts
+    worker processes, 0 works in this one; it never changes the result. Files over `max_file_bytes` are skipped.
+    `ignore` are patterns as in a ``.gitignore``. `extract` says how files become documents, `clean` which stages
+    documents go through, `mix` how often the documents of which files occur in the training text, `infilling` which
+    code is re-ordered for fill-in-the-middle.
     """
 
     paths: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class DataConfig(Config):
     packing: bool = True
     max_length: int | None = Field(default=None, ge=1)
     stride: int | None = Field(default=None, ge=1)
+    long_pairs: Literal["refuse", "leave_out"] = "refuse"
     num_workers: int = Field(default=0, ge=0)
     max_file_bytes: int = Field(default=2**40, ge=1)
     ignore: tuple[str, ...] = ()

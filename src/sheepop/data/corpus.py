@@ -61,6 +61,12 @@ class Corpus:
         content["splits"] = {name: _hashes(self._summary(name)) for name in FILE_PREFIX}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
 
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether its documents are pairs of source and target."""
+        extract: Mapping[str, Any] = self.manifest["config"]["data"].get("extract", {})
+        return extract.get("pair") is not None
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the tokens belong to."""
         return load_tokenizer(self.directory / TOKENIZER)

@@ -15,6 +15,7 @@ import zstandard
 
 from sheepop.core.errors import DataError
 from sheepop.data.config import DocumentMode
+from sheepop.data.extract.pair import KIND
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 # Atomic groups: a CR LF must not be taken for two line ends.
@@ -31,10 +32,11 @@ _LINE_BEGINNING = re.compile(rb'\{"id":"([0-9a-f]{32})","bytes":(\d+),')
 class Document:
     """A text with its origin: the `part`-th document of the file `source`.
 
-    `id` is the hash of the text, equal for equal texts; `num_bytes` is its length in UTF-8. `kind` is ``prose``,
-    ``code``, ``table`` or ``chat``; `language` a programming language for code, else a natural one where it was
-    found. `place` says where in the file it stood, `marks` where in the text pages, slides or cells begin (offset in
-    characters, name), `facts` hold what the file says of itself. Make one with `Document.of`.
+    `id` is the hash of the text, equal for equal texts (and for pairs of equal ones); `num_bytes` is its length in
+    UTF-8. `kind` is ``prose``, ``code``, ``table``, ``chat`` or ``pair``; `language` a programming language for code,
+    else a natural one where it was found. `place` says where in the file it stood, `marks` where in the text pages,
+    slides or cells begin (offset in characters, name), `facts` hold what the file says of itself. Make one with
+    `Document.of`.
     """
 
     text: str
@@ -52,7 +54,10 @@ class Document:
     def of(cls, text: str, source: str, part: int, **about: Any) -> Document:
         """The document with its id (128 bits of BLAKE2b over the UTF-8 bytes, hexadecimal) and length."""
         data = text.encode("utf-8")
-        return cls(text, source, part, hashlib.blake2b(data, digest_size=16).hexdigest(), len(data), **about)
+        # The same text may be parted into source and target at several places.
+        parting = str(about["marks"][-1][0]).encode("ascii") if about.get("kind") == KIND else b""
+        identity = hashlib.blake2b(data, digest_size=16, key=parting).hexdigest()
+        return cls(text, source, part, identity, len(data), **about)
 
     def stored(self) -> StoredDocument:
         """The document as it stands on disk."""

@@ -6,7 +6,6 @@ at characters before tokenization.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -70,19 +69,3 @@ def sentinel_ids(tokenizer: Tokenizer) -> dict[Special, int]:
             "another corpus that was built with data.infilling, or set data.infilling.rate=0."
         )
     return {special: known[special.value] for special in Special}
-
-
-def encode_segments(
-    tokenizer: Tokenizer, documents: Sequence[Sequence[str | Special]], ids: dict[Special, int]
-) -> list[list[int]]:
-    """The token ids of each document: its pieces of text encoded apart, the sentinels by `ids` between them."""
-    texts = [segment for document in documents for segment in document if isinstance(segment, str)]
-    encoded = iter(tokenizer.encode_batch(texts))
-    return [
-        [
-            token_id
-            for segment in document
-            for token_id in (next(encoded) if isinstance(segment, str) else (ids[segment],))
-        ]
-        for document in documents
-    ]

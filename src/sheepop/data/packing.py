@@ -30,6 +30,11 @@ class PackedBatches:
         """T, the number of tokens in a row."""
         return self._max_length
 
+    @property
+    def tokens_per_sample(self) -> float:
+        """Those of a row."""
+        return self._max_length
+
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples)

@@ -2,7 +2,8 @@
 
 By document, a document is held out when its keyed content hash is below the fraction, so the decision depends on
 nothing but the seed and the document. A tail is the last part of the text, cut at the line end nearest to the
-wanted share; corpora with few documents are split so too, because a handful of draws misses the share.
+wanted share (for pairs, between two of them); corpora with few documents are split so too, because a handful of draws
+misses the share.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.random import derive_seed
 from sheepop.data.config import SplitMode
 from sheepop.data.documents import Document, StoredDocument
+from sheepop.data.extract.pair import KIND
 
 SplitName = Literal["train", "validation"]
 FEWEST_FOR_DOCUMENT_SPLIT = 20
@@ -119,12 +121,18 @@ class Splitter:
                 is_validation = True
                 whole = document.document()
                 data = whole.text.encode("utf-8")
-                cut = _nearest_cut(data, target - passed, may_start=passed > 0, may_end=end < total)
+                nearest = _nearest_edge if whole.kind == KIND else _nearest_cut
+                cut = nearest(data, target - passed, may_start=passed > 0, may_end=end < total)
                 yield from self._cut(whole, data, cut)
             passed = end
 
     def _cut(self, document: Document, data: bytes, cut: int | None) -> Iterator[tuple[SplitName, StoredDocument]]:
         if cut is None:
+            if document.kind == KIND:
+                raise DataError(
+                    "A single pair cannot be split. Add more, or set data.validation_fraction=0 to train without "
+                    "validation."
+                )
             raise DataError(
                 f"The text cannot be split: {document.source} is one long line, and a validation split is cut at a "
                 "line end. Add more documents, or set data.validation_fraction=0 to train without validation."
@@ -183,6 +191,12 @@ def _nearest_cut(data: bytes, target: int, *, may_start: bool, may_end: bool) ->
     before = data.rfind(line_end, 0, target) + 1
     after = data.find(line_end, target) + 1 or len(data)
     places = [place for place in (before, after) if _is_inside(place, data, may_start, may_end)]
+    return min(places, key=lambda place: abs(place - target), default=None)
+
+
+def _nearest_edge(data: bytes, target: int, *, may_start: bool, may_end: bool) -> int | None:
+    """The start or the end of `data`, whichever is allowed and nearer to `target`."""
+    places = [*([0] if may_start else []), *([len(data)] if may_end else [])]
     return min(places, key=lambda place: abs(place - target), default=None)
 
 

@@ -65,8 +65,12 @@ class StepPlan:
 
     @property
     def max_length(self) -> int:
-        """T, the tokens of a row that is not cut."""
-        return self.sources[0].batches.max_length
+        """T, the most tokens of a row that is not cut."""
+        return max(source.batches.max_length for source in self.sources)
+
+    def pieces(self, step: int) -> int:
+        """How many rows of a step's batch one row of T tokens gives."""
+        return self.max_length // self.lengths.at(step)
 
     def rows(self, step: int) -> StepRows:
         """The rows of a step, in the order of its batch."""
@@ -90,7 +94,7 @@ class StepPlan:
                 places.append(here)
         batch = parts[0]
         if len(parts) > 1:
-            batch = Batch.joined(parts).rows(np.argsort(np.concatenate(places)))
+            batch = type(batch).joined(parts).rows(np.argsort(np.concatenate(places)))
         return batch.cut(rows.length)
 
     def token_ranges(self, step: int) -> list[list[tuple[int, int]]]:
@@ -99,6 +103,9 @@ class StepPlan:
         for number, sample in zip(rows.sources.tolist(), rows.samples.tolist(), strict=True):
             source = self.sources[number]
             start, stop = source.batches.token_range(sample)
+            if self.pieces(step) == 1:
+                found.append(source.token_ranges(start, stop))
+                continue
             for begin in range(start, start + self.max_length, rows.length):
                 end = min(begin + rows.length, stop)
                 found.append(source.token_ranges(begin, end) if begin < end else [])

@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Completion:
-    """The continuation of one prompt.
+    """What was written for one prompt: its continuation, or for an encoder-decoder the target for it as the source.
 
     `text` ends before the stop string, if one was found. `token_ids` are all tokens that were chosen, with the
     ``<eos>`` or the pieces of the stop string that ended them; `logprobs` has the natural logarithm of each one's
@@ -18,7 +18,8 @@ class Completion:
 
     `finish_reason` is ``stop`` (``<eos>`` or a stop string), ``length`` (`max_new_tokens`, or the end of the
     context) or ``abort`` (the caller asked to stop). `num_dropped_prompt_tokens` counts the prompt's first tokens
-    that the network did not read because the context could not hold them. `seed` repeats the text.
+    that the network did not read because the context could not hold them. `seed` repeats the text. `continues_prompt`
+    says whether the text goes on where the prompt ends.
     """
 
     text: str
@@ -29,3 +30,4 @@ class Completion:
     num_prompt_tokens: int
     num_dropped_prompt_tokens: int
     seed: int
+    continues_prompt: bool = True

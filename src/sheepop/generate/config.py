@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
 
@@ -25,6 +25,12 @@ class GenerationConfig(Config):
         le=100.0,
         description="above 1 makes tokens of the prompt and of the text so far less likely",
     )
+    num_beams: int = Field(
+        default=1, ge=1, le=1024, description="texts that beam search follows at a time, without drawing; 1 does not"
+    )
+    length_penalty: float = Field(
+        default=0.6, ge=0.0, le=10.0, description="of beam search: 0 compares probabilities, which favours short texts"
+    )
     seed: int | None = Field(default=None, description="the same seed gives the same text; null draws one")
     stop: tuple[str, ...] = Field(default=(), description="the text ends before the first of these strings")
     use_cache: bool = Field(default=True, description="false runs the network on the whole text for every token")
@@ -38,6 +44,28 @@ class GenerationConfig(Config):
     def greedy(self) -> bool:
         """Whether the likeliest token is taken each time."""
         return self.temperature == 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _search_does_not_draw(cls, given: Any) -> Any:
+        beams = given.get("num_beams") if isinstance(given, dict) else None
+        if isinstance(beams, int) and beams > 1:
+            return {"temperature": 0.0, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check_search(self) -> GenerationConfig:
+        if self.num_beams == 1:
+            return self
+        if not self.greedy:
+            raise ValueError(
+                f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
+                f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
+            )
+        for name, usual in (("repetition_penalty", 1.0), ("stop", ()), ("on_overflow", "refuse")):
+            if (value := getattr(self, name)) != usual:
+                raise ValueError(f"num_beams = {self.num_beams} does not go with {name} = {value!r}; leave one out")
+        return self
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.core.random import torch_generator
+from sheepop.generate.beam_search import Beam, search
 from sheepop.generate.completion import Completion
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.request import Request
 from sheepop.generate.runner import IncrementalRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import apply_repetition_penalty, next_token_probabilities, sample
-from sheepop.model import Transformer
+from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
 
 
 class Generator:
-    """Writes continuations in the data type of the model's parameters.
+    """Writes continuations in the data type of the model's parameters; with an encoder-decoder, targets for sources.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
     the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. Raises
@@ -55,6 +56,11 @@ class Generator:
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
         self._forbidden = _forbidden_tokens(tokenizer, rows, self._end_ids)
 
+    @property
+    def continues_prompts(self) -> bool:
+        """Whether a text goes on where its prompt ends; an encoder-decoder's stands by itself."""
+        return not isinstance(self.model, EncoderDecoder)
+
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
@@ -65,6 +71,8 @@ class Generator:
         should_stop: Callable[[], bool] | None = None,
     ) -> list[Completion]:
         """Continues every prompt, a text or a list of token ids; completions come in the order of the prompts.
+
+        For an encoder-decoder a prompt is a source, and what is written its target.
 
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
         `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic.
@@ -78,10 +86,11 @@ class Generator:
         config = config or GenerationConfig()
         seed = secrets.randbits(32) if config.seed is None else config.seed
         requests = self._requests(prompts, config, seed)
-        size = self.max_batch_size if batched else 1
+        run = self._run if config.num_beams == 1 else self._search
+        size = max(1, self.max_batch_size // config.num_beams) if batched else 1
         with _inference(self.model):
             for first in range(0, len(requests), size):
-                self._run(requests[first : first + size], config, on_text, should_stop)
+                run(requests[first : first + size], config, on_text, should_stop)
         return [request.completion() for request in requests]
 
     def _run(
@@ -92,7 +101,7 @@ class Generator:
         should_stop: Callable[[], bool] | None,
     ) -> None:
         """Runs requests together until all have ended; those that end leave the batch."""
-        runner: Runner = IncrementalRunner(self.model) if config.use_cache else RecomputingRunner(self.model)
+        runner = self._runner(active, config)
         restart = True
         while active:
             if should_stop is not None and should_stop():
@@ -113,6 +122,40 @@ class Generator:
             for request in active:
                 if request.context_overflows:
                     request.slide()
+
+    def _search(
+        self,
+        requests: list[Request],
+        config: GenerationConfig,
+        on_text: OnText | None,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        """Writes the best text that beam search finds for every request."""
+        beams = [
+            Beam(
+                num_beams=config.num_beams,
+                max_tokens=request.num_remaining,
+                end_ids=self._end_ids,
+                length_penalty=config.length_penalty,
+            )
+            for request in requests
+        ]
+
+        def log_probabilities(logits: Tensor) -> Tensor:
+            logits = logits.cpu().double()
+            _require_finite(logits, [request for request, beam in zip(requests, beams, strict=True) for _ in beam.live])
+            return logits.log_softmax(-1).masked_fill(self._forbidden, -torch.inf)
+
+        search(self._runner(requests, config), [r.context for r in requests], beams, log_probabilities, should_stop)
+        for request, beam in zip(requests, beams, strict=True):
+            best = beam.best()
+            text = "".join(map(request.accept, best.token_ids, best.logprobs))
+            _hand_on(request.index, text if request.finish_reason else text + request.finish("abort"), on_text)
+
+    def _runner(self, requests: list[Request], config: GenerationConfig) -> Runner:
+        """What runs the network on the requests' contexts, and on their sources once."""
+        sources = [request.source_ids for request in requests if request.source_ids is not None] or None
+        return (IncrementalRunner if config.use_cache else RecomputingRunner)(self.model, sources)
 
     def _choose(self, logits: Tensor, active: list[Request], config: GenerationConfig) -> list[tuple[int, float]]:
         """The next token of every row of `logits` (B, V) and its log-probability under the model."""
@@ -139,14 +182,17 @@ class Generator:
         requests = []
         for index, prompt in enumerate(prompts):
             name = "The prompt" if len(prompts) == 1 else f"Prompt {index + 1}"
-            token_ids = self._encode(name, prompt)
-            if config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
+            token_ids, source_ids = self._encode(name, prompt), None
+            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
+            if not self.continues_prompts:
+                source_ids = self._source(name, token_ids, config)
+                token_ids = [self.tokenizer.bos_id]
+            elif config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
                 raise UsageError(
                     f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {max_seq_len} holds "
                     f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to "
                     "keep only its last tokens."
                 )
-            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
             requests.append(
                 Request(
                     index,
@@ -157,9 +203,22 @@ class Generator:
                     self._end_ids,
                     max_seq_len=max_seq_len,
                     seed=seed,
+                    source_ids=source_ids,
                 )
             )
         return requests
+
+    def _source(self, name: str, token_ids: list[int], config: GenerationConfig) -> list[int]:
+        """What the encoder reads of a prompt."""
+        if config.on_overflow == "window":
+            raise UsageError("on_overflow=window (--window) drops the beginning of a text, which a target needs.")
+        longest = self.model.config.max_seq_len
+        if len(token_ids) >= longest:
+            raise UsageError(
+                f"{name} has {len(token_ids)} tokens, and the encoder's max_seq_len = {longest} holds at most "
+                f"{longest - 1} and the one that ends a source. Shorten it."
+            )
+        return [*token_ids, self.tokenizer.eos_id]
 
     def _encode(self, name: str, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

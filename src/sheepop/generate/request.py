@@ -13,6 +13,8 @@ class Request:
     """State of one prompt. `context` are the tokens that the network reads to predict the next one; `seed` is the
     request's own, a function of the caller's seed and the prompt's index. A token of `end_ids` ends the text.
 
+    Where an encoder reads the prompt, its tokens are `source_ids`, and `prompt_ids` are those that begin every target.
+
     When the context is full and `on_overflow` is ``window``, it goes on with its last half, as if the text before
     had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the
     context loses its first tokens, so that there is room for `max_new_tokens` but at most for half a context.
@@ -29,10 +31,11 @@ class Request:
         *,
         max_seq_len: int,
         seed: int,
+        source_ids: list[int] | None = None,
     ) -> None:
         self.index = index
         self.seed = derive_seed(seed, "request", index)
-        self.prompt_ids = prompt_ids
+        self.prompt_ids, self.source_ids = prompt_ids, source_ids
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.context = list(prompt_ids)
@@ -102,9 +105,10 @@ class Request:
             finish_reason=self.finish_reason,
             logprobs=self._logprobs,
             prompt=self._prompt,
-            num_prompt_tokens=len(self.prompt_ids),
+            num_prompt_tokens=len(self.prompt_ids if self.source_ids is None else self.source_ids),
             num_dropped_prompt_tokens=self._num_dropped,
             seed=self._call_seed,
+            continues_prompt=self.source_ids is None,
         )
 
     def _show(self, text: str) -> str:

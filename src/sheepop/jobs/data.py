@@ -14,8 +14,10 @@ from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
 from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, build_corpus, is_corpus
 from sheepop.data.extract.statement import is_ordered
+from sheepop.data.pair_settings import pair_settings
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
+from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.training_data import build_plan
 from sheepop.train import TrainingState
@@ -52,9 +54,12 @@ def build(
         console.warn("The query has no ORDER BY, so the database may give its rows in another order next time.")
     if not config.data.paths and asked is None:
         raise UsageError("There is no input. Name at least one file or folder.")
+    data = config.data
+    if reads_pairs(config) or data.extract.pair is not None:
+        data = pair_settings(data, data)
     with interrupts_advise("What is finished is kept: run the same command again and it goes on from there."):
         corpus = build_corpus(
-            config.data,
+            data,
             config.tokenizer,
             output,
             seed=config.seed,

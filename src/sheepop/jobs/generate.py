@@ -22,15 +22,27 @@ def generate_text(
     dtype: str | None = None,
     batched: bool = True,
     on_text: Callable[[int, str], None] | None = None,
+    echo: bool = False,
 ) -> list[Completion]:
-    """Loads the model that `model` means and continues every prompt; `on_text` hears text as it is written.
+    """Loads the model that `model` means and writes for every prompt; `on_text` hears text as it is written.
 
-    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored.
+    With `echo` it hears a prompt that is continued in front of its text, but not before there is any, so that nothing
+    is heard of a request that is refused. `dtype` is the name of the one to compute in; None keeps the one in which
+    the weights are stored.
     """
     device = resolve_device(device)
     loaded = load_model(model, device, dtype_named(dtype))
     generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
-    return generator.generate(prompts, config, batched=batched, on_text=on_text)
+    ahead = dict(enumerate(prompts)) if echo and generator.continues_prompts else {}
+
+    def hear(index: int, text: str) -> None:
+        if on_text is not None:
+            on_text(index, ahead.pop(index, "") + text)
+
+    completions = generator.generate(prompts, config, batched=batched, on_text=hear)
+    for index in list(ahead):
+        hear(index, "")
+    return completions
 
 
 def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: TextIO | None) -> list[str]:

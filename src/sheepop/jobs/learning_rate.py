@@ -14,6 +14,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import SampleOrder
+from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
 from sheepop.jobs.train import fit_model_to_tokenizer
@@ -63,8 +64,10 @@ def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> Found
 
 
 def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Console) -> RangeTest:
+    asked, config = config, fit_data_to_architecture(config, config)
     corpus = open_corpus(config, scratch, console)
-    refuse_ignored_settings(config, corpus)
+    refuse_ignored_settings(asked, corpus)
+    require_fitting_corpus(config, corpus)
     config = fit_model_to_tokenizer(config, corpus)
     training = config.training
     batches = build_batches(config, corpus.train, corpus.tokenizer())

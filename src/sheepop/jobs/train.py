@@ -17,6 +17,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.files import write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
+from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
@@ -28,9 +29,10 @@ from sheepop.jobs.training_data import (
     build_plan,
     open_corpus,
     refuse_ignored_settings,
+    warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
-from sheepop.model import Transformer
+from sheepop.model import blank_model
 from sheepop.model.speed import matrix_peak
 from sheepop.train import (
     Scores,
@@ -140,9 +142,11 @@ def _locked_run(
             if fork is not None:
                 origin = Fork.read(fork)
                 config = origin.inherit(config)
+            config = fit_data_to_architecture(config, asked)
             with times("Corpus and vocabulary"):
                 corpus = open_corpus(config, run, console)
                 refuse_ignored_settings(asked, corpus)
+                require_fitting_corpus(config, corpus)
                 if origin is not None:
                     origin.require(corpus)
             with times("Measuring"):
@@ -202,9 +206,10 @@ def _start(
     if config.training.initial_embeddings is not None:
         check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
+    warn_of_long_pairs(config, corpus, console)
     training = config.training
     with torch.device("meta"):
-        check_layers(dict(Transformer(config.model).named_parameters()), training.layers)
+        check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
     if training.early_stopping is not None and corpus.validation.num_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss of held-out text, and none is held out. "
@@ -236,7 +241,7 @@ def _start(
         timing,
         device=device,
         num_samples=build_plan(config, corpus, run, console).num_samples,
-        seq_len=batches.max_length,
+        seq_len=batches.tokens_per_sample,
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
     settings = training.resolved()

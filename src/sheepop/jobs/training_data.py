@@ -19,6 +19,7 @@ from sheepop.data import (
     Corpus,
     PackedBatches,
     PaddedBatches,
+    PairBatches,
     RowSource,
     SampleOrder,
     StepPlan,
@@ -31,6 +32,7 @@ from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import EasyToHardOrder, Order
 from sheepop.data.provenance import trace_tokens
 from sheepop.data.views import DocumentView, TokenSource
+from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -96,7 +98,7 @@ def _differences(given: Config, built: Mapping[str, Any], section: str) -> Itera
 def build_batches(
     config: SheepOpConfig, split: TokenSource, tokenizer: Tokenizer, *, evaluation: bool = False
 ) -> Batches:
-    """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say.
+    """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say; of pairs for an encoder-decoder.
 
     For `evaluation` every token is counted once, overlapping chunks or not.
     """
@@ -105,6 +107,14 @@ def build_batches(
         raise ConfigError(
             f"data.max_length = {max_length} is more than model.max_seq_len = {config.model.max_seq_len}. "
             "Lower the first or raise the second."
+        )
+    if reads_pairs(config):
+        return PairBatches(
+            split,
+            max_length=max_length,
+            pad_id=tokenizer.pad_id,
+            eos_id=tokenizer.eos_id,
+            leave_out_long=config.data.long_pairs == "leave_out",
         )
     if config.data.packing:
         return PackedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id)
@@ -115,6 +125,19 @@ def build_batches(
             "lost. Choose a stride of at most the length."
         )
     return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id, stride=stride, count_once=evaluation)
+
+
+def warn_of_long_pairs(config: SheepOpConfig, corpus: Corpus, console: Console) -> None:
+    """Says how many pairs of a corpus are left out because they are too long."""
+    if not reads_pairs(config):
+        return
+    for name, split in (("training", corpus.train), ("held-out", corpus.validation)):
+        batches = build_batches(config, split, corpus.tokenizer()) if split.num_tokens else None
+        if isinstance(batches, PairBatches) and batches.num_left_out:
+            console.warn(
+                f"{batches.num_left_out:,} of {split.num_documents:,} {name} pairs are longer than "
+                f"{config.data.max_length or config.model.max_seq_len} tokens and are left out (data.long_pairs)."
+            )
 
 
 def build_plan(
@@ -147,7 +170,7 @@ def build_plan(
     return StepPlan(
         sources=[RowSource(*parts) for parts in zip(batches, orders, views, strict=True)],
         sizes=sizes,
-        lengths=training.row_lengths(batches[0].max_length),
+        lengths=training.row_lengths(max(cut.max_length for cut in batches)),
         seed=seed,
         mixture=MixtureSchedule([s.weights for s in training.mixture], sizes) if training.mixture else None,
     )

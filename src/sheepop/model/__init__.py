@@ -1,7 +1,9 @@
 """The network on one device: configuration, layers, loss, cost, cache protocol."""
 
+from sheepop.model.architectures import blank_model
 from sheepop.model.cache import Cache, KeyValueCache
 from sheepop.model.config import ModelConfig
+from sheepop.model.encoder_decoder import EncoderDecoder, Memory
 from sheepop.model.initialization import build_model
 from sheepop.model.loss import (
     IGNORE_INDEX,
@@ -17,11 +19,14 @@ from sheepop.model.transformer import Transformer
 __all__ = [
     "IGNORE_INDEX",
     "Cache",
+    "EncoderDecoder",
     "KeyValueCache",
     "LossSums",
     "LossTerms",
+    "Memory",
     "ModelConfig",
     "Transformer",
+    "blank_model",
     "build_model",
     "cross_entropy",
     "cross_entropy_sum",

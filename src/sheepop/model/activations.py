@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sheepop.model.architectures import blank_model
 from sheepop.model.block import BlockInputs
 from sheepop.model.block_attention import has_block_kernel
 from sheepop.model.config import ModelConfig
@@ -92,7 +93,7 @@ def count_activations(
     """What the hidden states of `rows` sequences of `length` tokens keep in a training step, nothing compiled.
 
     `precision` is one of ``fp32``, ``bf16`` (weights cast once a step), ``fp16`` (autocast) and ``fp8``, which is
-    counted as autocast to bf16. `device` is where the kernels are chosen for; it has to be one of this machine.
+    counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the kernels are chosen for; it has to be one of this machine.
     """
     if config.dropout == 0 and has_block_kernel(torch.device(device), config.head_size):
         # Windows and soft caps are then computed in blocks, by a kernel that keeps what the plain one keeps.
@@ -100,7 +101,7 @@ def count_activations(
         config = config.replace(attention_backend="sdpa", **plain)
     with FakeTensorMode():
         with torch.device(device):
-            model = Transformer(config).train()
+            model = blank_model(config).train()
             input_ids = torch.zeros(rows, length, dtype=torch.int64)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -108,7 +109,8 @@ def count_activations(
         if precision == "bf16":
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        return _count(model, partial(model.hidden_states, input_ids), _arithmetic(precision, device))
+        sources = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
+        return _count(model, partial(model.hidden_states, input_ids, **sources), _arithmetic(precision, device))
 
 
 def _arithmetic(precision: str, device: str) -> AbstractContextManager[Any]:
@@ -129,7 +131,7 @@ def _count(model: Transformer, run: Callable[[], Tensor], arithmetic: AbstractCo
         products.append(results.sizes)
         return found
 
-    for number, block in enumerate(model.blocks):
+    for number, block in enumerate(model.layers):
         block.forward = partial(counted, number, block.forward)
     with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         kept.add(run())
@@ -176,7 +178,8 @@ class _Kept:
 
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        tensors = [part for part in (given.mask.allowed, given.mask.bias, *(given.rotary or ())) if part is not None]
+        shared = (given.mask.allowed, given.mask.bias, given.memory, *(given.rotary or ()))
+        tensors = [part for part in shared if part is not None]
         self._given |= dict(map(_storage, tensors))
         self._tensors += tensors
         self._block = block

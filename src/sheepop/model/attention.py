@@ -1,4 +1,4 @@
-"""Self-attention: softmax(scale Q K^T + M) V W_O, with one mask for every way of running the network."""
+"""Attention: softmax(scale Q K^T + M) V W_O, with one mask for every way of running the network."""
 
 from __future__ import annotations
 
@@ -123,7 +123,10 @@ def _refuse(what: str, given: object) -> None:
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped key-value heads; (B, T, D) to (B, T, D)."""
+    """Multi-head attention with grouped key-value heads, of a sequence to itself or to an encoder's states.
+
+    (B, T, D) to (B, T, D).
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -161,14 +164,17 @@ class Attention(nn.Module):
         memory_BSD: Tensor | None = None,
     ) -> Tensor:
         """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds, or to `memory_BSD`."""
-        seen_BSD = x_BTD if memory_BSD is None else memory_BSD
         q_BHTC = self.q(self._heads(self.q_proj(x_BTD), self.q_norm, self.head_dim))
-        k_BKSC = self.k(self._heads(self.k_proj(seen_BSD), self.k_norm, self.head_dim))
-        v_BKSC = self.v(self._heads(self.v_proj(seen_BSD), None, self.value_dim))
+        if memory_BSD is None:
+            k_BKSC, v_BKSC = self._keys_and_values(x_BTD)
+        elif cache is None:
+            k_BKSC, v_BKSC = self._keys_and_values(memory_BSD)
+        else:
+            k_BKSC, v_BKSC = cache.memory(self.layer, lambda: self._keys_and_values(memory_BSD))
         if rotary is not None:
             q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
         q_BHTC, k_BKSC = self.rotated_q(q_BHTC), self.rotated_k(k_BKSC)
-        if cache is not None:
+        if cache is not None and memory_BSD is None:
             k_BKSC, v_BKSC = cache.update(self.layer, k_BKSC, v_BKSC)
         out_BHTC = attend(
             q_BHTC,
@@ -182,6 +188,10 @@ class Attention(nn.Module):
             probes=(self.scores, self.weights),
         )
         return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
+
+    def _keys_and_values(self, seen_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        k_BKSC = self.k(self._heads(self.k_proj(seen_BSD), self.k_norm, self.head_dim))
+        return k_BKSC, self.v(self._heads(self.v_proj(seen_BSD), None, self.value_dim))
 
     def _heads(self, x_BTE: Tensor, norm: nn.Module | None, width: int) -> Tensor:
         """Cuts projections into heads (B, heads, T, width), normalised before or after the cut."""

@@ -43,6 +43,8 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         if cross_attention:
             self.cross_attention_norm, self.cross_attention_output_norm = self._norms(config)
+            self.cross_attention_input, self.cross_attention_output = Probe(), Probe()
+            self.upper_middle = Probe()
         self.cross_attention = Attention(config, layer) if cross_attention else None
         self.feed_forward_norm, self.feed_forward_output_norm = self._norms(config)
         self.feed_forward: FeedForward | MixtureOfExperts
@@ -65,12 +67,19 @@ class Block(nn.Module):
         if self.parallel:
             return self.output(x_BTD + attended_BTD + self._feed_forward(x_BTD))
         x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
-        if self.cross_attention is not None and inputs.memory is not None and inputs.memory_mask is not None:
-            normed_BTD = self._before(x_BTD, self.cross_attention_norm)
-            found_BTD = self.cross_attention(normed_BTD, inputs.memory_mask, memory_BSD=inputs.memory)
-            found_BTD = self._behind(found_BTD, self.cross_attention_output_norm)
-            x_BTD = self._sum(x_BTD, found_BTD, self.cross_attention_norm)
+        if self.cross_attention is not None:
+            assert inputs.memory is not None
+            assert inputs.memory_mask is not None
+            normed_BTD = self.cross_attention_input(self._before(x_BTD, self.cross_attention_norm))
+            found_BTD = self.cross_attention(normed_BTD, inputs.memory_mask, None, cache, inputs.memory)
+            found_BTD = self.cross_attention_output(self._behind(found_BTD, self.cross_attention_output_norm))
+            x_BTD = self.upper_middle(self._sum(x_BTD, found_BTD, self.cross_attention_norm))
         return self.output(self._sum(x_BTD, self._feed_forward(x_BTD), self.feed_forward_norm))
+
+    @property
+    def watched(self) -> bool:
+        """Whether someone looks at scores or weights of its attention."""
+        return any(part is not None and part.watched for part in (self.attention, self.cross_attention))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -20,6 +21,9 @@ class Cache(Protocol):
     def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
         """Stores T new positions of one layer; returns all keys and values (B, K, S, C)."""
 
+    def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, S, C) of an encoder's states in one layer: made by `project` once, then kept."""
+
     def key_mask(self, num_tokens: int) -> Tensor | None:
         """(B, S) True where a slot holds a real token once T more are stored, or None when every slot does."""
 
@@ -31,7 +35,8 @@ class KeyValueCache:
     """A dense cache (B, K, capacity, C) per layer, allocated once.
 
     Rows of different length are left-padded: `padding` (B,) counts the slots at the start of each row that hold
-    no token; they are never attended to.
+    no token; they are never attended to. Keys and values of an encoder's states are kept as they come, since they are
+    complete at once.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class KeyValueCache:
         self._capacity = capacity
         self._length = 0
         self._padding = None if padding is None or not padding.any() else padding.to(device)
+        self._memory: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def length(self) -> int:
@@ -67,6 +73,12 @@ class KeyValueCache:
         self._values[layer, :, :, self._length : end] = values_BKTC
         return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
 
+    def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """What `project` gave when the layer first asked."""
+        if layer not in self._memory:
+            self._memory[layer] = project()
+        return self._memory[layer]
+
     def key_mask(self, num_tokens: int) -> Tensor | None:
         """(B, S) False at left padding; None when no row is padded."""
         if self._padding is None:
@@ -79,8 +91,9 @@ class KeyValueCache:
         self._length += num_tokens
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Drops the rows of finished sequences; `rows` (B',) are the indices that stay, in their new order."""
+        """Keeps the rows whose indices are in `rows` (B',), in this order; a row may be named more than once."""
         self._keys = self._keys[:, rows]
         self._values = self._values[:, rows]
+        self._memory = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._memory.items()}
         if self._padding is not None:
             self._padding = self._padding[rows]

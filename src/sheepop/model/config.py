@@ -228,6 +228,8 @@ class ModelConfig(Config):
             for name in ("sliding_window", "experts"):
                 if getattr(self, name) is not None:
                     yield f"{name} is for architecture: decoder; an encoder-decoder has two stacks of layers"
+            if self.parallel_residual:
+                yield "parallel_residual has no place for the attention to an encoder; architecture: decoder has none"
 
     @property
     def head_size(self) -> int:
@@ -284,6 +286,7 @@ class ModelConfig(Config):
             "dropout": self.dropout > 0,
             "soft cap": self.attention_soft_cap is not None,
             "sinks": self.attention_sinks,
+            "bidirectional attention": self.architecture == "encoder_decoder",
         }
         return frozenset(feature for feature, needed in asked.items() if needed)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from sheepop.model.architectures import blank_model
 from sheepop.model.config import GATED, ModelConfig
 from sheepop.model.parameter_role import parameter_role
-from sheepop.model.transformer import Transformer
 
 _FLOAT32 = 4
 Shape = tuple[int, ...]
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """The shape of every trained tensor by its name, tied ones once; needs a known vocabulary."""
     with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in Transformer(config).named_parameters()}
+        return {name: tuple(parameter.shape) for name, parameter in blank_model(config).named_parameters()}
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.core.random import torch_generator
+from sheepop.model.architectures import blank_model
 from sheepop.model.config import ModelConfig
 from sheepop.model.parameter_role import Role, parameter_role
 from sheepop.model.transformer import Transformer
@@ -17,23 +18,26 @@ from sheepop.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a scheme may ask of a matrix: inputs, outputs, its role, and whether it ends a residual branch."""
+    """What a scheme may ask of a matrix: inputs, outputs, its role, and where it ends a residual branch.
+
+    There `branches` counts the branches that are summed up in its stack of layers; it is 0 for all other matrices.
+    """
 
     fan_in: int
     fan_out: int
     role: Role
-    ends_branch: bool = False
+    branches: int = 0
 
 
-def _residual(config: ModelConfig, matrix: Matrix) -> float:
+def _residual(matrix: Matrix) -> float:
     """Divides by the root of the number of branches that are summed up (Radford et al. 2019, section 2.3)."""
-    return 1 / math.sqrt(2 * config.num_layers) if matrix.ends_branch else 1.0
+    return 1 / math.sqrt(matrix.branches) if matrix.branches else 1.0
 
 
 # The standard deviation of a matrix under each scheme.
 SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
     "normal": lambda config, matrix: config.initial_std,
-    "gpt2": lambda config, matrix: config.initial_std * _residual(config, matrix),
+    "gpt2": lambda config, matrix: config.initial_std * _residual(matrix),
     # Glorot and Bengio 2010, equations 12 and 16.
     "xavier_normal": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
     "xavier_uniform": lambda config, matrix: math.sqrt(2 / (matrix.fan_in + matrix.fan_out)),
@@ -43,7 +47,7 @@ SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
     # He et al. 2015, equation 10.
     "he": lambda config, matrix: math.sqrt(2 / matrix.fan_in),
     "mup": lambda config, matrix: (
-        config.initial_std * config.width_multiplier ** _MUP_POWERS[matrix.role] * _residual(config, matrix)
+        config.initial_std * config.width_multiplier ** _MUP_POWERS[matrix.role] * _residual(matrix)
     ),
 }
 # Yang et al. 2022, table 8: the variance of hidden matrices falls with the width, that of the head, behind its
@@ -60,7 +64,7 @@ def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cp
     positions are N(0, `initial_std`^2); under sinusoidal positions, where the embedding is multiplied by the root of
     its width, N(0, 1 / width), so that token vectors and sinusoids have like size.
     """
-    model = Transformer(config)
+    model = blank_model(config)
     with torch.no_grad():
         for path, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -82,12 +86,19 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
             fan_in=parameter.shape[-1],
             fan_out=parameter.shape[-2],
             role=role,
-            ends_branch=name.removesuffix(".weight").endswith(_ENDS_BRANCH),
+            branches=_num_branches(config, name) if name.removesuffix(".weight").endswith(_ENDS_BRANCH) else 0,
         )
         std = SCHEMES[config.initialization](config, matrix)
         _draw(parameter, std, config.initialization in _UNIFORM, seed, name)
     elif "norm" not in name or name.endswith(".bias"):
         parameter.zero_()
+
+
+def _num_branches(config: ModelConfig, name: str) -> int:
+    """Two branches in a layer; three in a decoder that attends to an encoder, whose layers are a stack of their own."""
+    if name.startswith("encoder_blocks."):
+        return 2 * (config.num_encoder_layers or 0)
+    return (3 if config.architecture == "encoder_decoder" else 2) * config.num_layers
 
 
 def _draw(parameter: Tensor, std: float, uniform: bool, seed: int, name: str) -> None:

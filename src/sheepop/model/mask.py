@@ -100,6 +100,8 @@ def attention_mask(
     if kind.window is not None and kind.window >= num_keys:
         kind = replace(kind, window=None)
     documents = None if document_ids is None else number_documents(document_ids)
+    if not kind.causal and kind.window is None and kind.slopes is None and documents is None:
+        return cross_attention_mask(key_mask, kind)
     whole_rows = key_mask is None and num_queries == num_keys
     if _takes_blocks(kind, documents, torch.device(device)) and whole_rows:
         return AttentionMask(documents=block_mask(num_keys, documents, kind.window, device), slopes=kind.slopes)
@@ -116,7 +118,7 @@ def attention_mask(
 
 
 def cross_attention_mask(key_mask: Tensor | None, kind: AttentionKind = PLAIN) -> AttentionMask:
-    """Every query sees every key of another sequence, apart from padding: `key_mask` (B, S) is False there."""
+    """Every query sees every key, apart from padding: `key_mask` (B, S) is False there, and somewhere True."""
     allowed = None if key_mask is None else key_mask[:, None, None, :]
     return AttentionMask(allowed=allowed, eager=kind.eager, causal=False)
 

@@ -1,21 +1,22 @@
-"""The decoder-only transformer: embedding, positions, blocks, final norm, output projection.
+"""The transformer: embedding, positions, blocks, final norm, output projection. By itself it is decoder-only.
 
 Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import replace
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
-from sheepop.model.config import ModelConfig
+from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.loss import cap
-from sheepop.model.mask import AttentionKind, attention_mask
+from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe
@@ -24,10 +25,13 @@ from sheepop.model.probe import Probe
 class Transformer(nn.Module):
     """A causal language model. Built on one device; weights are set by `sheepop.model.initialization`."""
 
+    architecture: ClassVar[Architecture] = "decoder"
     slopes: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if config.architecture != self.architecture:
+            raise ValueError(f"architecture {config.architecture} is built by sheepop.model.blank_model")
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         # A plain number: sinusoids have amplitude 1, and embeddings must not be drowned (Vaswani et al. 2017, 3.4).
@@ -42,7 +46,8 @@ class Transformer(nn.Module):
             "slopes", alibi_slopes(config.num_heads) if encoding == "alibi" else None, persistent=False
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        crosses = config.architecture == "encoder_decoder"
+        self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
         self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
         self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
@@ -61,8 +66,13 @@ class Transformer(nn.Module):
         if self.mixtures:
             # They record their routing. A block that is run again for its gradients is not to record it again.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-        for block in self.blocks:
+        for block in self.layers:
             block.compile()
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """All blocks, in the order in which they run."""
+        return tuple(cast(Block, block) for block in self.blocks)
 
     @property
     def mixtures(self) -> dict[int, MixtureOfExperts]:
@@ -84,6 +94,18 @@ class Transformer(nn.Module):
         padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError` for a
         sequence longer than `max_seq_len`, or an argument of another shape.
         """
+        return self._decode(input_ids, positions, document_ids, cache)
+
+    def _decode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        cache: Cache | None,
+        memory: Tensor | None = None,
+        memory_mask: AttentionMask | None = None,
+    ) -> Tensor:
+        """As `hidden_states`; `memory` and its mask are those of `BlockInputs`."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
         num_tokens = input_ids.shape[1]
@@ -99,14 +121,18 @@ class Transformer(nn.Module):
             positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
         x_BTD = self.embed(input_ids, positions)
         inputs = {
-            window: self._inputs(
-                self.attention_kind(window, cached=cache is not None),
-                num_tokens,
-                past,
-                positions,
-                document_ids,
-                key_mask,
-                input_ids.device,
+            window: replace(
+                self._inputs(
+                    self.attention_kind(window, cached=cache is not None),
+                    num_tokens,
+                    past,
+                    positions,
+                    document_ids,
+                    key_mask,
+                    input_ids.device,
+                ),
+                memory=memory,
+                memory_mask=memory_mask,
             )
             for window in set(self.windows)
         }
@@ -116,17 +142,21 @@ class Transformer(nn.Module):
             cache.advance(num_tokens)
         return self._finish(x_BTD)
 
-    def embed(self, input_ids: Tensor, positions: Tensor | None) -> Tensor:
-        """Token ids (B, T) to the residual stream (B, T, D) that enters the first block."""
+    def embed(self, input_ids: Tensor, positions: Tensor | None, probes: tuple[Probe, Probe] | None = None) -> Tensor:
+        """Token ids (B, T) to the residual stream (B, T, D) that enters the first block.
+
+        `probes` see it before and after positions are added, `embedded` and `positioned` when None.
+        """
+        embedded, positioned = probes or (self.embedded, self.positioned)
         x_BTD = self.embedding(input_ids)
         if self.embedding_scale != 1.0:
             x_BTD = x_BTD * self.embedding_scale
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
-        x_BTD = self.embedded(x_BTD)
+        x_BTD = embedded(x_BTD)
         if self.added_positions is not None:
             x_BTD = self.added_positions(x_BTD, positions)
-        return self.dropout(self.positioned(x_BTD))
+        return self.dropout(positioned(x_BTD))
 
     def _inputs(
         self,
@@ -166,7 +196,7 @@ class Transformer(nn.Module):
             soft_cap=config.attention_soft_cap is not None,
             sinks=config.attention_sinks,
             backend=config.attention_backend,
-            stepwise=any(cast(Block, block).attention.watched for block in self.blocks),
+            stepwise=any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
         )
@@ -190,6 +220,10 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Token ids (B, T) to logits (B, T, V), or of the last `logits_to_keep` positions only."""
         hidden_BTD = self.hidden_states(input_ids, positions=positions, document_ids=document_ids, cache=cache)
+        return self.read_out(hidden_BTD, logits_to_keep)
+
+    def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:
+        """What `hidden_states` gave to logits (B, T, V), or to those of the last `logits_to_keep` positions."""
         if logits_to_keep is not None:
             if logits_to_keep < 1:
                 raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")

@@ -7,7 +7,7 @@ again (Korthikanti et al. 2022, section 5). Neither changes a number: dropout dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,17 +44,19 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
 
     Only passes that need gradients are affected. Raises `ConfigError` for more blocks than there are.
     """
-    count = len(model.blocks) if num_blocks is None else num_blocks
-    if count > len(model.blocks):
+    layers: Sequence[nn.Module] = model.layers
+    count = len(layers) if num_blocks is None else num_blocks
+    if count > len(layers):
         raise ConfigError(
-            f"training.checkpointed_blocks = {count}, but the network has {len(model.blocks)} (model.num_layers)."
+            f"training.checkpointed_blocks = {count}, but the network has {len(layers)} (model.num_layers, and "
+            "those of an encoder)."
         )
     if mode == "none":
         return
     policy = partial(_policy, kept_operations(model.config))
     options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
     mixtures = model.mixtures
-    for layer, block in enumerate(list(model.blocks)[:count]):
+    for layer, block in enumerate(layers[:count]):
         block.forward = partial(_run_checkpointed, block.forward, options, mixtures.get(layer))
 
 

@@ -234,7 +234,7 @@ class Trainer:
     def _prepare(self, step: int) -> PreparedStep:
         """The batch of a step as micro-batches; those of shorter rows have more of them, and as many tokens."""
         batch = self.plan.batch(step)
-        rows = self.resolved.micro_batch_size * (self.plan.max_length // batch.input_ids.shape[1])
+        rows = self.resolved.micro_batch_size * self.plan.pieces(step)
         return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
     def _log(self, losses: StepLoss, norm: float, batch_hash: str | None) -> None:

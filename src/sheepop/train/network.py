@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +53,9 @@ class Network:
         """The context that forward passes and losses are computed in."""
         return autocast(self.device, "fp32" if self._working else self.precision)
 
-    def hidden_states(self, input_ids: Tensor, *, positions: Tensor | None, document_ids: Tensor | None) -> Tensor:
-        """As `Transformer.hidden_states`."""
-        return self.modules.hidden_states(input_ids, positions=positions, document_ids=document_ids)
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """As `hidden_states` of the model, which `inputs` are the arguments of."""
+        return self.modules.hidden_states(**inputs)
 
     @property
     def head(self) -> Tensor:

@@ -19,15 +19,13 @@ from sheepop.train.network import Network
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A micro-batch on the device; shapes as in `sheepop.data.Batch`. `document_ids` is None for whole rows.
+    """A micro-batch on the device: what the network reads, as `sheepop.data.Batch.inputs` names it, and labels (B, T).
 
     `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do.
     """
 
-    input_ids: Tensor
+    inputs: Mapping[str, Tensor]
     labels: Tensor
-    positions: Tensor | None
-    document_ids: Tensor | None
     supervised: Tensor | slice
 
     @classmethod
@@ -39,17 +37,14 @@ class TensorBatch:
     def on_host(cls, batch: Batch, *, pin: bool = False) -> TensorBatch:
         """The batch in host memory; with `pin` in pages that a GPU reads by itself, beside the work of the loop."""
 
-        def tensor(array: NDArray[np.int64]) -> Tensor:
+        def tensor(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).pin_memory() if pin else torch.from_numpy(array)
 
-        packed = batch.has_boundaries
         # Found here and not on the device, which would have to be waited for.
         supervised = np.flatnonzero(batch.labels != IGNORE_INDEX)
         return cls(
-            input_ids=tensor(batch.input_ids),
+            inputs={name: tensor(array) for name, array in batch.inputs().items()},
             labels=tensor(batch.labels),
-            positions=tensor(batch.positions) if packed else None,
-            document_ids=tensor(batch.document_ids) if packed else None,
             supervised=slice(None) if supervised.size == batch.labels.size else tensor(supervised),
         )
 
@@ -60,10 +55,8 @@ class TensorBatch:
             return tensor.to(device, non_blocking=tensor.is_pinned())
 
         return TensorBatch(
-            moved(self.input_ids),
+            {name: moved(tensor) for name, tensor in self.inputs.items()},
             moved(self.labels),
-            None if self.positions is None else moved(self.positions),
-            None if self.document_ids is None else moved(self.document_ids),
             moved(self.supervised) if isinstance(self.supervised, Tensor) else self.supervised,
         )
 
@@ -120,7 +113,7 @@ class NextToken(Objective):
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """``-sum log p(label)`` over those positions, without and with the added terms."""
-        hidden_BTD = network.hidden_states(batch.input_ids, positions=batch.positions, document_ids=batch.document_ids)
+        hidden_BTD = network.hidden_states(batch.inputs)
         return linear_cross_entropy(
             hidden_BTD,
             network.head,

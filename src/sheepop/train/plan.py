@@ -95,7 +95,7 @@ def resolve_training(
     *,
     device: str,
     num_samples: int,
-    seq_len: int,
+    seq_len: float,
     validation_tokens: int,
 ) -> TrainingConfig:
     """`config` with every null that the loop needs filled in; `timing` is required for a budget in minutes.
@@ -140,7 +140,7 @@ def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
 
 
 def _total_steps(
-    config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: int, validation_tokens: int
+    config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: float, validation_tokens: int
 ) -> int:
     limits = []
     sizes = config.batch_sizes()
@@ -158,7 +158,7 @@ def _total_steps(
 
 
 def _steps_in_minutes(
-    config: TrainingConfig, minutes: float, timing: StepTime, seq_len: int, validation_tokens: int
+    config: TrainingConfig, minutes: float, timing: StepTime, seq_len: float, validation_tokens: int
 ) -> int:
     """The most steps that fit with their validations, at least one; a smaller batch takes its share of a step."""
     sizes = config.batch_sizes()
@@ -176,7 +176,7 @@ def _steps_in_minutes(
     return max(1, bisect_right(range(most), available, key=seconds) - 1)
 
 
-def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: int, validation_tokens: int) -> int:
+def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: float, validation_tokens: int) -> int:
     """Ten over the run; in a short one as many as take a fifth of its minutes, and at least one."""
     if config.max_minutes is None or timing is None or not validation_tokens:
         return _MOST_VALIDATIONS
@@ -185,7 +185,7 @@ def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: i
     return max(1, min(_MOST_VALIDATIONS, int(affordable)))
 
 
-def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: int, validation_tokens: int) -> float:
+def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float, validation_tokens: int) -> float:
     return validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def validate(
     """
     count = batches.num_samples
     if max_tokens is not None:
-        count = min(count, max(1, max_tokens // batches.max_length))
+        count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
     chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
     loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
     was_training = model.training
@@ -67,9 +68,8 @@ def validate(
                 samples = batches.batch(chosen[start : start + batch_size])
                 batch = TensorBatch.from_numpy(samples, device)
                 with autocast(device, precision):
-                    hidden_BTD = model.hidden_states(
-                        batch.input_ids, positions=batch.positions, document_ids=batch.document_ids
-                    )
+                    inputs: dict[str, Any] = dict(batch.inputs)
+                    hidden_BTD = model.hidden_states(**inputs)
                     batch_loss, right = score_tokens(
                         hidden_BTD, model.lm_head.weight, batch.labels, soft_cap=model.config.logit_soft_cap
                     )

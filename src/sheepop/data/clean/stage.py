@@ -10,6 +10,8 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
 from sheepop.data.clean.ledger import Ledger
+from sheepop.data.documents import is_empty
+from sheepop.data.extract.pair import KIND, sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class FilterStage(Stage):
 
 
 class ChangeStage(Stage):
-    """Changes the text of documents; one that is empty afterwards is removed."""
+    """Changes the text of documents; one that is empty afterwards is removed, and so is a pair with an empty side."""
 
     @abstractmethod
     def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
@@ -63,7 +65,7 @@ class ChangeStage(Stage):
         for document in data:
             if self.applies_to(document):
                 self._change(document)
-                if not document.text or document.text.isspace():
+                if _is_blank(document):
                     self.ledger.removed(self.name, document, "empty", "nothing was left of it")
                     continue
             yield document
@@ -95,3 +97,10 @@ class ChangeStage(Stage):
         document.text = "".join(pieces)
         document.metadata["marks"] = moved
         return total
+
+
+def _is_blank(document: Document) -> bool:
+    texts: tuple[str, ...] = (document.text,)
+    if document.metadata["kind"] == KIND:
+        texts = sides(document.text, tuple(document.metadata["marks"])) or texts
+    return any(is_empty(text) for text in texts)

@@ -19,7 +19,9 @@ from sheepop.data.duplicates.characters import ALONE, WORD, Rule, character_tabl
 
 Hashes = NDArray[np.uint64]
 
-RULES: Mapping[str, Rule] = MappingProxyType({"prose": "words", "chat": "words", "code": "tokens", "table": "tokens"})
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {"prose": "words", "chat": "words", "code": "tokens", "table": "tokens", "pair": "tokens"}
+)
 # A longer run without a break counts as several words: encoded data has no words, and the weights are a short table.
 LONGEST_WORD = 64
 _BLOCK_CHARACTERS = 2**15

@@ -48,7 +48,7 @@ def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Re
 
 
 def _documents(content: Content, context: Context, batches: Batches) -> Iterator[Extracted | Refused]:
-    form = RecordFormat(context.config.column, context.config.template)
+    form = RecordFormat.of(context.config)
     with content.open() as file, _damage_named():
         beginning = batches(file, None)
         names = list(next(beginning).schema.names)

@@ -20,7 +20,8 @@ class ExtractConfig(Config):
     may be, and `max_depth` how deep containers may lie in each other.
 
     `column` names the field of a table, database or JSON record that is its text; `template`, such as
-    ``{title}\\n{body}``, makes the text of several. With neither the record decides (see `RecordFormat`).
+    ``{title}\\n{body}``, makes the text of several. With neither the record decides (see `RecordFormat`). `pair` names
+    the two fields that hold a source and its target, for an encoder-decoder; then only records that have both are read.
 
     `ocr` says whether text in pictures is recognised, with `ocr_threads` threads; lines of which recognition is less
     sure than `ocr_min_confidence` are left out, and pictures of more than `max_image_pixels` are refused. `pdf_tables`
@@ -39,6 +40,7 @@ class ExtractConfig(Config):
     max_depth: int = Field(default=4, ge=0)
     column: str | None = Field(default=None, min_length=1)
     template: str | None = Field(default=None, min_length=1)
+    pair: tuple[str, str] | None = None
     ocr: bool = True
     ocr_threads: int = Field(default=1, ge=1)
     ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
@@ -66,4 +68,8 @@ class ExtractConfig(Config):
     def _one_way_to_the_text(self) -> Self:
         if self.column is not None and self.template is not None:
             raise ValueError("column and template exclude each other; give the template alone, with {column} in it")
+        if self.pair is not None and (self.column is not None or self.template is not None):
+            raise ValueError("pair says which two texts a record holds; leave out column and template beside it")
+        if self.pair is not None and (not all(self.pair) or self.pair[0] == self.pair[1]):
+            raise ValueError(f"pair = {list(self.pair)} must name two fields, of the source and of the target")
         return self

@@ -12,6 +12,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.cutting import pieces_of
 from sheepop.data.extract.detection import FileType, detect
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused, nobody_waits
+from sheepop.data.extract.pair import KIND
 from sheepop.data.extract.registry import FORMATS
 from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES, raise_if_full
 
@@ -109,6 +110,11 @@ class Dispatcher:
             yield item
             return
         budget.spend(text=len(item.text))
+        if self.config.pair is not None and item.kind != KIND:
+            names = " and ".join(map(repr, self.config.pair))
+            detail = f"it holds no records with the fields {names}, which data.extract.pair asks for"
+            yield Refused(item.place, "unsupported", detail)
+            return
         try:
             yield from pieces_of(item, self.config.max_document_bytes)
         except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 if TYPE_CHECKING:
     from sheepop.data.extract.config import ExtractConfig
 
-Kind = Literal["prose", "code", "table", "chat"]
+Kind = Literal["prose", "code", "table", "chat", "pair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,14 @@ class Refused:
 
 class ExtractionError(Exception):
     """The rest of a file cannot be used: `reason` is one word such as ``damaged``, `detail` a clause that says why."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class RecordError(Exception):
+    """A record gives no text: `reason` is one word, `detail` says why."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -35,7 +35,7 @@ def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Re
     if first.startswith("[") and not (second and _is_json(first)):
         yield from _list_documents(content, config)
         return
-    form = RecordFormat(config.column, config.template)
+    form = RecordFormat.of(config)
     is_empty = True
     for number, line in Lines(content, longest_record(config)):
         if isinstance(line, str) and line.isspace():
@@ -94,7 +94,7 @@ def _is_json(text: str) -> bool:
 
 
 def _list_documents(content: Content, config: ExtractConfig) -> Iterator[Extracted | Refused]:
-    form = RecordFormat(config.column, config.template)
+    form = RecordFormat.of(config)
     are_records = bool(form.names)
     try:
         for number, item in JsonItems(_text_blocks(content), longest_record(config)):
@@ -124,7 +124,7 @@ def _is_record(item: object) -> bool:
 def _value_documents(content: Content, config: ExtractConfig) -> Iterator[Extracted | Refused]:
     text = _whole_text(content, config)
     value = _parsed(text)
-    form = RecordFormat(config.column, config.template)
+    form = RecordFormat.of(config)
     is_empty = True
     for place, record in _records_within(value, form) if isinstance(value, dict) else ():
         is_empty = False

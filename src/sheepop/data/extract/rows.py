@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.extract.template import RecordError, RecordFormat, cell_text, longest_record
+from sheepop.data.extract.interface import Extracted, ExtractionError, RecordError, Refused
+from sheepop.data.extract.template import RecordFormat, cell_text, longest_record
 
 SAMPLE_ROWS = 32
 _SAMPLE_CHARACTERS = 2**22
@@ -34,7 +34,7 @@ class RowDocuments:
     @property
     def format(self) -> RecordFormat:
         """How the configuration wants a record to become text."""
-        return RecordFormat(self.config.column, self.config.template)
+        return RecordFormat.of(self.config)
 
     def of(self, columns: Sequence[str], rows: Iterable[Row | Refused]) -> Iterator[Extracted | Refused]:
         """The documents that the rows make, in order; a refused row is handed on with the place in front.

@@ -11,7 +11,8 @@ from typing import Any
 
 from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, Refused
+from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.pair import KIND, is_pair, kind_of, pair_text
 from sheepop.data.extract.placeholders import Placeholder, parse_template
 
 TEXT_FIELDS = (
@@ -37,19 +38,17 @@ _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "pas
 _CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
 _MOST_NAMES, _MOST_LETTERS = 20, 60
 _MISSING = object()
-
-
-class RecordError(Exception):
-    """A record gives no text: `reason` is one word, `detail` says why."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
+_ABOUT_PAIRS = (
+    "it is a pair of source and target, which model.architecture=encoder_decoder learns from; for a decoder say with "
+    "data.extract.template which text it makes, such as '{source} {target}'"
+)
 
 
 @dataclass(frozen=True)
 class RecordFormat:
     """Which text a record becomes: the field `column`, or `template` filled in, or by default what the record offers.
+
+    With `pair` it becomes a pair of the texts of two fields, see `sheepop.data.extract.pair`.
 
     By default a conversation becomes its turns (see `chat_text`), a record with one of `TEXT_FIELDS` that text, and
     any other record one line ``name: value`` for every field. Names with dots lead into nested records, after a
@@ -58,6 +57,12 @@ class RecordFormat:
 
     column: str | None = None
     template: str | None = None
+    pair: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, config: ExtractConfig) -> RecordFormat:
+        """The format that a configuration asks for."""
+        return cls(config.column, config.template, config.pair)
 
     @cached_property
     def _pieces(self) -> tuple[str | Placeholder, ...]:
@@ -66,14 +71,25 @@ class RecordFormat:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The fields asked for, in the order of the template; none when the record decides."""
+        if self.pair is not None:
+            return self.pair
         if self.column is not None:
             return (self.column,)
         return tuple(dict.fromkeys(piece.name for piece in self._pieces if isinstance(piece, Placeholder)))
 
     def document(self, record: object, place: str, max_bytes: int) -> Extracted | Refused:
-        """The document that `record` makes, or why it makes none, such as a text over `max_bytes` of UTF-8."""
+        """The document that `record` makes, or why it makes none, such as a text over `max_bytes` of UTF-8.
+
+        A pair is not cut by whoever takes it, so it may take half of that.
+        """
+        kind: Kind = KIND
+        language = ""
+        marks: tuple[tuple[int, str], ...] = ()
         try:
-            text, kind, language = self._rendered(record)
+            if self.pair is not None:
+                text, marks = self._paired(record, self.pair)
+            else:
+                text, kind, language = self._rendered(record)
             size = len(text.encode("utf-8"))
         except RecordError as error:
             return Refused(place, error.reason, error.detail)
@@ -81,11 +97,13 @@ class RecordFormat:
             return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a character")
         except RecursionError:
             return Refused(place, "invalid", "it is nested too deeply")
+        if marks and size > max_bytes // 2:
+            return Refused(place, "oversized", f"{size:,} bytes, over data.extract.max_document_bytes")
         if size > max_bytes:
             return Refused(place, "oversized", f"{size:,} bytes, over {max_bytes:,}, twice the longest document")
         if not text or text.isspace():
             return Refused(place, "empty", "its text is empty")
-        return Extracted(text, kind, language, place)
+        return Extracted(text, kind, language, place, marks)
 
     def needed(self, columns: Sequence[str]) -> list[str]:
         """Those of a table's `columns` that must be read; all of them when the record decides.
@@ -125,6 +143,12 @@ class RecordFormat:
             return all(_lookup(record, name) is not _MISSING for name in self.names)
         return is_chat(record) or text_field(tuple(record), (record,)) is not None
 
+    def _paired(self, record: object, pair: tuple[str, str]) -> tuple[str, tuple[tuple[int, str], ...]]:
+        if not isinstance(record, Mapping):
+            raise RecordError("invalid", f"it is {kind_of(record)}, not a record with named fields")
+        source, target = (self._value(record, name) for name in pair)
+        return pair_text((source, target), pair)
+
     def _rendered(self, record: object) -> tuple[str, Kind, str]:
         if not isinstance(record, Mapping):
             return self._without_fields(record)
@@ -141,6 +165,8 @@ class RecordFormat:
         field = text_field(record, (record,))
         if field is not None:
             return _column_text(record, field, record[field])
+        if is_pair(record):
+            raise RecordError("pair", _ABOUT_PAIRS)
         return field_lines(record), "table", ""
 
     def _without_fields(self, value: object) -> tuple[str, Kind, str]:
@@ -149,7 +175,7 @@ class RecordFormat:
                 return value, "prose", ""
             if (chat := turns_text(value)) is not None:
                 return chat, "chat", ""
-        raise RecordError("invalid", f"it is {_kind_of(value)}, not a record with named fields")
+        raise RecordError("invalid", f"it is {kind_of(value)}, not a record with named fields")
 
     def _filled(self, piece: str | Placeholder, record: Mapping[str, Any]) -> str:
         return piece if isinstance(piece, str) else as_text(self._value(record, piece.name))
@@ -292,8 +318,3 @@ def _is_text(name: str, column: str, sample: Sequence[Mapping[str, Any]]) -> boo
     if len(texts) < len(values) - values.count(None):
         return False
     return name not in _NEEDS_WORDS or any(len(text.split(None, 1)) > 1 for text in texts)
-
-
-def _kind_of(value: object) -> str:
-    names = {bool: "a truth value", int: "a number", float: "a number", type(None): "null", list: "a list"}
-    return names.get(type(value), "text")

@@ -9,6 +9,8 @@ from typing import Any
 from sheepop.core.random import derive_seed
 from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Samples
 from sheepop.data.documents import Document
+from sheepop.data.extract.pair import KIND
+from sheepop.data.pairs import Pair
 
 
 class Contents:
@@ -60,6 +62,7 @@ class Contents:
 
 
 def _excerpt(document: Document) -> dict[str, Any]:
+    text = "\n".join(Pair.of(document).texts) if document.kind == KIND else document.text
     return {
         "file": document.source,
         "part": document.part,
@@ -67,5 +70,5 @@ def _excerpt(document: Document) -> dict[str, Any]:
         "kind": document.kind,
         "language": document.language,
         "bytes": document.num_bytes,
-        "excerpt": document.text[:EXCERPT_CHARACTERS],
+        "excerpt": text[:EXCERPT_CHARACTERS],
     }

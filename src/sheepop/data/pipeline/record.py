@@ -28,7 +28,7 @@ _LIBRARIES = """
     openpyxl nbformat warcio pyarrow duckdb
 """
 # How the work was done, and what only training reads, does not change what is made.
-_NOT_IN_RESULT = {"paths", "num_workers", "packing", "max_length", "stride"}
+_NOT_IN_RESULT = {"paths", "num_workers", "packing", "max_length", "stride", "long_pairs"}
 # A salt that is published with the corpus protects nothing.
 _NOT_IN_MANIFEST: Any = {
     **dict.fromkeys(_NOT_IN_RESULT, True),
@@ -156,10 +156,13 @@ class BuildRecord:
         """One paragraph for the console."""
         files, documents, splits = self._files(), self._documents(), self.tokens["splits"]
         skipped = sum(files["skipped"].values())
+        refused = ", ".join(f"{reason} {count:,}" for reason, count in files["refused_parts"].items())
         removed = ", ".join(f"{name} {count:,}" for name, count in documents["removed"].items() if count)
         return (
-            f"Corpus: {files['found']:,} files found, {files['read']:,} read, {skipped:,} left out. "
-            f"{documents['in']:,} documents, {documents['kept']:,} kept"
+            f"Corpus: {files['found']:,} files found, {files['read']:,} read, {skipped:,} left out"
+            + (f", with places that could not be used: {refused}" if refused else "")
+            + ". "
+            + f"{documents['in']:,} documents, {documents['kept']:,} kept"
             + (f"; removed: {removed}" if removed else "")
             + (f"; {documents['empty']:,} empty" if documents["empty"] else "")
             + f". {splits['train']['tokens']:,} training and {splits['validation']['tokens']:,} validation tokens. "

@@ -15,6 +15,8 @@ from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import batched_by_size, read_stored
 from sheepop.data.encoding import DocumentEncoder
+from sheepop.data.extract.pair import KIND
+from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, part_path
 from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX
 from sheepop.data.shards import TokenWriter
@@ -103,7 +105,8 @@ def place_file(source: Path, target: Path) -> None:
 
 
 def documents_in(source: Path, files: Sequence[int]) -> Iterator[str]:
-    """The texts of gathered documents, in order."""
+    """The texts of gathered documents, in order; of a pair first the one and then the other."""
     for bucket in files:
         for stored in read_stored(part_path(source, bucket), DOCUMENTS_PREFIX):
-            yield stored.document().text
+            document = stored.document()
+            yield from Pair.of(document).texts if document.kind == KIND else (document.text,)
