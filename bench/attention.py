@@ -13,13 +13,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
+from processes import answer, forget_peak, measured_apart, peak_bytes
+from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model, cross_entropy
 from sheepop.model.attention import AttentionMask, attend, causal_mask
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS), help="T of the memory table")
     parser.add_argument("--rows", type=int, default=4, help="rows of the memory table")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     device = resolve_device(options.device)
 
@@ -155,7 +155,7 @@ def main() -> None:
         ]
         memory += found
         print(f"{length:>6}" + "".join(f"{row['bytes'] / 2**20:>16,.1f}" for row in found))
-    write_results(options.json, {"steps": times, "memory": memory})
+    write_record(options.json, {"steps": times, "memory": memory})
 
 
 if __name__ == "__main__" and not answer(attention_memory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +13,29 @@ import pytest
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError
-from sheepop.jobs.config import load_config
+from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
 
-SETTINGS = (
-    "tokenizer.algorithm=char",
-    "model.d_model=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.max_seq_len=32",
-    "training.global_batch_size=4",
-    "training.max_steps=4",
-    "training.precision=fp32",
-    "device=cpu",
-)
+Start = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
+def start(configured: Callable[..., SheepOpConfig]) -> Start:
+    """Takes four steps into a directory, with more settings if given, and returns it."""
 
+    def run(output: Path, *overrides: str, **places: Path) -> Path:
+        train(configured(output, "training.max_steps=4", *overrides, **places))
+        return output
 
-def start(data: Path, run: Path) -> Path:
-    train(load_config(overrides=(*SETTINGS, f"output_dir={run}", f"data.paths={data}")))
     return run
 
 
 @pytest.fixture(scope="module")
-def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return start(text, tmp_path_factory.mktemp("runs") / "finished")
+def finished(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start(tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture
@@ -102,12 +91,12 @@ def test_other_text_is_refused_and_not_ignored(run: Path, tmp_path: Path) -> Non
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: Path) -> None:
+def test_a_finished_corpus_may_be_moved_but_not_exchanged(start: Start, text_folder: Path, tmp_path: Path) -> None:
     console = Console.silent()
-    settings = [str(text), "tokenizer.algorithm=char"]
+    settings = [str(text_folder), "tokenizer.algorithm=char"]
     build(settings, tmp_path / "corpus", None, console)
     build([*settings, "seed=5"], tmp_path / "another", None, console)
-    run = start(tmp_path / "corpus", tmp_path / "run")
+    run = start(tmp_path / "run", data=tmp_path / "corpus")
     (tmp_path / "corpus").rename(tmp_path / "moved")
     resume(run, f"data.paths={tmp_path / 'moved'}", "training.max_steps=5")
     assert steps(run) == 5
@@ -117,12 +106,10 @@ def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: 
 
 
 def test_what_was_measured_is_stored_and_not_measured_again(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    settings = [setting for setting in SETTINGS if "max_steps" not in setting and "precision" not in setting]
-    budget = ("training.max_minutes=0.08", "training.max_epochs=1", f"output_dir={run}", f"data.paths={text}")
-    train(load_config(overrides=(*settings, *budget)))
+    budget = ("training.max_steps=null", "training.max_minutes=0.08", "training.max_epochs=1")
+    run = start(tmp_path / "run", *budget, "training.precision=auto")
     stored = read_config_file(run / "config.yaml")["training"]
     assert stored["precision"] in ("fp32", "bf16")
     assert stored["max_minutes"] is None
