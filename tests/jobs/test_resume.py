@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError, StorageError
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
@@ -43,14 +44,20 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def resume(run: Path, *overrides: str) -> None:
+def resume(run: Path, *overrides: str, console: Console | None = None) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    train(load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked), resume=True)
+    config = load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked)
+    train(config, resume=True, console=console)
 
 
 def resolved(run: Path) -> dict[str, Any]:
     return read_config_file(run / "config.yaml")
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    rows, _ = read_json_lines(run / "metrics.jsonl")
+    return [{key: row[key] for key in row if key not in ("seconds", "tokens_per_second", "mfu")} for row in rows]
 
 
 def steps(run: Path) -> int:
@@ -63,6 +70,40 @@ def test_more_steps_are_taken_and_kept_when_resumed_again(run: Path) -> None:
     resume(run)
     assert (steps(run), resolved(run)["training"]["max_steps"]) == (6, 6)
     assert json.loads((run / "environment.json").read_text())["asked"]["training"]["max_steps"] == 6
+
+
+def test_a_budget_that_is_spent_is_said_and_nothing_is_trained(run: Path) -> None:
+    before, words = (run / "metrics.jsonl").read_bytes(), io.StringIO()
+    resume(run, console=Console(quiet=True, file=words))
+    assert words.getvalue() == (
+        "Warning: All 4 steps of this run are taken. To train for longer, raise training.max_steps.\n"
+    )
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"max_steps = 3, but the run has taken 4 steps already\. Give at least"):
+        resume(run, "training.max_steps=3")
+
+
+@pytest.mark.parametrize("budget", ["max_minutes=5", "max_tokens=1000000", "max_epochs=9"])
+def test_more_of_another_budget_is_refused_and_not_ignored(run: Path, budget: str) -> None:
+    with pytest.raises(ConfigError, match=r"was None, now .* To train for longer, raise training\.max_steps\."):
+        resume(run, f"training.{budget}")
+    assert steps(run) == 4
+
+
+def test_a_run_without_any_checkpoint_begins_again_and_says_so(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    before, words = timeless(run), io.StringIO()
+    resume(run, console=Console(quiet=True, file=words))
+    assert words.getvalue() == f"Warning: {run} has no checkpoint, so its run begins again.\n"
+    assert timeless(run) == before
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused(run: Path) -> None:
+    (run / "checkpoints").rename(run / "aside")
+    (run / "checkpoints").touch()
+    with pytest.raises(StorageError, match="checkpoints: part of the path is a file, not a directory"):
+        resume(run, "training.max_steps=6")
+    assert steps(run) == 4
 
 
 def test_a_change_that_is_taken_back_is_not_ignored(run: Path) -> None:

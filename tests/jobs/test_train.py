@@ -1,17 +1,23 @@
-"""Training where something of the machine is missing."""
+"""Training where something around it is missing or fails."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
+from sheepop.core.errors import StorageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import train
+from sheepop.train.metrics import read_json_lines
+from sheepop.train.sinks.tensorboard import TensorBoard
 
 
 def test_without_a_compiler_a_run_goes_on_and_says_so(
@@ -25,3 +31,38 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(
     assert outcome.steps == 2
     assert "needs a C++ compiler" in messages.getvalue()
     assert read_config_file(tmp_path / "run" / "config.yaml")["training"]["compile"] is False
+
+
+def test_a_sink_that_throws_leaves_the_run_as_it_is(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(sink: TensorBoard, row: Mapping[str, Any]) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(TensorBoard, "write", write)
+    every_step, messages = "training.log_interval=1", io.StringIO()
+    train(configured(tmp_path / "without", every_step))
+    with_sink = configured(tmp_path / "with", every_step, "training.sinks=[tensorboard]")
+    train(with_sink, console=Console(quiet=True, file=messages))
+    losses = [
+        [(row["step"], row["split"], row["loss"]) for row in read_json_lines(tmp_path / name / "metrics.jsonl")[0]]
+        for name in ("without", "with")
+    ]
+    assert losses[0] == losses[1]
+    assert "Warning: TensorBoard failed, and the run goes on: OSError: no network\n" in messages.getvalue()
+    assert f"TensorBoard lacks {len(losses[0])} rows of this run; metrics.jsonl has all" in messages.getvalue()
+
+
+def test_a_write_that_is_refused_before_the_first_checkpoint_says_so(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RunDirectory.write_checkpoint
+
+    def something_in_the_way(run: RunDirectory, step: int) -> AbstractContextManager[Path]:
+        run.checkpoints.rmdir()
+        run.checkpoints.touch()
+        return write(run, step)
+
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", something_in_the_way)
+    with pytest.raises(StorageError, match=r"^Cannot write .*\. No checkpoint of this run was written before\.$"):
+        train(configured(tmp_path / "run"))

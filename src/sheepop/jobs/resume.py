@@ -54,6 +54,7 @@ _MAY_CHANGE = {
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }
+_BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
     if refused:
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
-        raise ConfigError(f"A resumed run keeps its settings, but {what}. {_how_to_fork(path)}")
+        longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
+        raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")
@@ -214,7 +216,9 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
             f"A resumed run derives nothing anew, but these are {error}. Give a value, or leave the key out."
         ) from None
     if steps < stored.step:
-        raise ConfigError(f"training.max_steps = {steps}, but the run has taken {stored.step} steps already.")
+        raise ConfigError(
+            f"training.max_steps = {steps}, but the run has taken {stored.step} steps already. Give at least as many."
+        )
     return config
 
 
