@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def test_the_rates_of_a_run_are_those_of_its_schedule(
     run(tmp_path / "run", "training.learning_rate=0.01", *overrides)
     rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "train"]
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.01 * rate for rate in rates])
+
+
+def test_the_share_of_the_peak_counts_rows_as_long_as_they_are(run: Run, tmp_path: Path) -> None:
+    run(tmp_path / "run", "training.sequence_length_warmup=[[4, 8]]")
+    rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "train"]
+    peak = json.loads((tmp_path / "run" / "environment.json").read_text())["matrix_peak_flops"]
+    weights = load_model(tmp_path / "run").model.state_dict()
+    matrices = sum(weight.numel() for name, weight in weights.items() if "_proj.weight" in name) + 128 * 16
+    # Two operations a weight and two products of 16 numbers a key, forward, and twice that backward; a token of a row
+    # of T tokens sees (T + 1) / 2 keys in the mean.
+    per_token = {length: 3 * (2 * matrices + 4 * 16 * (length + 1) / 2) for length in (8, 32)}
+    found = [row["mfu"] * peak / row["tokens_per_second"] for row in rows]
+    assert found == pytest.approx([per_token[8]] * 4 + [per_token[32]] * 6)
 
 
 def test_whatever_takes_a_run_takes_its_averaged_weights(run: Run, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def run_loop(
             sample=TrainingSamples(model, tokenizer, config, device),
             device=device,
             seed=config.seed,
-            flops_per_token=training_flops_per_token(config.model, plan.max_length),
+            flops_per_token=partial(training_flops_per_token, config.model),
             peak_flops=record.matrix_peak_flops,
             state=state,
             sinks=[sinks],
