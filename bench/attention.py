@@ -114,11 +114,11 @@ def attention_memory(kind: str, length: int, rows: int, device: str) -> dict[str
         return torch.randn(rows, HEADS, length, HEAD_DIM, generator=generator).to(device).requires_grad_()
 
     q, k, v = heads(), heads(), heads()
-    warm = [tensor[:, :, :32].detach().requires_grad_() for tensor in (q, k, v)]
-    attend(*warm, MASKS[kind](ids[:, :32])).sum().backward()
+    warm_q, warm_k, warm_v = (tensor[:, :, :32].detach().requires_grad_() for tensor in (q, k, v))
+    torch.autograd.backward(attend(warm_q, warm_k, warm_v, MASKS[kind](ids[:, :32])).sum())
     forget_peak(device)
     before = peak_bytes(device)
-    attend(q, k, v, MASKS[kind](ids)).sum().backward()
+    torch.autograd.backward(attend(q, k, v, MASKS[kind](ids)).sum())
     return {"kind": kind, "length": length, "rows": rows, "bytes": peak_bytes(device) - before}
 
 

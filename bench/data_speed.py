@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def measure_stages(
     }
     for name in ("formatting", "language", "quality", "quality, web", "toxicity", "secrets", "pii"):
         if documents[0].kind != "code" or name not in NOT_FOR_CODE:
-            tasks[name] = lambda name=name: run_stage(name, documents)
+            tasks[name] = partial(run_stage, name, documents)
     tasks["exact duplicates (ids)"] = lambda: [Document.of(text, "bench", 0) for text in texts]
     tasks["write a part (jsonl, zstd)"] = lambda: write_part(documents, work)
     tasks["shuffle (scatter and gather)"] = lambda: shuffle(work)
@@ -314,7 +315,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a little of everything")
     add_json_option(parser)
     options = parser.parse_args()
-    record = {"machine": describe_machine().to_dict(), "datatrove": importlib.metadata.version("datatrove")}
+    record: dict[str, Any] = {
+        "machine": describe_machine().to_dict(),
+        "datatrove": importlib.metadata.version("datatrove"),
+    }
     record |= measure(options)
     machine, loads = record["machine"], [round(record[f"load {when}"][0], 1) for when in ("before", "after")]
     print(f"{machine['processor']}, {machine['cores']:g} cores, {machine['python']}, datatrove {record['datatrove']};")

@@ -49,7 +49,7 @@ def train_nanogpt(path: Path, corpus: Corpus, progress: Progress) -> tuple[Any, 
     Returns the model, its steps and the seconds they took.
     """
     sys.path.insert(0, str(path))
-    from model import GPT, GPTConfig
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
     torch.manual_seed(1337)
     tokens = np.asarray(corpus.train.tokens(0, corpus.train.num_tokens), dtype=np.int64)
