@@ -46,8 +46,10 @@ def read_only(directory: Path) -> Iterator[None]:
     """Nobody can write there within the block, nor can root."""
     if os.geteuid() != 0:
         directory.chmod(0o555)
-        yield
-        directory.chmod(0o755)
+        try:
+            yield
+        finally:
+            directory.chmod(0o755)
         return
     bind = ["mount", "--bind", str(directory), str(directory)]
     if shutil.which("mount") is None or subprocess.run(bind, capture_output=True, check=False).returncode:
