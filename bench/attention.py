@@ -13,13 +13,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
+from processes import answer, forget_peak, measured_apart, peak_bytes
+from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model, cross_entropy
 from sheepop.model.attention import attend
@@ -119,11 +119,11 @@ def attention_memory(kind: str, length: int, rows: int, device: str) -> dict[str
         return torch.randn(rows, HEADS, length, HEAD_DIM, generator=generator).to(device).requires_grad_()
 
     q, k, v = heads(), heads(), heads()
-    warm = [tensor[:, :, :32].detach().requires_grad_() for tensor in (q, k, v)]
-    attend(*warm, MASKS[kind](ids[:, :32])).sum().backward()
+    warm_q, warm_k, warm_v = (tensor[:, :, :32].detach().requires_grad_() for tensor in (q, k, v))
+    torch.autograd.backward(attend(warm_q, warm_k, warm_v, MASKS[kind](ids[:, :32])).sum())
     forget_peak(device)
     before = peak_bytes(device)
-    attend(q, k, v, MASKS[kind](ids)).sum().backward()
+    torch.autograd.backward(attend(q, k, v, MASKS[kind](ids)).sum())
     return {"kind": kind, "length": length, "rows": rows, "bytes": peak_bytes(device) - before}
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS), help="T of the memory table")
     parser.add_argument("--rows", type=int, default=4, help="rows of the memory table")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     device = resolve_device(options.device)
 
@@ -160,7 +160,7 @@ def main() -> None:
         ]
         memory += found
         print(f"{length:>6}" + "".join(f"{row['bytes'] / 2**20:>16,.1f}" for row in found))
-    write_results(options.json, {"steps": times, "memory": memory})
+    write_record(options.json, {"steps": times, "memory": memory})
 
 
 if __name__ == "__main__" and not answer(attention_memory):

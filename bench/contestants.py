@@ -165,7 +165,7 @@ def nanogpt(contestant: Contestant) -> tuple[Step, int]:
     """nanoGPT's model and optimizer from its checkout, in the order of its training script, from SheepOp's weights."""
     assert contestant.nanogpt is not None
     sys.path.insert(0, contestant.nanogpt)
-    from model import GPT, GPTConfig
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
     shape, device = contestant.shape, contestant.device
     if device == "cuda":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import itertools
-import json
 import multiprocessing
 import os
 import resource
@@ -25,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import datatrove.data as datatrove
 
 from duplicates_speed import measure_signatures
 from quality_speed import compare_corpora
+from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.core.machine import describe_machine
 from sheepop.data.build import build_corpus
@@ -95,7 +96,7 @@ def measure_stages(
     }
     for name in ("formatting", "language", "quality", "quality, web", "toxicity", "secrets", "pii"):
         if documents[0].kind != "code" or name not in NOT_FOR_CODE:
-            tasks[name] = lambda name=name: run_stage(name, documents)
+            tasks[name] = partial(run_stage, name, documents)
     tasks["exact duplicates (ids)"] = lambda: [Document.of(text, "bench", 0) for text in texts]
     tasks["write a part (jsonl, zstd)"] = lambda: write_part(documents, work)
     tasks["shuffle (scatter and gather)"] = lambda: shuffle(work)
@@ -312,15 +313,17 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=4, help="how often the input of the first build is repeated")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions of which the median counts")
     parser.add_argument("--quick", action="store_true", help="a little of everything")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
-    record = {"machine": describe_machine().to_dict(), "datatrove": importlib.metadata.version("datatrove")}
+    record: dict[str, Any] = {
+        "machine": describe_machine().to_dict(),
+        "datatrove": importlib.metadata.version("datatrove"),
+    }
     record |= measure(options)
     machine, loads = record["machine"], [round(record[f"load {when}"][0], 1) for when in ("before", "after")]
     print(f"{machine['processor']}, {machine['cores']:g} cores, {machine['python']}, datatrove {record['datatrove']};")
     print(f"load average {loads[0]} before and {loads[1]} after.")
-    if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options.json, record)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python bench/duplicates_speed.py --documents 1000000 --json bench/results/duplic
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import statistics
 import sysconfig
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sheepop.core.machine import describe_machine
+from record import add_json_option, write_record
 from sheepop.data.duplicates.candidates import candidate_pairs
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.exact import later_copies
@@ -145,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=1_000_000, help="random documents to decide about")
     parser.add_argument("--megabytes", type=float, default=10.0, help="text to compute signatures of")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     decision = measure_decision(options.documents)
     print(f"{options.documents:,} documents: " + ", ".join(f"{name} {value:,.1f}" for name, value in decision.items()))
@@ -154,9 +153,7 @@ def main() -> None:
     print(f"{len(texts):,} documents of {_megabytes(texts) * 1e3 / len(texts):.1f} kB, MB/s on one core:")
     for name, speed in signatures.items():
         print(f"  {name:40} {speed:8.1f}")
-    if options.json is not None:
-        record = {"machine": describe_machine().to_dict(), "decision": decision, "signatures": signatures}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options.json, {"decision": decision, "signatures": signatures})
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
+from record import add_json_option, write_record
 from sheepop.core.console import Console
-from sheepop.core.machine import describe_machine
 from sheepop.jobs.bench import bench, render_bench
 
 
@@ -17,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None
     parser.add_argument("--presets", nargs="+", default=list(presets), help="model presets to measure")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each measurement")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
 
 
 def run(name: str, options: argparse.Namespace) -> None:
@@ -28,7 +26,4 @@ def run(name: str, options: argparse.Namespace) -> None:
             bench(name, preset=preset, seconds=options.seconds, device=options.device, console=Console(quiet=True))
         )
         print(render_bench(results[-1]), end="\n\n")
-    if options.json is not None:
-        options.json.write_text(
-            json.dumps({"machine": describe_machine().to_dict(), "results": results}, indent=2) + "\n"
-        )
+    write_record(options.json, {"results": results})

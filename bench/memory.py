@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from processes import answer, forget_peak, measured_apart, peak_bytes, write_results
+from processes import answer, forget_peak, measured_apart, peak_bytes
+from record import add_json_option, write_record
 from sheepop.core.config import validate
 from sheepop.core.device import resolve_device
 from sheepop.model import ModelConfig, build_model
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", help="fp32, bf16, fp16 or fp8")
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each mode")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     shape = {name: vars(options)[name] for name in ("preset", "length", "rows", "precision", "steps")}
     shape["device"] = resolve_device(options.device)
@@ -112,7 +112,7 @@ def main() -> None:
             f"{mode:<10} {shown:>6} {row['seconds'] * 1e3:>7,.0f} ms {time_ratio:>6.2f} "
             f"{row['peak_bytes'] / MEBIBYTE:>9,.0f} {memory_ratio:>8.2f} {row['estimated_bytes'] / MEBIBYTE:>10,.0f}"
         )
-    write_results(options.json, {**shape, "modes": rows})
+    write_record(options.json, {**shape, "modes": rows})
 
 
 if __name__ == "__main__" and not answer(measure_mode):

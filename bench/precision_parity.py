@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from processes import write_results
+from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import DeviceError
 from sheepop.core.random import torch_generator
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--picture", type=Path, help="file for the picture, .png or .svg")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     device = resolve_device(options.device)
     choose_matrix_arithmetic(device)
@@ -105,7 +105,7 @@ def main() -> None:
     if options.picture is not None:
         draw(curves, options.picture)
     results: dict[str, Any] = {"device": device, "preset": options.preset, "losses": curves, "refused": refused}
-    write_results(options.json, results)
+    write_record(options.json, results)
 
 
 if __name__ == "__main__":

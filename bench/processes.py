@@ -51,12 +51,3 @@ def peak_bytes(device: str) -> int:
         return int(lines["VmHWM"].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def write_results(path: Path | None, results: Mapping[str, Any]) -> None:
-    """Writes the numbers with the machine beside them, when a file was asked for."""
-    from sheepop.core.machine import describe_machine
-
-    if path is not None:
-        machine = describe_machine().to_dict()
-        path.write_text(json.dumps({"machine": machine, "torch": torch.__version__, **results}, indent=2) + "\n")

@@ -12,7 +12,6 @@ processor time on one core, medians of the rounds, in which the competitors alte
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import datatrove.data as datatrove
 
-from sheepop.core.machine import describe_machine
+from record import add_json_option, write_record
 from sheepop.data.clean import c4, fineweb, gopher
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.ledger import Ledger
@@ -204,7 +203,7 @@ def main() -> None:
     parser.add_argument("--text", nargs="+", type=Path, default=[], help="folders and files with more prose")
     parser.add_argument("--megabytes", type=float, default=1.0, help="of each corpus")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
     texts = corpora(options.text, options.megabytes)
     everything = [text for some in texts.values() for text in some]
@@ -224,9 +223,7 @@ def main() -> None:
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for line in defaults:
         print(f"| {' | '.join(str(line[column]) for column in columns)} |")
-    if options.json is not None:
-        record = {"machine": describe_machine().to_dict(), "filters": rows, "default_stages": defaults}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options.json, {"filters": rows, "default_stages": defaults})
 
 
 if __name__ == "__main__":

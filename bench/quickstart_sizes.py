@@ -8,11 +8,10 @@ A size is width x layers x row length. Each run has its own directory below --ou
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from sheepop.core.machine import describe_machine
+from record import add_json_option, write_record
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart_recipe import SIZES, Size, library_paths, recipe
 from sheepop.jobs.train import train
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--learning-rate", type=float, default=8e-3)
     parser.add_argument("--output", type=Path, default=Path("runs/sizes"))
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
     paths, ignore = library_paths()
     rows = []
@@ -54,8 +53,7 @@ def main() -> None:
         assert outcome.scores is not None
         rows.append({"size": text, "steps": outcome.steps, "tokens": outcome.tokens, **outcome.scores.to_dict()})
         print(f"{text:<14} {outcome.tokens:>12,} tokens  {outcome.scores.bits_per_byte:.4f} bits per byte", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": describe_machine().to_dict(), "rows": rows}, indent=2) + "\n")
+    write_record(options.json, {"rows": rows})
 
 
 if __name__ == "__main__":

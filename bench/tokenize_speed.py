@@ -10,7 +10,6 @@ of all texts are compared before anything is timed; a difference ends the benchm
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sysconfig
@@ -23,8 +22,8 @@ from typing import Any
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from record import add_json_option, write_record
 from sheepop.core.console import Console
-from sheepop.core.machine import describe_machine
 from sheepop.data.documents import Document, StoredDocument, batched_by_size
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.workers import ordered_map
@@ -128,7 +127,7 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=PATH", help="text to encode")
     parser.add_argument("--tokenizer", nargs="+", default=[], metavar="NAME=PATH", help="tokenizers besides our own")
     parser.add_argument("--vocab-size", type=int, default=8192)
-    parser.add_argument("--json", type=Path)
+    add_json_option(parser)
     options = parser.parse_args()
     named = [pair.partition("=") for pair in options.texts] or [("stdlib", "=", sysconfig.get_paths()["stdlib"])]
     texts = {name: read_texts(Path(path)) for name, _, path in named}
@@ -149,9 +148,7 @@ def main() -> None:
                 f"{row['ratio']:>7.1f}",
                 flush=True,
             )
-    if options.json is not None:
-        record = {"machine": describe_machine().to_dict(), "unit": "MB of UTF-8 per second", "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options.json, {"unit": "MB of UTF-8 per second", "rows": rows})
 
 
 if __name__ == "__main__":

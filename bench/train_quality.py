@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from record import add_json_option, write_record
 from sheepop.core.console import Console
-from sheepop.core.machine import describe_machine
 from sheepop.data import Corpus, PackedBatches
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import quickstart
@@ -49,7 +49,7 @@ def train_nanogpt(path: Path, corpus: Corpus, progress: Progress) -> tuple[Any, 
     Returns the model, its steps and the seconds they took.
     """
     sys.path.insert(0, str(path))
-    from model import GPT, GPTConfig
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
     torch.manual_seed(1337)
     tokens = np.asarray(corpus.train.tokens(0, corpus.train.num_tokens), dtype=np.int64)
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, required=True, metavar="PATH", help="a checkout of nanoGPT")
     parser.add_argument("--data", nargs="+", default=[], metavar="PATH", help="text; files: the standard library")
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     if options.experiment == "shakespeare" and not options.data:
         parser.error("shakespeare needs --data PATH, a text of about a megabyte")
@@ -174,8 +174,7 @@ def main() -> None:
     for name in ("sheepop", "nanogpt"):
         print(f"| {name} | {record[name]['loss']:.4f} | {record[name]['bits_per_byte']:.4f} |")
     print(f"\n{json.dumps(record, indent=2)}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": describe_machine().to_dict(), **record}, indent=2) + "\n")
+    write_record(options.json, record)
 
 
 if __name__ == "__main__":

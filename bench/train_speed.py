@@ -12,12 +12,12 @@ float32 weights. The exit code is 1 when the losses differ by more than 0.5 perc
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from measure import add_options, run
+from record import write_record
 
 PRESETS = ("llama-1m", "llama-4m", "sheepop-tiny")
 
@@ -62,8 +62,7 @@ def compare(options: argparse.Namespace) -> int:
         results[name] = training_race.race(name, shape, str(options.against.resolve()), device, pace, options.settings)
     print("\n".join(training_race.table(results)))
     report = training_race.report(results, device)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_record(options.json, report)
     return 0 if report["equal_work"] else 1
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contestants import Contestant, Shape
-from sheepop.core.machine import describe_machine, find_compiler, has_python_headers
+from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.train.precision import candidates
 
 SHAPES = {
@@ -177,7 +177,6 @@ def report(results: dict[str, dict[str, Any]], device: str) -> dict[str, Any]:
         "equal_work": all(result["equal_work"] for result in results.values()),
         "device": device,
         "shapes": results,
-        "machine": describe_machine().to_dict(),
     }
 
 

@@ -1,9 +1,11 @@
-"""Settings of the whole suite: one computing thread per test process, and no way out to the network."""
+"""Settings of the whole suite: one computing thread per test process, no way out to the network; a tiny run."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Toy models gain nothing from threads, and test processes that run side by side would fight for the cores.
@@ -15,3 +17,27 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Where CI is set, as it is on the machines that judge a change, every run draws the same examples.
 settings.register_profile("sheepop", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sheepop")
+
+
+@pytest.fixture(scope="session")
+def tiny() -> tuple[str, ...]:
+    """Settings of a model that trains in a second."""
+    return (
+        "tokenizer.algorithm=char",
+        "model.d_model=16",
+        "model.num_layers=1",
+        "model.num_heads=2",
+        "model.max_seq_len=32",
+        "training.global_batch_size=4",
+        "training.max_steps=6",
+        "training.precision=fp32",
+    )
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty small text files."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(30):
+        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
+    return folder

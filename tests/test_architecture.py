@@ -42,6 +42,9 @@ FORBIDDEN_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"torch.load", "numpy.load", "eval", "exec", "__import__", "importlib.import_module"}
 MAY_PRINT = {"cli", "core.console"}
+# The time of day jumps; what measures a duration reads a monotonic clock. These write down when something was.
+TIME_OF_DAY = {"time.time", "time.time_ns"}
+MAY_READ_THE_TIME_OF_DAY = {"train.sinks.mlflow"}
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ class House:
                 called = _dotted(node.func, aliases)
                 if called in FORBIDDEN_CALLS:
                     yield f"{self.place(name, node.lineno)}: {called}() is not allowed here"
+                if called in TIME_OF_DAY and name not in MAY_READ_THE_TIME_OF_DAY:
+                    yield f"{self.place(name, node.lineno)}: {called}() jumps; time.monotonic() does not"
                 may_print = name in MAY_PRINT or _folder(name) in MAY_PRINT
                 if called == "print" and not may_print:
                     yield f"{self.place(name, node.lineno)}: only the command line and the console print"
@@ -378,6 +383,7 @@ def test_a_good_tree_has_no_problems(tmp_path: Path):
         ),
         ("model/a.py", "def f():\n    print(1)\n", "model/a.py:2: only the command line and the console print"),
         ("core/a.py", "print(1)\n", "core/a.py:1: only the command line and the console print"),
+        ("core/a.py", "import time\ntime.time()\n", "core/a.py:2: time.time() jumps; time.monotonic() does not"),
         ("model/__init__.py", "x = 1\n", "model/__init__.py:1: __init__.py only hands names on"),
         ("model/__init__.py", "def f(): ...\n", "model/__init__.py:1: __init__.py only hands names on"),
         ("model/utils.py", "", "model/utils.py: utils says nothing about what is inside"),

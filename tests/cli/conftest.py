@@ -12,17 +12,6 @@ import pytest
 
 from sheepop.cli.main import main
 
-TINY = (
-    "tokenizer.algorithm=char",
-    "model.d_model=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.max_seq_len=32",
-    "training.global_batch_size=4",
-    "training.max_steps=6",
-    "training.precision=fp32",
-)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -52,12 +41,6 @@ def run_in_process(monkeypatch: pytest.MonkeyPatch, *arguments: object, stdin: s
     return Result(code, out.getvalue(), err.getvalue())
 
 
-@pytest.fixture(scope="session")
-def tiny() -> tuple[str, ...]:
-    """Settings of a model that trains in a second."""
-    return TINY
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """``run("train", "--data", path)`` gives the exit code and the two outputs."""
@@ -65,19 +48,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture(scope="session")
-def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty small text files."""
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def trained(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(text_folder: Path, tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished tiny run, made by the command line."""
     output = tmp_path_factory.mktemp("runs") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        result = run_in_process(patch, "train", "--data", text_folder, "--output", output, "--quiet", *TINY)
+        result = run_in_process(patch, "train", "--data", text_folder, "--output", output, "--quiet", *tiny)
     assert result.code == 0, result.err
     return output

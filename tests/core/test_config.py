@@ -13,6 +13,7 @@ from sheepop.core.config import (
     Config,
     apply_overrides,
     dump_config,
+    leaves,
     merge,
     parse_config,
     read_config_file,
@@ -185,6 +186,11 @@ def test_an_override_below_a_plain_value_is_refused():
 def test_an_override_with_a_key_twice_is_refused():
     with pytest.raises(ConfigError, match="the key 'a' stands twice"):
         apply_overrides({}, ["model={a: 1, a: 2}"])
+
+
+def test_leaves_are_the_values_of_all_sections_under_their_paths():
+    tree = {"seed": 1, "model": {"d_model": 8, "rope": {"base": [1, {"no": "section"}]}, "empty": {}}}
+    assert dict(leaves(tree)) == {"seed": 1, "model.d_model": 8, "model.rope.base": [1, {"no": "section"}]}
 
 
 def test_merge_goes_section_by_section():

@@ -21,6 +21,7 @@ from sheepop.core.files import (
     read_json,
     remove_partial,
     remove_tree,
+    require_writable,
     sha256_file,
     storage_errors,
     write_atomic,
@@ -65,6 +66,16 @@ def test_a_file_on_the_way_is_named(tmp_path: Path):
     (tmp_path / "a").write_text("x")
     with pytest.raises(StorageError, match="part of the path is a file"):
         write_atomic(tmp_path / "a" / "b", "text")
+
+
+def test_a_place_that_takes_files_is_made_and_left_empty_and_another_is_named(tmp_path: Path):
+    require_writable(tmp_path / "a" / "b")
+    require_writable(tmp_path / "a" / "b")
+    assert names(tmp_path) == ["a", "a/b"]
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(StorageError, match=r"Cannot write .*/file: part of the path is a file"):
+        require_writable(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_json_is_written_readably_and_never_with_nan(tmp_path: Path):
@@ -188,6 +199,17 @@ def test_a_full_disk_reported_as_text_by_a_library_is_recognised(tmp_path: Path)
         storage_errors(tmp_path / "model"),
     ):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+
+def test_a_refused_place_reported_as_text_by_a_library_is_recognised_where_it_is_the_target(tmp_path: Path):
+    words = 'I/O error: Read-only file system (os error 30) at path "{}/.model.partial-1/state/weights"'
+    with (
+        pytest.raises(StorageError, match=r"Cannot write .*model: the file system is read-only"),
+        storage_errors(tmp_path / "model"),
+    ):
+        raise RuntimeError(words.format(tmp_path))
+    with pytest.raises(RuntimeError, match="elsewhere"), storage_errors(tmp_path / "model"):
+        raise RuntimeError(words.format("/elsewhere"))
 
 
 # Damage

@@ -19,17 +19,9 @@ MODEL = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "dro
 TRAINING = {"max_steps": 4, "global_batch_size": 4, "precision": "fp32", "warmup_steps": 0, "sinks": []}
 
 
-@pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("notes")
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
-
-
-def config(notes: Path, output: Path, *, model: Any = MODEL, **training: Any) -> SheepOpConfig:
+def config(text_folder: Path, output: Path, *, model: Any = MODEL, **training: Any) -> SheepOpConfig:
     tree = {
-        "data": {"paths": [str(notes)]},
+        "data": {"paths": [str(text_folder)]},
         "tokenizer": {"algorithm": "char"},
         "model": model,
         "training": {**TRAINING, **training},
@@ -40,21 +32,21 @@ def config(notes: Path, output: Path, *, model: Any = MODEL, **training: Any) ->
 
 
 @pytest.fixture(scope="module")
-def parent(notes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def parent(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("parent") / "run"
-    run_training(config(notes, output, learning_rate=0.01))
+    run_training(config(text_folder, output, learning_rate=0.01))
     return output
 
 
-def forked(notes: Path, output: Path, parent: Path, *, model: Any = None, **training: Any) -> Path:
-    asked = config(notes, output, model=model or {}, **training)
+def forked(text_folder: Path, output: Path, parent: Path, *, model: Any = None, **training: Any) -> Path:
+    asked = config(text_folder, output, model=model or {}, **training)
     asked = asked.replace(tokenizer={"path": None})
     run_training(asked, fork=parent)
     return output
 
 
-def test_a_fork_begins_with_the_weights_of_another_run(notes: Path, parent: Path, tmp_path: Path) -> None:
-    output = forked(notes, tmp_path / "fork", parent, learning_rate=1e-12, max_steps=2)
+def test_a_fork_begins_with_the_weights_of_another_run(text_folder: Path, parent: Path, tmp_path: Path) -> None:
+    output = forked(text_folder, tmp_path / "fork", parent, learning_rate=1e-12, max_steps=2)
     before, after = load_model(parent), load_model(RunDirectory(output).checkpoint(2))
     assert after.config == before.config
     assert after.tokenizer.fingerprint() == before.tokenizer.fingerprint()
@@ -65,15 +57,15 @@ def test_a_fork_begins_with_the_weights_of_another_run(notes: Path, parent: Path
 
 
 def test_a_fork_goes_on_from_its_beginning_when_it_was_stopped_before_the_first_step(
-    notes: Path, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_folder: Path, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = forked(notes, tmp_path / "whole", parent)
+    whole = forked(text_folder, tmp_path / "whole", parent)
     with monkeypatch.context() as patch:
         patch.setattr("sheepop.train.loop.accumulate_gradients", _fail)
         with pytest.raises(RuntimeError, match="stopped"):
-            forked(notes, tmp_path / "stopped", parent)
+            forked(text_folder, tmp_path / "stopped", parent)
     assert RunDirectory(tmp_path / "stopped").steps() == [0]
-    asked = config(notes, tmp_path / "stopped", model={}).replace(tokenizer={"path": None})
+    asked = config(text_folder, tmp_path / "stopped", model={}).replace(tokenizer={"path": None})
     run_training(asked, resume=True)
     one, other = (load_model(RunDirectory(path).checkpoint(4)).model for path in (whole, tmp_path / "stopped"))
     for name, weight in one.named_parameters():
@@ -84,23 +76,23 @@ def _fail(*arguments: Any, **options: Any) -> None:
     raise RuntimeError("stopped")
 
 
-def test_a_fork_keeps_the_network(notes: Path, parent: Path, tmp_path: Path) -> None:
+def test_a_fork_keeps_the_network(text_folder: Path, parent: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.num_layers = 3, where the model has 1"):
-        forked(notes, tmp_path / "fork", parent, model={"num_layers": 3})
+        forked(text_folder, tmp_path / "fork", parent, model={"num_layers": 3})
     assert not (tmp_path / "fork").exists()
 
 
-def test_what_a_resumed_run_refuses_names_the_way_to_fork(notes: Path, parent: Path) -> None:
+def test_what_a_resumed_run_refuses_names_the_way_to_fork(text_folder: Path, parent: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.learning_rate was 0\.01, now 0\.5.*--fork"):
-        run_training(config(notes, parent, learning_rate=0.5), resume=True)
+        run_training(config(text_folder, parent, learning_rate=0.5), resume=True)
 
 
-def test_a_second_process_on_a_run_is_refused(notes: Path, parent: Path) -> None:
+def test_a_second_process_on_a_run_is_refused(text_folder: Path, parent: Path) -> None:
     # A lock belongs to an open file, so this process stands for another one.
     with RunDirectory(parent).locked() as held:
         assert held
         with pytest.raises(CheckpointError, match="Another process is working on the run"):
-            run_training(config(notes, parent, learning_rate=0.01), resume=True)
+            run_training(config(text_folder, parent, learning_rate=0.01), resume=True)
 
 
 def test_a_lock_leaves_nothing_where_no_run_began(tmp_path: Path) -> None:

@@ -3,70 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sheepop.core.errors import UsageError
 from sheepop.jobs import learning_rate
-from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
 
-
-def config(folder: Path, output: Path, *settings: str) -> SheepOpConfig:
-    return load_config(
-        overrides=[
-            "tokenizer.algorithm=char",
-            "model.d_model=16",
-            "model.num_layers=1",
-            "model.num_heads=2",
-            "model.max_seq_len=32",
-            "training.global_batch_size=4",
-            "training.precision=fp32",
-            "device=cpu",
-            f"data.paths={folder}",
-            f"output_dir={output}",
-            *settings,
-        ]
-    )
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
+Configured = Callable[..., SheepOpConfig]
 
 
 def test_a_range_test_writes_its_result_and_starts_no_run(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning_rate, "NUM_STEPS", 40)
-    found = find_rate(config(text, tmp_path / "out"))
+    found = find_rate(configured(tmp_path / "out"))
     assert {entry.name for entry in (tmp_path / "out").iterdir()} == {"learning-rate.json", "learning-rate.png"}
     written = json.loads((tmp_path / "out" / "learning-rate.json").read_text())
     assert written == found.test.to_dict()
     assert written["rates"][0] == pytest.approx(1e-6)
     assert written["rates"][1] / written["rates"][0] == pytest.approx(10 ** (6 / 39))
     assert 1e-6 < written["suggestion"] <= written["lowest"] <= 1.0
-    again = find_rate(config(text, tmp_path / "again"))
+    again = find_rate(configured(tmp_path / "again"))
     assert again.test == found.test
 
 
-def test_its_first_batch_is_that_of_a_run(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_first_batch_is_that_of_a_run(
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(learning_rate, "NUM_STEPS", 40)
-    found = find_rate(config(text, tmp_path / "out", "model.dropout=0"))
-    train(config(text, tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
+    found = find_rate(configured(tmp_path / "out", "model.dropout=0"))
+    train(configured(tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
     first = read_json_lines(tmp_path / "run" / "metrics.jsonl")[0][0]
     assert (first["step"], first["loss"]) == (1, found.test.losses[0])
 
 
-def test_a_place_that_holds_a_run_is_refused(text: Path, tmp_path: Path) -> None:
+def test_a_place_that_holds_a_run_is_refused(configured: Configured, tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds a run, and a range test is none"):
-        find_rate(config(text, tmp_path / "run"))
+        find_rate(configured(tmp_path / "run"))
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["checkpoints"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +13,30 @@ import pytest
 
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError
-from sheepop.jobs.config import load_config
+from sheepop.core.errors import CheckpointError, ConfigError, StorageError
+from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
 
-SETTINGS = (
-    "tokenizer.algorithm=char",
-    "model.d_model=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.max_seq_len=32",
-    "training.global_batch_size=4",
-    "training.max_steps=4",
-    "training.precision=fp32",
-    "device=cpu",
-)
+Start = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
+def start(configured: Callable[..., SheepOpConfig]) -> Start:
+    """Takes four steps into a directory, with more settings if given, and returns it."""
 
+    def run(output: Path, *overrides: str, **places: Path) -> Path:
+        train(configured(output, "training.max_steps=4", *overrides, **places))
+        return output
 
-def start(data: Path, run: Path) -> Path:
-    train(load_config(overrides=(*SETTINGS, f"output_dir={run}", f"data.paths={data}")))
     return run
 
 
 @pytest.fixture(scope="module")
-def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return start(text, tmp_path_factory.mktemp("runs") / "finished")
+def finished(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start(tmp_path_factory.mktemp("runs") / "finished")
 
 
 @pytest.fixture
@@ -54,14 +44,20 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def resume(run: Path, *overrides: str) -> None:
+def resume(run: Path, *overrides: str, console: Console | None = None) -> None:
     stored = find_resumable(run)
     assert stored is not None
-    train(load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked), resume=True)
+    config = load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked)
+    train(config, resume=True, console=console)
 
 
 def resolved(run: Path) -> dict[str, Any]:
     return read_config_file(run / "config.yaml")
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    rows, _ = read_json_lines(run / "metrics.jsonl")
+    return [{key: row[key] for key in row if key not in ("seconds", "tokens_per_second", "mfu")} for row in rows]
 
 
 def steps(run: Path) -> int:
@@ -74,6 +70,40 @@ def test_more_steps_are_taken_and_kept_when_resumed_again(run: Path) -> None:
     resume(run)
     assert (steps(run), resolved(run)["training"]["max_steps"]) == (6, 6)
     assert json.loads((run / "environment.json").read_text())["asked"]["training"]["max_steps"] == 6
+
+
+def test_a_budget_that_is_spent_is_said_and_nothing_is_trained(run: Path) -> None:
+    before, words = (run / "metrics.jsonl").read_bytes(), io.StringIO()
+    resume(run, console=Console(quiet=True, file=words))
+    assert words.getvalue() == (
+        "Warning: All 4 steps of this run are taken. To train for longer, raise training.max_steps.\n"
+    )
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"max_steps = 3, but the run has taken 4 steps already\. Give at least"):
+        resume(run, "training.max_steps=3")
+
+
+@pytest.mark.parametrize("budget", ["max_minutes=5", "max_tokens=1000000", "max_epochs=9"])
+def test_more_of_another_budget_is_refused_and_not_ignored(run: Path, budget: str) -> None:
+    with pytest.raises(ConfigError, match=r"was None, now .* To train for longer, raise training\.max_steps\."):
+        resume(run, f"training.{budget}")
+    assert steps(run) == 4
+
+
+def test_a_run_without_any_checkpoint_begins_again_and_says_so(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    before, words = timeless(run), io.StringIO()
+    resume(run, console=Console(quiet=True, file=words))
+    assert words.getvalue() == f"Warning: {run} has no checkpoint, so its run begins again.\n"
+    assert timeless(run) == before
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused(run: Path) -> None:
+    (run / "checkpoints").rename(run / "aside")
+    (run / "checkpoints").touch()
+    with pytest.raises(StorageError, match="checkpoints: part of the path is a file, not a directory"):
+        resume(run, "training.max_steps=6")
+    assert steps(run) == 4
 
 
 def test_a_change_that_is_taken_back_is_not_ignored(run: Path) -> None:
@@ -102,12 +132,12 @@ def test_other_text_is_refused_and_not_ignored(run: Path, tmp_path: Path) -> Non
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: Path) -> None:
+def test_a_finished_corpus_may_be_moved_but_not_exchanged(start: Start, text_folder: Path, tmp_path: Path) -> None:
     console = Console.silent()
-    settings = [str(text), "tokenizer.algorithm=char"]
+    settings = [str(text_folder), "tokenizer.algorithm=char"]
     build(settings, tmp_path / "corpus", None, console)
     build([*settings, "seed=5"], tmp_path / "another", None, console)
-    run = start(tmp_path / "corpus", tmp_path / "run")
+    run = start(tmp_path / "run", data=tmp_path / "corpus")
     (tmp_path / "corpus").rename(tmp_path / "moved")
     resume(run, f"data.paths={tmp_path / 'moved'}", "training.max_steps=5")
     assert steps(run) == 5
@@ -117,12 +147,10 @@ def test_a_finished_corpus_may_be_moved_but_not_exchanged(text: Path, tmp_path: 
 
 
 def test_what_was_measured_is_stored_and_not_measured_again(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    settings = [setting for setting in SETTINGS if "max_steps" not in setting and "precision" not in setting]
-    budget = ("training.max_minutes=0.08", "training.max_epochs=1", f"output_dir={run}", f"data.paths={text}")
-    train(load_config(overrides=(*settings, *budget)))
+    budget = ("training.max_steps=null", "training.max_minutes=0.08", "training.max_epochs=1")
+    run = start(tmp_path / "run", *budget, "training.precision=auto")
     stored = read_config_file(run / "config.yaml")["training"]
     assert stored["precision"] in ("fp32", "bf16")
     assert stored["max_minutes"] is None

@@ -1,39 +1,68 @@
-"""Training where something of the machine is missing."""
+"""Training where something around it is missing or fails."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
-from sheepop.jobs.config import load_config
+from sheepop.core.errors import StorageError
+from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import train
+from sheepop.train.metrics import read_json_lines
+from sheepop.train.sinks.tensorboard import TensorBoard
 
 
-def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(30):
-        (tmp_path / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
+def test_without_a_compiler_a_run_goes_on_and_says_so(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    settings = [
-        "tokenizer.algorithm=char",
-        "model.d_model=16",
-        "model.num_layers=1",
-        "model.num_heads=2",
-        "model.max_seq_len=32",
-        "training.global_batch_size=4",
-        "training.max_steps=2",
-        "training.precision=fp32",
-        "training.compile=true",
-        "device=cpu",
-        f"data.paths={tmp_path}",
-        f"output_dir={tmp_path / 'run'}",
-    ]
+    config = configured(tmp_path / "run", "training.max_steps=2", "training.compile=true")
     messages = io.StringIO()
-    outcome = train(load_config(overrides=settings), console=Console(quiet=True, file=messages))
+    outcome = train(config, console=Console(quiet=True, file=messages))
     assert outcome.steps == 2
     assert "needs a C++ compiler" in messages.getvalue()
     assert read_config_file(tmp_path / "run" / "config.yaml")["training"]["compile"] is False
+
+
+def test_a_sink_that_throws_leaves_the_run_as_it_is(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(sink: TensorBoard, row: Mapping[str, Any]) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(TensorBoard, "write", write)
+    every_step, messages = "training.log_interval=1", io.StringIO()
+    train(configured(tmp_path / "without", every_step))
+    with_sink = configured(tmp_path / "with", every_step, "training.sinks=[tensorboard]")
+    train(with_sink, console=Console(quiet=True, file=messages))
+    losses = [
+        [(row["step"], row["split"], row["loss"]) for row in read_json_lines(tmp_path / name / "metrics.jsonl")[0]]
+        for name in ("without", "with")
+    ]
+    assert losses[0] == losses[1]
+    assert "Warning: TensorBoard failed, and the run goes on: OSError: no network\n" in messages.getvalue()
+    assert f"TensorBoard lacks {len(losses[0])} rows of this run; metrics.jsonl has all" in messages.getvalue()
+
+
+def test_a_write_that_is_refused_before_the_first_checkpoint_says_so(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RunDirectory.write_checkpoint
+
+    def something_in_the_way(run: RunDirectory, step: int) -> AbstractContextManager[Path]:
+        run.checkpoints.rmdir()
+        run.checkpoints.touch()
+        return write(run, step)
+
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", something_in_the_way)
+    with pytest.raises(StorageError, match=r"^Cannot write .*\. No checkpoint of this run was written before\.$"):
+        train(configured(tmp_path / "run"))

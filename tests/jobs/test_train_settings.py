@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,40 +13,24 @@ from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_directory import read_weights
 from sheepop.core.config import read_config_file
 from sheepop.core.errors import ConfigError
-from sheepop.jobs.config import load_config
+from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import TrainOutcome, train
 from sheepop.train.metrics import read_json_lines
 
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
-    return folder
+Run = Callable[..., TrainOutcome]
 
 
-def run(text: Path, output: Path, *overrides: str) -> TrainOutcome:
-    settings = (
-        "tokenizer.algorithm=char",
-        "model.d_model=16",
-        "model.num_layers=1",
-        "model.num_heads=2",
-        "model.max_seq_len=32",
-        "training.global_batch_size=4",
-        "training.max_steps=10",
-        "training.precision=fp32",
-        "training.log_interval=1",
-        "device=cpu",
-        f"data.paths={text}",
-        f"output_dir={output}",
+@pytest.fixture
+def run(configured: Callable[..., SheepOpConfig]) -> Run:
+    """Ten steps into a directory, with more settings if given, every one of them logged."""
+    return lambda output, *overrides: train(
+        configured(output, "training.max_steps=10", "training.log_interval=1", *overrides)
     )
-    return train(load_config(overrides=(*settings, *overrides)))
 
 
-def test_a_pattern_without_a_match_is_refused_before_anything_is_left(text: Path, tmp_path: Path) -> None:
+def test_a_pattern_without_a_match_is_refused_before_anything_is_left(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no parameter matches 'block\.\*'"):
-        run(text, tmp_path / "run", "training.layers=[{pattern: block.*}]")
+        run(tmp_path / "run", "training.layers=[{pattern: block.*}]")
     assert not (tmp_path / "run").exists()
 
 
@@ -67,15 +53,28 @@ def test_a_pattern_without_a_match_is_refused_before_anything_is_left(text: Path
     ids=["wsd", "piecewise", "inverse_sqrt"],
 )
 def test_the_rates_of_a_run_are_those_of_its_schedule(
-    text: Path, tmp_path: Path, overrides: tuple[str, ...], rates: list[float]
+    run: Run, tmp_path: Path, overrides: tuple[str, ...], rates: list[float]
 ) -> None:
-    run(text, tmp_path / "run", "training.learning_rate=0.01", *overrides)
+    run(tmp_path / "run", "training.learning_rate=0.01", *overrides)
     rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "train"]
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.01 * rate for rate in rates])
 
 
-def test_whatever_takes_a_run_takes_its_averaged_weights(text: Path, tmp_path: Path) -> None:
-    outcome = run(text, tmp_path / "run", "training.ema_decay=0.9", "training.learning_rate=0.02")
+def test_the_share_of_the_peak_counts_rows_as_long_as_they_are(run: Run, tmp_path: Path) -> None:
+    run(tmp_path / "run", "training.sequence_length_warmup=[[4, 8]]")
+    rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "train"]
+    peak = json.loads((tmp_path / "run" / "environment.json").read_text())["matrix_peak_flops"]
+    weights = load_model(tmp_path / "run").model.state_dict()
+    matrices = sum(weight.numel() for name, weight in weights.items() if "_proj.weight" in name) + 128 * 16
+    # Two operations a weight and two products of 16 numbers a key, forward, and twice that backward; a token of a row
+    # of T tokens sees (T + 1) / 2 keys in the mean.
+    per_token = {length: 3 * (2 * matrices + 4 * 16 * (length + 1) / 2) for length in (8, 32)}
+    found = [row["mfu"] * peak / row["tokens_per_second"] for row in rows]
+    assert found == pytest.approx([per_token[8]] * 4 + [per_token[32]] * 6)
+
+
+def test_whatever_takes_a_run_takes_its_averaged_weights(run: Run, tmp_path: Path) -> None:
+    outcome = run(tmp_path / "run", "training.ema_decay=0.9", "training.learning_rate=0.02")
     rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "validation"]
     assert outcome.scores is not None
     assert outcome.scores.loss == pytest.approx(min(row["loss"] for row in rows))
@@ -84,7 +83,7 @@ def test_whatever_takes_a_run_takes_its_averaged_weights(text: Path, tmp_path: P
     assert not torch.equal(loaded.model.embedding.weight, trained["embedding.weight"])
 
 
-def test_customary_settings_are_written_into_the_run(text: Path, tmp_path: Path) -> None:
-    run(text, tmp_path / "run", "training.optimizer=lion", "training.schedule=wsd")
+def test_customary_settings_are_written_into_the_run(run: Run, tmp_path: Path) -> None:
+    run(tmp_path / "run", "training.optimizer=lion", "training.schedule=wsd")
     written = read_config_file(tmp_path / "run" / "config.yaml")["training"]
     assert (written["betas"], written["decay_steps"], written["eps"]) == ([0.9, 0.99], 2, None)

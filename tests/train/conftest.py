@@ -119,7 +119,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             sample=lambda step: [{"prompt": "the", "text": f"step {step}"}],
             device="cpu",
             seed=seed,
-            flops_per_token=1.0,
+            flops_per_token=float,
             peak_flops=1.0,
             state=state,
         )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sheepop.train import EvaluationWeights, TrainingConfig, build_evaluation_weights, build_optimizers
-from sheepop.train.evaluation_weights import AveragedWeights, ScheduleFreeWeights
+from sheepop.train.evaluation_weights import AveragedWeights, ScheduleFreeWeights, TrainedWeights
 
 FREE = {"optimizer": "schedule_free_adamw", "schedule": "constant", "learning_rate": 0.1}
 
@@ -101,5 +101,5 @@ def test_before_the_first_step_all_weights_are_the_initial_ones() -> None:
 
 def test_the_configuration_says_which_weights_are_judged() -> None:
     kinds = [type(build(**settings)[2]) for settings in ({}, {"ema_decay": 0.9}, FREE)]
-    assert kinds == [EvaluationWeights, AveragedWeights, ScheduleFreeWeights]
+    assert kinds == [TrainedWeights, AveragedWeights, ScheduleFreeWeights]
     assert [kind.differ for kind in kinds] == [False, True, True]

@@ -19,7 +19,7 @@ import torch
 from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights
 from sheepop.core.errors import CheckpointError, DataError, Interrupted
 from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
-from sheepop.train import Trainer
+from sheepop.train import Trainer, validate
 from sheepop.train.interrupt import Interruption
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
@@ -155,6 +155,34 @@ def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
     second.run()
     for name, tensor in weights(unbroken).items():
         assert torch.equal(tensor, second.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("ema_decay", [None, 0.8])
+def test_held_out_text_that_vanishes_is_scored_when_it_is_there_again(
+    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, ema_decay: float | None
+) -> None:
+    unbroken = make_trainer("unbroken", ema_decay=ema_decay)
+    unbroken.run()
+    first = make_trainer("vanished", ema_decay=ema_decay)
+    moved, tokenizer = Path(shutil.copytree(corpus.directory, tmp_path / "corpus")), corpus.tokenizer()
+    batches = PackedBatches(Corpus.open(moved).validation, max_length=32, pad_id=tokenizer.pad_id)
+    first.validate = lambda: validate(
+        first.model, batches, tokenizer.byte_lengths(), batch_size=8, precision="fp32", device="cpu"
+    )
+    sample = first.sample
+
+    def vanish(step: int) -> list[dict[str, Any]]:
+        if step == 6:
+            (moved / "tokens" / "val-00000.bin").unlink()
+        return sample(step)
+
+    first.sample = vanish
+    with pytest.raises(DataError, match=r"val-00000\.bin was there when it was opened, and is gone now"):
+        first.run()
+    assert first.state.step == first.checkpointer.run.pointer("latest") == 8
+    second = make_trainer("vanished", resume=True, ema_decay=ema_decay)
+    second.run()
+    assert_same_run(unbroken, second)
 
 
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:

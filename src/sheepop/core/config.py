@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -120,6 +120,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = _copy_tree(value) if isinstance(value, Mapping) else value
     return result
+
+
+def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value of `tree` that is no section, with its path: ``training.seed`` and the like."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{path}", leaf) for path, leaf in leaves(value))
+        else:
+            yield key, value
 
 
 def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:

@@ -25,6 +25,8 @@ TEMPORARY_MARK = ".partial-"
 _ASIDE_MARK = ".replaced-"
 _LEFT_BEHIND = re.compile(r"\.(?P<target>.+)(?P<mark>\.partial-|\.replaced-)[0-9a-z]+")
 
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
+
 _SPACE_REASONS = {
     errno.ENOSPC: "the disk is full. Free some space and run the command again",
     errno.EDQUOT: "the disk quota is used up. Free some space and run the command again",
@@ -60,9 +62,10 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         raise StorageError(f"Cannot write {path}: {reason}.") from error
     except Exception as error:
         # safetensors wraps the operating system's error in its own type and keeps only the text.
-        if isinstance(error, SheepOpError) or os.strerror(errno.ENOSPC) not in str(error):
+        reason = None if isinstance(error, SheepOpError) else _reason_in(str(error), path)
+        if reason is None:
             raise
-        raise StorageError(f"Cannot write {path}: {_SPACE_REASONS[errno.ENOSPC]}.") from error
+        raise StorageError(f"Cannot write {path}: {reason}.") from error
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
@@ -103,6 +106,20 @@ def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
             sync_directory(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def require_writable(directory: str | Path) -> None:
+    """Makes `directory` if it is missing; raises `StorageError` where it takes no new file.
+
+    So that this is known before work is done whose results go there.
+    """
+    directory = Path(directory)
+    probe = _temporary_beside(directory / "probe")
+    with storage_errors(directory):
+        if not directory.exists():
+            directory.mkdir(parents=True)
+        probe.touch()
+        probe.unlink()
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -273,6 +290,15 @@ def _files_below(directory: Path) -> list[str]:
 
 def _temporary_beside(path: Path, mark: str = TEMPORARY_MARK) -> Path:
     return path.with_name(f".{path.name}{mark}{uuid.uuid4().hex[:12]}")
+
+
+def _reason_in(text: str, path: Path) -> str | None:
+    """Why a write was refused, by what a library says of it: a full disk, or a place near `path` that it names."""
+    if os.strerror(errno.ENOSPC) in text:
+        return _SPACE_REASONS[errno.ENOSPC]
+    match = _OS_ERROR.search(text)
+    number = int(match[1]) if match else 0
+    return _SPACE_REASONS.get(number) or (_PLACE_REASONS.get(number) if str(path.parent) in text else None)
 
 
 def _concerns(error: OSError, path: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import read_config_file, validate
+from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
@@ -55,6 +54,7 @@ _MAY_CHANGE = {
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }
+_BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,14 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
         )
     # A setting that the version which started the run did not know was at its default.
     usual = SheepOpConfig().model_dump(mode="json")
-    before = {**dict(_leaves(usual)), **dict(_leaves(stored.record.asked))}
-    after = dict(_leaves(wanted.model_dump(mode="json")))
+    before = {**dict(leaves(usual)), **dict(leaves(stored.record.asked))}
+    after = dict(leaves(wanted.model_dump(mode="json")))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
     if refused:
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
-        raise ConfigError(f"A resumed run keeps its settings, but {what}. {_how_to_fork(path)}")
+        longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
+        raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")
@@ -215,7 +216,9 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
             f"A resumed run derives nothing anew, but these are {error}. Give a value, or leave the key out."
         ) from None
     if steps < stored.step:
-        raise ConfigError(f"training.max_steps = {steps}, but the run has taken {stored.step} steps already.")
+        raise ConfigError(
+            f"training.max_steps = {steps}, but the run has taken {stored.step} steps already. Give at least as many."
+        )
     return config
 
 
@@ -238,11 +241,3 @@ def _compute(device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda if device == "cuda" else None,
         "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
     }
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sheepop.checkpoint import RunDirectory, read_counters
-from sheepop.core.config import read_config_file, validate
+from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.record_values import whole
@@ -94,7 +94,7 @@ def read_run(path: Path) -> FoundRun:
         bits_per_byte=_lowest(metrics, "bits_per_byte"),
         last_train_loss=number(last.get("loss")),
     )
-    return FoundRun(summary, dict(_leaves(config.model_dump(mode="json"))), metrics)
+    return FoundRun(summary, dict(leaves(config.model_dump(mode="json"))), metrics)
 
 
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
@@ -136,11 +136,3 @@ def _candidates(paths: Sequence[Path]) -> Iterator[Path]:
 def _lowest(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = (number(row.get(key)) for row in metrics if row.get("split") == "validation")
     return min((value for value in values if value is not None), default=None)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -14,7 +14,7 @@ from sheepop.core.config import dump_config
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
-from sheepop.core.files import write_atomic
+from sheepop.core.files import require_writable, write_atomic
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
@@ -153,6 +153,7 @@ def _locked_run(
                 config, record = _start(config, asked, run, corpus, device, console, origin)
     else:
         run = RunDirectory.open(path)
+        require_writable(run.checkpoints)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)

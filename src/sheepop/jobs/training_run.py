@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError
+from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError, StorageError
 from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -116,7 +117,7 @@ def run_loop(
             sample=TrainingSamples(model, tokenizer, config, device),
             device=device,
             seed=config.seed,
-            flops_per_token=training_flops_per_token(config.model, plan.max_length),
+            flops_per_token=partial(training_flops_per_token, config.model),
             peak_flops=record.matrix_peak_flops,
             state=state,
             sinks=[sinks],
@@ -126,7 +127,8 @@ def run_loop(
             saves_the_beginning=fork is not None or vectors is not None,
         )
         try:
-            trainer.run()
+            with _saying_what_is_saved(run):
+                trainer.run()
         except Interrupted:
             # Everything is saved by now; a report that fails must not hide that.
             try:
@@ -134,6 +136,21 @@ def run_loop(
             except SheepOpError as error:
                 console.warn(f"The report was not written: {error}")
             raise
+
+
+@contextmanager
+def _saying_what_is_saved(run: RunDirectory) -> Iterator[None]:
+    """A refused write within the block says at its end from where the run can go on."""
+    try:
+        yield
+    except StorageError as error:
+        step = run.pointer("latest")
+        if step is None:
+            raise StorageError(f"{error} No checkpoint of this run was written before.") from error
+        raise StorageError(
+            f"{error} Everything up to step {step:,} is saved; go on from there with: "
+            f"sheepop train --resume {shlex.quote(str(run.path))}"
+        ) from error
 
 
 def build_network(config: SheepOpConfig, training: TrainingConfig, device: str) -> Transformer:
@@ -187,6 +204,7 @@ def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, c
                 f"The run in {run.path} was stopped before it had saved the weights it began with. Start it again with "
                 f"--fork {shlex.quote(record.forked_from['path'])} --overwrite."
             )
+        console.warn(f"{run.path} has no checkpoint, so its run begins again.")
         return TrainingState()
     state = checkpointer.load(step)
     state = checkpointer.with_best(state, console.warn)
@@ -209,6 +227,8 @@ def _announce(
         f"Data: {corpus.train.num_tokens:,} training tokens, {corpus.validation.num_tokens:,} held out. "
         f"{steps - state.step:,} of {steps:,} steps to go ({epochs:.2f} epochs), {config.training.precision}."
     )
+    if state.step >= steps:
+        console.warn(f"All {steps:,} steps of this run are taken. To train for longer, raise training.max_steps.")
 
 
 def evaluation_batch(config: SheepOpConfig) -> int:

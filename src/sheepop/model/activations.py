@@ -93,7 +93,8 @@ def count_activations(
     """What the hidden states of `rows` sequences of `length` tokens keep in a training step, nothing compiled.
 
     `precision` is one of ``fp32``, ``bf16`` (weights cast once a step), ``fp16`` (autocast) and ``fp8``, which is
-    counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the kernels are chosen for; it has to be one of this machine.
+    counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the
+    kernels are chosen for; it has to be one of this machine.
     """
     if config.dropout == 0 and has_block_kernel(torch.device(device), config.head_size):
         # Windows and soft caps are then computed in blocks, by a kernel that keeps what the plain one keeps.
@@ -109,7 +110,7 @@ def count_activations(
         if precision == "bf16":
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        sources = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
+        sources: dict[str, Any] = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
         return _count(model, partial(model.hidden_states, input_ids, **sources), _arithmetic(precision, device))
 
 
@@ -131,7 +132,8 @@ def _count(model: Transformer, run: Callable[[], Tensor], arithmetic: AbstractCo
         products.append(results.sizes)
         return found
 
-    for number, block in enumerate(model.layers):
+    layers: tuple[nn.Module, ...] = model.layers
+    for number, block in enumerate(layers):
         block.forward = partial(counted, number, block.forward)
     with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         kept.add(run())

@@ -5,8 +5,10 @@ The loop validates, samples and saves within `EvaluationWeights.applied`, and kn
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,10 @@ from sheepop.train.config import TrainingConfig
 from sheepop.train.optimizers import ScheduleFreeAdamW
 
 
-class EvaluationWeights:
-    """The usual case: the weights that are trained. The classes below differ from them."""
+class EvaluationWeights(ABC):
+    """Weights that can take the place of those that are trained. `differ` says whether they are others at all."""
 
-    differ = False
+    differ: ClassVar[bool]
     _are_applied = False
 
     @contextmanager
@@ -27,7 +29,7 @@ class EvaluationWeights:
 
         A block inside such a block changes nothing.
         """
-        if not self.differ or self._are_applied:
+        if self._are_applied:
             yield
             return
         self._put_in()
@@ -38,17 +40,39 @@ class EvaluationWeights:
             self._take_out()
             self._are_applied = False
 
+    @abstractmethod
     def update(self, step: int) -> None:
         """Hears that the optimizer has taken step number `step` (0 for the first)."""
 
+    @abstractmethod
     def adopt(self) -> None:
         """Takes over the weights that the model has now, which were read from a checkpoint, as these weights."""
 
+    @abstractmethod
     def _put_in(self) -> None:
-        raise NotImplementedError
+        """Gives the model these weights."""
+
+    @abstractmethod
+    def _take_out(self) -> None:
+        """Gives the model the trained weights again."""
+
+
+class TrainedWeights(EvaluationWeights):
+    """The usual case: the weights that are trained, which are always in their place."""
+
+    differ = False
+
+    def update(self, step: int) -> None:
+        """Does nothing."""
+
+    def adopt(self) -> None:
+        """Does nothing."""
+
+    def _put_in(self) -> None:
+        pass
 
     def _take_out(self) -> None:
-        raise NotImplementedError
+        pass
 
 
 class AveragedWeights(EvaluationWeights):
@@ -103,6 +127,12 @@ class ScheduleFreeWeights(EvaluationWeights):
         self._optimizer = optimizer
         self._trained: list[Tensor] = []
 
+    def update(self, step: int) -> None:
+        """Does nothing: the optimizer moves the average with every step."""
+
+    def adopt(self) -> None:
+        """Does nothing: the average follows from the trained weights and the optimizer's state."""
+
     def _put_in(self) -> None:
         self._trained = [weight.detach().clone() for weight in self._weights]
         self._optimizer.move_to_average()
@@ -127,4 +157,4 @@ def build_evaluation_weights(
     for optimizer in optimizers:
         if isinstance(optimizer, ScheduleFreeAdamW):
             return ScheduleFreeWeights(model, optimizer)
-    return EvaluationWeights()
+    return TrainedWeights()

@@ -37,6 +37,7 @@ from sheepop.train.schedule import Schedule
 from sheepop.train.sinks import Sink
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.throughput import Throughput
 from sheepop.train.trouble import find_trouble
 from sheepop.train.validation import Scores
 from sheepop.train.verification import Recomputation
@@ -50,8 +51,8 @@ class Trainer:
     """A run about to start or go on. `validate`, `sample` and `describe` are handed in by whoever owns those stages.
 
     `describe` names the documents of a batch. With `saves_the_beginning` there is a checkpoint of step 0.
-    `flops_per_token` and `peak_flops` give the metric ``mfu``: the share of the machine's measured matrix peak that the
-    model's own arithmetic uses.
+    `flops_per_token`, by the length of a row, and `peak_flops` give the metric ``mfu``: the share of the machine's
+    measured matrix peak that the model's own arithmetic uses.
     """
 
     model: Transformer
@@ -69,7 +70,7 @@ class Trainer:
     sample: Callable[[int], list[dict[str, Any]]]
     device: str
     seed: int
-    flops_per_token: float
+    flops_per_token: Callable[[int], float]
     peak_flops: float
     state: TrainingState = field(default_factory=TrainingState)
     objective: Objective = field(default_factory=NextToken)
@@ -94,7 +95,7 @@ class Trainer:
         self._rescue = Rescue(self.config.trouble, self.checkpointer, self.console, self.describe)
         self._saved: TrainingState | None = self.state if self.state.step else None
         self._resumed_seconds, self._started = self.state.seconds, time.monotonic()
-        self._log_mark = (time.monotonic(), self.state.tokens)
+        self._throughput = Throughput(self.flops_per_token, self.peak_flops)
         with (
             catch_interrupts() as interruption,
             self._prefetch,
@@ -169,6 +170,7 @@ class Trainer:
         self._finish_step(losses, norm, prepared, progress)
 
     def _finish_step(self, losses: StepLoss, norm: float, prepared: PreparedStep, progress: Progress) -> None:
+        self._throughput.count(prepared)
         if self.state.step % self.config.log_interval == 0 or self.state.step == self.resolved.total_steps:
             self._log(losses, norm, prepared.batch_hash)
         progress.advance()
@@ -238,19 +240,15 @@ class Trainer:
         return PreparedStep.of(batch, rows, self.objective, device=self.device, hashed=self.config.log_batch_hash)
 
     def _log(self, losses: StepLoss, norm: float, batch_hash: str | None) -> None:
-        now = time.monotonic()
-        before, tokens_before = self._log_mark
-        speed = (self.state.tokens - tokens_before) / max(now - before, 1e-9)
-        self._log_mark = (now, self.state.tokens)
-        rate = self.schedule(self.state.step - 1)
+        tokens_per_second, mfu = self._throughput.take()
         self._write(
             split="train",
             loss=losses.means()[1],
-            learning_rate=rate,
+            learning_rate=self.schedule(self.state.step - 1),
             grad_norm=norm,
             tokens=self.state.tokens,
-            tokens_per_second=speed,
-            mfu=speed * self.flops_per_token / self.peak_flops,
+            tokens_per_second=tokens_per_second,
+            mfu=mfu,
             seconds=self._seconds(),
             **self.objective.metrics(losses),
             **self._scale_metrics(),
@@ -264,9 +262,8 @@ class Trainer:
     def _validated(self) -> Callable[[], None]:
         """Scores the held-out text; what is returned writes the scores down and remembers the best."""
         assert self.validate is not None
-        started = time.monotonic()
-        scores = self.validate()
-        self._leave_out(time.monotonic() - started)
+        with self._throughput.paused():
+            scores = self.validate()
 
         def finish() -> None:
             self._write(
@@ -290,9 +287,8 @@ class Trainer:
 
     def _sampled(self) -> Callable[[], None]:
         """Lets the model write; what is returned writes it down."""
-        started = time.monotonic()
-        rows = self.sample(self.state.step)
-        self._leave_out(time.monotonic() - started)
+        with self._throughput.paused():
+            rows = self.sample(self.state.step)
 
         def finish() -> None:
             for row in rows:
@@ -304,7 +300,6 @@ class Trainer:
 
     def save(self) -> None:
         """Starts writing a checkpoint of everything as it is now, unless that is written already."""
-        started = time.monotonic()
         if self._saved is not None and self._saved == self.state:
             return
         self.state = self.state.after(
@@ -321,9 +316,9 @@ class Trainer:
                 run.mark_best(state.step)
             run.prune(state.step, self.config.keep_checkpoints, self._milestones())
 
-        self.checkpointer.save(state, before=finish_logs, after=finish_pointers)
+        with self._throughput.paused():
+            self.checkpointer.save(state, before=finish_logs, after=finish_pointers)
         self._saved = state
-        self._leave_out(time.monotonic() - started)
 
     def go_back(self, step: int) -> TrainingState:
         """Restores the checkpoint of `step`; the logs are cut to what they were then, and later checkpoints go."""
@@ -335,7 +330,7 @@ class Trainer:
         for row in lost:
             if row["split"] == "trouble":  # the batches that they name stay left out
                 self.metrics.append(row)
-        self._log_mark = (time.monotonic(), state.tokens)
+        self._throughput.restart()
         return state
 
     @property
@@ -375,8 +370,3 @@ class Trainer:
 
     def _seconds(self) -> float:
         return self._resumed_seconds + time.monotonic() - self._started
-
-    def _leave_out(self, seconds: float) -> None:
-        """Keeps time that was not spent on steps out of the tokens per second."""
-        since, tokens = self._log_mark
-        self._log_mark = (since + seconds, tokens)

@@ -22,6 +22,11 @@ class PreparedStep:
     num_tokens: int
     batch_hash: str | None = None
 
+    @property
+    def row_length(self) -> int:
+        """The tokens of a row, the same in all of them."""
+        return self.micro_batches[0].labels.shape[1]
+
     @classmethod
     def of(
         cls, batch: Batch, micro_batch_size: int, objective: Objective, *, device: str, hashed: bool = False

@@ -5,15 +5,20 @@ import random
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType
 from sheepop.data.extract.dispatch import Dispatcher
-from sheepop.data.extract.interface import Content, Extracted, Refused
+from sheepop.data.extract.interface import Content, Context, Extracted, Refused
+
+if TYPE_CHECKING:
+    from reportlab.pdfgen.canvas import Canvas
 
 ReadAs = Callable[..., list[Extracted | Refused]]
+Drawn = Callable[..., bytes]
 
 
 @pytest.fixture
@@ -72,5 +77,67 @@ def damaged_parts() -> Callable[..., Iterator[bytes]]:
                     for member in old.namelist():
                         new.writestr(member, bytes(part) if member == name else old.read(member))
                 yield buffer.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def alive() -> list[None]:
+    """Grows by one with every sign of life that `extract_pdf` gives."""
+    return []
+
+
+@pytest.fixture
+def extract_pdf(tmp_path: Path, alive: list[None]) -> Callable[..., list[Extracted | Refused]]:
+    """Extracts a PDF in this process, by default without recognition of text in pictures."""
+    from sheepop.data.extract import pdf
+
+    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
+        config = ExtractConfig.model_validate({"ocr": False, **settings})
+        context = Context(config, tmp_path, lambda *_: iter(()), lambda: alive.append(None))
+        return list(pdf.extract_pdf(Content("a.pdf", data=data), context))
+
+    return run
+
+
+@pytest.fixture
+def read_pdf(extract_pdf: Callable[..., list[Extracted | Refused]]) -> Callable[..., Extracted]:
+    """The one document of a PDF of which nothing is refused."""
+
+    def run(data: bytes, **settings: object) -> Extracted:
+        (document,) = extract_pdf(data, **settings)
+        assert isinstance(document, Extracted)
+        return document
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Drawn:
+    """``drawn(draw)``: a PDF that `draw` draws on a canvas of A4; y grows upwards."""
+    from reportlab.lib.pagesizes import A4
+    from reportlab.pdfgen.canvas import Canvas
+
+    def run(draw: Callable[[Canvas], object], **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
+        draw(canvas)
+        canvas.save()
+        return buffer.getvalue()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def pages_of(drawn: Drawn) -> Drawn:
+    """``pages_of("one", "")``: a PDF with one line of text on each page; an empty text is a blank page."""
+
+    def run(*pages: str) -> bytes:
+        def draw(canvas: Canvas) -> None:
+            for page in pages:
+                canvas.drawString(72, 700, page)
+                canvas.showPage()
+
+        return drawn(draw)
 
     return run

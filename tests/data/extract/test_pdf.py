@@ -19,9 +19,7 @@ from reportlab.pdfgen.canvas import Canvas
 from reportlab.platypus import BaseDocTemplate, Frame, PageTemplate, Paragraph, SimpleDocTemplate, Spacer, Table
 from reportlab.platypus.flowables import Flowable
 
-from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.pdf import extract_pdf
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 
 PARAGRAPHS = [
     "The shepherd counted the flock twice before the rain began, and both times one animal was missing from the count.",
@@ -38,49 +36,8 @@ TABLE = """\
 | Texel | 95 | coarse \\| thick |"""
 
 Extract = Callable[..., list[Extracted | Refused]]
-
-
-@pytest.fixture
-def extract(tmp_path: Path) -> Extract:
-    """Extracts a PDF in this process, by default without recognition of text in pictures."""
-
-    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
-        config = ExtractConfig.model_validate({"ocr": False, **settings})
-        return list(extract_pdf(Content("a.pdf", data=data), Context(config, tmp_path, lambda *_: iter(()))))
-
-    return run
-
-
-@pytest.fixture
-def read(extract: Extract) -> Callable[..., Extracted]:
-    """The one document of a PDF of which nothing is refused."""
-
-    def run(data: bytes, **settings: object) -> Extracted:
-        (document,) = extract(data, **settings)
-        assert isinstance(document, Extracted)
-        return document
-
-    return run
-
-
-def drawn(draw: Callable[[Canvas], object], **options: Any) -> bytes:
-    """A PDF that `draw` draws on a canvas of A4; y grows upwards."""
-    buffer = io.BytesIO()
-    canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
-    draw(canvas)
-    canvas.save()
-    return buffer.getvalue()
-
-
-def pages_of(*pages: str) -> bytes:
-    """A PDF with one line of text on each page; an empty text is a blank page."""
-
-    def draw(canvas: Canvas) -> None:
-        for page in pages:
-            canvas.drawString(72, 700, page)
-            canvas.showPage()
-
-    return drawn(draw)
+Read = Callable[..., Extracted]
+Drawn = Callable[..., bytes]
 
 
 def typeset(paragraphs: Sequence[str | Flowable], columns: int = 1, **style: Any) -> bytes:
@@ -101,8 +58,8 @@ def ruled_table(cells: Sequence[Sequence[str]] = CELLS) -> Table:
 
 
 @pytest.mark.parametrize("alignment", [0, 4], ids=["ragged", "justified"])
-def test_running_text_comes_back_paragraph_by_paragraph(read: Callable[..., Extracted], alignment: int) -> None:
-    document = read(typeset(PARAGRAPHS, alignment=alignment))
+def test_running_text_comes_back_paragraph_by_paragraph(read_pdf: Read, alignment: int) -> None:
+    document = read_pdf(typeset(PARAGRAPHS, alignment=alignment))
 
     assert document.text == "\n\n".join(PARAGRAPHS)
     assert document.kind == "prose"
@@ -110,25 +67,25 @@ def test_running_text_comes_back_paragraph_by_paragraph(read: Callable[..., Extr
     assert document.marks == ((0, "page 1"),)
 
 
-def test_paragraphs_that_only_an_indent_parts_come_back_too(read: Callable[..., Extracted]) -> None:
+def test_paragraphs_that_only_an_indent_parts_come_back_too(read_pdf: Read) -> None:
     text = typeset(PARAGRAPHS, alignment=4, firstLineIndent=14)
     style = ParagraphStyle("body", fontName="Times-Roman", fontSize=10, leading=12, alignment=4, firstLineIndent=14)
     buffer = io.BytesIO()
     SimpleDocTemplate(buffer).build([Paragraph(item, style) for item in PARAGRAPHS])
 
-    assert read(text).text == read(buffer.getvalue()).text == "\n\n".join(PARAGRAPHS)
+    assert read_pdf(text).text == read_pdf(buffer.getvalue()).text == "\n\n".join(PARAGRAPHS)
 
 
-def test_two_columns_are_read_one_after_the_other(read: Callable[..., Extracted]) -> None:
+def test_two_columns_are_read_one_after_the_other(read_pdf: Read) -> None:
     paragraphs = PARAGRAPHS * 7
 
-    text = read(typeset(paragraphs, columns=2, alignment=4)).text
+    text = read_pdf(typeset(paragraphs, columns=2, alignment=4)).text
 
     assert text.split() == " ".join(paragraphs).split()
     assert text == "\n\n".join(paragraphs)
 
 
-def test_columns_are_read_in_order_when_the_file_holds_them_row_by_row(read: Callable[..., Extracted]) -> None:
+def test_columns_are_read_in_order_when_the_file_holds_them_row_by_row(read_pdf: Read, drawn: Drawn) -> None:
     left = [f"Left line {number} speaks of sheep and of grass" for number in range(8)]
     right = [f"Right line {number} speaks of wool and of rain" for number in range(8)]
 
@@ -138,13 +95,13 @@ def test_columns_are_read_in_order_when_the_file_holds_them_row_by_row(read: Cal
             canvas.drawString(72, 700 - 14 * row, left[row])
             canvas.drawString(320, 700 - 14 * row, right[row])
 
-    text = read(drawn(draw)).text
+    text = read_pdf(drawn(draw)).text
 
     assert text.startswith("A headline")
     assert [text.index(line) for line in left + right] == sorted(text.index(line) for line in left + right)
 
 
-def test_rows_of_a_table_without_lines_are_read_across(read: Callable[..., Extracted]) -> None:
+def test_rows_of_a_table_without_lines_are_read_across(read_pdf: Read, drawn: Drawn) -> None:
     rows = [("Merino", "75", "fine"), ("Texel", "95", "coarse"), ("Soay", "30", "brown"), ("Herdwick", "60", "grey")]
 
     def draw(canvas: Canvas) -> None:
@@ -152,10 +109,10 @@ def test_rows_of_a_table_without_lines_are_read_across(read: Callable[..., Extra
             for row, cells in enumerate(rows):
                 canvas.drawString(72 + 120 * column, 700 - 15 * row, cells[column])
 
-    assert [line.split() for line in read(drawn(draw)).text.splitlines() if line] == [list(row) for row in rows]
+    assert [line.split() for line in read_pdf(drawn(draw)).text.splitlines() if line] == [list(row) for row in rows]
 
 
-def test_a_divided_word_is_made_whole_and_a_compound_keeps_its_hyphen(read: Callable[..., Extracted]) -> None:
+def test_a_divided_word_is_made_whole_and_a_compound_keeps_its_hyphen(read_pdf: Read, drawn: Drawn) -> None:
     def draw(canvas: Canvas) -> None:
         text = canvas.beginText(72, 700)
         for line in (
@@ -174,12 +131,12 @@ def test_a_divided_word_is_made_whole_and_a_compound_keeps_its_hyphen(read: Call
         "of every year since the Anglo-Saxon age, and found it beside two- and three-year-old rams that had come here "
         "from the valley."
     )
-    words = read(drawn(draw)).text
+    words = read_pdf(drawn(draw)).text
     # "three-" before "year-old" cannot be told from a divided word.
     assert words.replace("threeyear-old", "three-year-old") == expected
 
 
-def test_code_keeps_its_lines(read: Callable[..., Extracted]) -> None:
+def test_code_keeps_its_lines(read_pdf: Read, drawn: Drawn) -> None:
     code = ["def count(flock):", "total = 0", "for sheep in flock:", "total += 1", "return total"]
 
     def draw(canvas: Canvas) -> None:
@@ -187,10 +144,10 @@ def test_code_keeps_its_lines(read: Callable[..., Extracted]) -> None:
         for row, line in enumerate(code):
             canvas.drawString(72, 700 - 12 * row, line)
 
-    assert read(drawn(draw)).text.splitlines() == code
+    assert read_pdf(drawn(draw)).text.splitlines() == code
 
 
-def test_ligatures_and_bullets_are_spelt_out_and_no_control_character_is_left(read: Callable[..., Extracted]) -> None:
+def test_ligatures_and_bullets_are_spelt_out_and_no_control_character_is_left(read_pdf: Read, drawn: Drawn) -> None:
     from reportlab.pdfbase import pdfmetrics
     from reportlab.pdfbase.ttfonts import TTFont
 
@@ -201,41 +158,41 @@ def test_ligatures_and_bullets_are_spelt_out_and_no_control_character_is_left(re
         canvas.drawString(72, 700, "The o\ufb03ce of the \ufb01rst \ufb02ock, 25 \u20ac, \u0394x \u2264 \u03c0")
         canvas.drawString(72, 670, "soft\u00adhyphen zero\u200bwidth")
 
-    text = read(drawn(draw)).text
+    text = read_pdf(drawn(draw)).text
 
     assert text.startswith("The office of the first flock, 25 \u20ac, \u0394x \u2264 \u03c0")
     assert "zerowidth" in text
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
-def test_a_ruled_table_is_markdown_in_its_place_and_not_repeated(read: Callable[..., Extracted]) -> None:
-    document = read(typeset([PARAGRAPHS[0], ruled_table(), Spacer(1, 12), PARAGRAPHS[1]]))
+def test_a_ruled_table_is_markdown_in_its_place_and_not_repeated(read_pdf: Read) -> None:
+    document = read_pdf(typeset([PARAGRAPHS[0], ruled_table(), Spacer(1, 12), PARAGRAPHS[1]]))
 
     assert document.text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[1]}"
     assert document.metadata["tables"] == "1"
 
 
-def test_tables_can_be_left_as_text(read: Callable[..., Extracted]) -> None:
-    document = read(typeset([PARAGRAPHS[0], ruled_table()]), pdf_tables=False)
+def test_tables_can_be_left_as_text(read_pdf: Read) -> None:
+    document = read_pdf(typeset([PARAGRAPHS[0], ruled_table()]), pdf_tables=False)
 
     assert "| --- |" not in document.text
     assert document.text.split() == " ".join([PARAGRAPHS[0], *(cell for row in CELLS for cell in row)]).split()
 
 
-def test_cells_are_those_that_pdfplumber_finds(read: Callable[..., Extracted]) -> None:
+def test_cells_are_those_that_pdfplumber_finds(read_pdf: Read) -> None:
     cells = [[f"cell {row} {column}" for column in range(5)] for row in range(30)]
     data = typeset([ruled_table(cells)])
 
     with pdfplumber.open(io.BytesIO(data)) as file:
         expected = file.pages[0].extract_table()
-    lines = read(data).text.splitlines()
+    lines = read_pdf(data).text.splitlines()
 
     assert expected == cells
     assert [line.strip("| ").split(" | ") for line in [lines[0], *lines[2:]]] == expected
 
 
 @pytest.mark.parametrize("turn", [0, 90, 180, 270])
-def test_a_turned_page_is_read_as_if_upright(read: Callable[..., Extracted], turn: int) -> None:
+def test_a_turned_page_is_read_as_if_upright(read_pdf: Read, turn: int) -> None:
     data = typeset([PARAGRAPHS[0], ruled_table(), Spacer(1, 12), PARAGRAPHS[2]])
     document = pypdfium2.PdfDocument(data)
     document[0].set_rotation(turn)
@@ -244,10 +201,10 @@ def test_a_turned_page_is_read_as_if_upright(read: Callable[..., Extracted], tur
     document.save(buffer)
     document.close()
 
-    assert read(buffer.getvalue()).text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[2]}"
+    assert read_pdf(buffer.getvalue()).text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[2]}"
 
 
-def test_a_stamp_along_the_margin_follows_the_text(read: Callable[..., Extracted]) -> None:
+def test_a_stamp_along_the_margin_follows_the_text(read_pdf: Read, drawn: Drawn) -> None:
     def draw(canvas: Canvas) -> None:
         for row, line in enumerate(PARAGRAPHS[0].split(",")):
             canvas.drawString(100, 700 - 40 * row, line.strip())
@@ -255,10 +212,12 @@ def test_a_stamp_along_the_margin_follows_the_text(read: Callable[..., Extracted
         canvas.rotate(90)
         canvas.drawString(0, 0, "stamp:2401.00001v1 12 Jan 2024")
 
-    assert read(drawn(draw)).text.endswith("one animal was missing from the count.\n\nstamp:2401.00001v1 12 Jan 2024")
+    assert read_pdf(drawn(draw)).text.endswith(
+        "one animal was missing from the count.\n\nstamp:2401.00001v1 12 Jan 2024"
+    )
 
 
-def test_metadata_is_kept(read: Callable[..., Extracted]) -> None:
+def test_metadata_is_kept(read_pdf: Read, drawn: Drawn) -> None:
     def draw(canvas: Canvas) -> None:
         canvas.setTitle("On Sheep\n and Goats")
         canvas.setAuthor("Ærø Ødegård")
@@ -266,13 +225,13 @@ def test_metadata_is_kept(read: Callable[..., Extracted]) -> None:
         canvas.showPage()
         canvas.drawString(72, 700, "More.")
 
-    metadata = read(drawn(draw)).metadata
+    metadata = read_pdf(drawn(draw)).metadata
 
     assert metadata == {"title": "On Sheep and Goats", "author": "Ærø Ødegård", "pages": "2"}
 
 
-def test_every_page_with_text_has_a_mark_where_its_text_begins(read: Callable[..., Extracted]) -> None:
-    document = read(pages_of("The first page.", "", "The third page.", "The fourth page."))
+def test_every_page_with_text_has_a_mark_where_its_text_begins(read_pdf: Read, pages_of: Drawn) -> None:
+    document = read_pdf(pages_of("The first page.", "", "The third page.", "The fourth page."))
 
     assert document.text == "The first page.\n\nThe third page.\n\nThe fourth page."
     assert [(document.text[offset:][:9], name) for offset, name in document.marks] == [
@@ -282,7 +241,7 @@ def test_every_page_with_text_has_a_mark_where_its_text_begins(read: Callable[..
     ]
 
 
-def test_running_heads_are_said_once_and_page_numbers_not_at_all(read: Callable[..., Extracted]) -> None:
+def test_running_heads_are_said_once_and_page_numbers_not_at_all(read_pdf: Read, drawn: Drawn) -> None:
     def draw(canvas: Canvas) -> None:
         for number in range(1, 8):
             canvas.drawString(72, 800, "Annual report of the wool board")
@@ -292,8 +251,8 @@ def test_running_heads_are_said_once_and_page_numbers_not_at_all(read: Callable[
             canvas.showPage()
 
     data = drawn(draw)
-    document = read(data)
-    whole = read(data, strip_running_lines=False)
+    document = read_pdf(data)
+    whole = read_pdf(data, strip_running_lines=False)
 
     assert document.text.count("Annual report") == 1
     # Figures that do not count with the pages are no page numbers.
@@ -303,25 +262,25 @@ def test_running_heads_are_said_once_and_page_numbers_not_at_all(read: Callable[
     assert len(whole.text.split()) == len(document.text.split()) + 6 * 6 + 7
 
 
-def test_a_password_is_needed(extract: Extract) -> None:
+def test_a_password_is_needed(extract_pdf: Extract, drawn: Drawn) -> None:
     data = drawn(lambda canvas: canvas.drawString(72, 700, "secret"), encrypt=StandardEncryption("user", "owner"))
 
     with pytest.raises(ExtractionError) as raised:
-        extract(data)
+        extract_pdf(data)
 
     assert raised.value.reason == "encrypted"
 
 
-def test_a_file_that_opens_without_its_password_is_read(read: Callable[..., Extracted]) -> None:
+def test_a_file_that_opens_without_its_password_is_read(read_pdf: Read, drawn: Drawn) -> None:
     data = drawn(
         lambda canvas: canvas.drawString(72, 700, "open to all"), encrypt=StandardEncryption("", "owner", strength=128)
     )
 
-    assert read(data).text == "open to all"
+    assert read_pdf(data).text == "open to all"
 
 
 @pytest.mark.parametrize("fonttype", [3, 42])
-def test_the_text_of_a_figure_is_read(read: Callable[..., Extracted], fonttype: int) -> None:
+def test_the_text_of_a_figure_is_read(read_pdf: Read, fonttype: int) -> None:
     from matplotlib.figure import Figure
 
     buffer = io.BytesIO()
@@ -334,7 +293,7 @@ def test_the_text_of_a_figure_is_read(read: Callable[..., Extracted], fonttype: 
         axes.set_ylabel("bales")
         figure.savefig(buffer, format="pdf")
 
-    text = read(buffer.getvalue()).text
+    text = read_pdf(buffer.getvalue()).text
 
     assert "Wool by year" in text
     assert "years since 1900" in text
@@ -344,19 +303,19 @@ def test_the_text_of_a_figure_is_read(read: Callable[..., Extracted], fonttype: 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext of poppler-utils")
 @pytest.mark.parametrize("columns", [1, 2])
-def test_words_come_in_the_order_of_pdftotext(tmp_path: Path, read: Callable[..., Extracted], columns: int) -> None:
+def test_words_come_in_the_order_of_pdftotext(tmp_path: Path, read_pdf: Read, columns: int) -> None:
     data = typeset([f"{number}. {text}" for number, text in enumerate(PARAGRAPHS * 25)], columns=columns, alignment=4)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
 
     other = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True, check=True).stdout
 
-    assert read(data).text.split() == other.split()
+    assert read_pdf(data).text.split() == other.split()
 
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_page_that_a_browser_printed_is_read(tmp_path: Path, read: Callable[..., Extracted]) -> None:
+def test_a_page_that_a_browser_printed_is_read(tmp_path: Path, read_pdf: Read) -> None:
     hebrew = "הכבשה הלבנה אכלה 42 תפוחים בשנת 2024, ואז הלכה הביתה לישון עם Dolly Parton."
     arabic = "السلام عليكم ورحمة الله، هذه جملة قصيرة فيها الرقم 125 ثم كلمة Linux وبعدها نهاية الكلام."
     mixed = "The word שלום means peace, and سلام does too, in 3 languages \N{GRINNING FACE}."
@@ -370,6 +329,6 @@ def test_a_page_that_a_browser_printed_is_read(tmp_path: Path, read: Callable[..
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
     subprocess.run([*command, f"--print-to-pdf={printed}", str(page)], capture_output=True, check=True, timeout=120)
 
-    document = read(printed.read_bytes())
+    document = read_pdf(printed.read_bytes())
 
     assert document.text == "\n\n".join(["On the flock", PARAGRAPHS[1], hebrew, arabic, mixed, TABLE])

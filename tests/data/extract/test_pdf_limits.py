@@ -1,68 +1,23 @@
 from __future__ import annotations
 
-import io
 import random
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pypdfium2
 import pytest
-from reportlab.lib.pagesizes import A4
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.pdf import extract_pdf
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.pdf_page import render
 
 Extract = Callable[..., list[Extracted | Refused]]
-
-
-@pytest.fixture
-def extract(tmp_path: Path) -> Extract:
-    """Extracts a PDF in this process, by default without recognition of text in pictures."""
-
-    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
-        config = ExtractConfig.model_validate({"ocr": False, **settings})
-        return list(extract_pdf(Content("a.pdf", data=data), Context(config, tmp_path, lambda *_: iter(()))))
-
-    return run
-
-
-@pytest.fixture
-def read(extract: Extract) -> Callable[..., Extracted]:
-    """The one document of a PDF of which nothing is refused."""
-
-    def run(data: bytes, **settings: object) -> Extracted:
-        (document,) = extract(data, **settings)
-        assert isinstance(document, Extracted)
-        return document
-
-    return run
-
-
-def drawn(draw: Callable[[Canvas], object], **options: Any) -> bytes:
-    """A PDF that `draw` draws on a canvas of A4; y grows upwards."""
-    buffer = io.BytesIO()
-    canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
-    draw(canvas)
-    canvas.save()
-    return buffer.getvalue()
-
-
-def pages_of(*pages: str) -> bytes:
-    """A PDF with one line of text on each page; an empty text is a blank page."""
-
-    def draw(canvas: Canvas) -> None:
-        for page in pages:
-            canvas.drawString(72, 700, page)
-            canvas.showPage()
-
-    return drawn(draw)
+Read = Callable[..., Extracted]
+Drawn = Callable[..., bytes]
 
 
 def assembled(objects: Sequence[bytes]) -> bytes:
@@ -91,10 +46,10 @@ def page_with(content: bytes, box: bytes = b"0 0 612 792") -> bytes:
     )
 
 
-def test_a_document_that_is_too_long_is_cut_between_pages(extract: Extract) -> None:
+def test_a_document_that_is_too_long_is_cut_between_pages(extract_pdf: Extract, pages_of: Drawn) -> None:
     data = pages_of(*(f"Page {number} " + "says bah " * 9 for number in range(1, 31)))
 
-    documents = [item for item in extract(data, max_document_bytes=1024) if isinstance(item, Extracted)]
+    documents = [item for item in extract_pdf(data, max_document_bytes=1024) if isinstance(item, Extracted)]
 
     assert [document.place for document in documents] == ["pages 1 to 11", "pages 12 to 22", "pages 23 to 30"]
     assert all(len(document.text) <= 1024 for document in documents)
@@ -103,7 +58,7 @@ def test_a_document_that_is_too_long_is_cut_between_pages(extract: Extract) -> N
     assert all(d.text[o:].startswith(name.replace("p", "P")) for d in documents for o, name in d.marks)
 
 
-def test_a_bad_page_is_refused_and_the_others_are_read(extract: Extract) -> None:
+def test_a_bad_page_is_refused_and_the_others_are_read(extract_pdf: Extract) -> None:
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 6 0 R/Resources<</Font<</F 7 0 R>>>>>>"
     text = b"BT /F 12 Tf 72 700 Td (A good page.) Tj ET"
     data = assembled(
@@ -118,7 +73,7 @@ def test_a_bad_page_is_refused_and_the_others_are_read(extract: Extract) -> None
         ]
     )
 
-    refused, document = extract(data)
+    refused, document = extract_pdf(data)
 
     assert isinstance(refused, Refused)
     assert (refused.place, refused.reason) == ("page 2", "damaged")
@@ -127,7 +82,7 @@ def test_a_bad_page_is_refused_and_the_others_are_read(extract: Extract) -> None
     assert [name for _, name in document.marks] == ["page 1", "page 3"]
 
 
-def test_a_count_of_pages_that_do_not_exist_ends(extract: Extract) -> None:
+def test_a_count_of_pages_that_do_not_exist_ends(extract_pdf: Extract) -> None:
     data = assembled(
         [
             b"<</Type/Catalog/Pages 2 0 R>>",
@@ -138,25 +93,25 @@ def test_a_count_of_pages_that_do_not_exist_ends(extract: Extract) -> None:
     refused: list[Extracted | Refused] = []
 
     with pytest.raises(ExtractionError, match="20 pages in a row"):
-        refused.extend(extract(data))
+        refused.extend(extract_pdf(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.7\nno more", b"not a PDF at all"])
-def test_what_is_no_pdf_is_damaged(extract: Extract, data: bytes) -> None:
+def test_what_is_no_pdf_is_damaged(extract_pdf: Extract, data: bytes) -> None:
     with pytest.raises(ExtractionError) as raised:
-        extract(data)
+        extract_pdf(data)
 
     assert raised.value.reason == "damaged"
 
 
-def test_a_file_of_blank_pages_is_empty(extract: Extract) -> None:
+def test_a_file_of_blank_pages_is_empty(extract_pdf: Extract, pages_of: Drawn) -> None:
     with pytest.raises(ExtractionError) as raised:
-        extract(pages_of("", ""))
+        extract_pdf(pages_of("", ""))
 
     assert raised.value.reason == "empty"
 
 
-def test_damage_anywhere_ends_in_documents_or_refusals(tmp_path: Path) -> None:
+def test_damage_anywhere_ends_in_documents_or_refusals(tmp_path: Path, drawn: Drawn, pages_of: Drawn) -> None:
     def grid(canvas: Canvas) -> None:
         canvas.grid([72, 200, 300, 400], [700, 680, 660, 640])
         for row in range(3):
@@ -187,20 +142,20 @@ def test_damage_anywhere_ends_in_documents_or_refusals(tmp_path: Path) -> None:
     assert reasons <= {"damaged", "empty", "encrypted", "unsupported", "oversized"}
 
 
-def test_a_page_of_countless_lines_is_read_without_a_search_for_tables(read: Callable[..., Extracted]) -> None:
+def test_a_page_of_countless_lines_is_read_without_a_search_for_tables(read_pdf: Read) -> None:
     generator = random.Random(1)
     lines = b"".join(b"%d %d m %d %d l S\n" % tuple(generator.randrange(600) for _ in "xyxy") for _ in range(15_000))
 
-    document = read(page_with(lines + b"BT /F 12 Tf 72 700 Td (Under the scribble.) Tj ET"))
+    document = read_pdf(page_with(lines + b"BT /F 12 Tf 72 700 Td (Under the scribble.) Tj ET"))
 
     assert document.text == "Under the scribble."
     assert document.metadata["pages_not_searched_for_tables"] == "1"
 
 
-def test_a_page_that_is_nothing_but_countless_lines_is_not_drawn(extract: Extract) -> None:
+def test_a_page_that_is_nothing_but_countless_lines_is_not_drawn(extract_pdf: Extract) -> None:
     data = page_with(b"0 0 m 600 700 l S\n" * 25_000)
 
-    assert extract(data, ocr=True) == [
+    assert extract_pdf(data, ocr=True) == [
         Refused("page 1", "oversized", "it is a drawing of so many parts that it is not looked at for text")
     ]
 

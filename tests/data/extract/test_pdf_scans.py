@@ -4,62 +4,21 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pypdfium2
 import pytest
 from PIL import Image, ImageDraw, ImageFont
-from reportlab.lib.pagesizes import A4
-from reportlab.pdfgen.canvas import Canvas
 
 from sheepop.data.extract import ocr
 from sheepop.data.extract import pdf as pdf_module
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, Refused
+from sheepop.data.extract.interface import Extracted, Refused
 from sheepop.data.extract.ocr import Recognised
 from sheepop.data.extract.page_lines import Line
-from sheepop.data.extract.pdf import extract_pdf
 
 Extract = Callable[..., list[Extracted | Refused]]
-
-
-@pytest.fixture
-def alive() -> list[None]:
-    """Grows by one with every sign of life that an extractor gives."""
-    return []
-
-
-@pytest.fixture
-def extract(tmp_path: Path, alive: list[None]) -> Extract:
-    """Extracts a PDF in this process, by default without recognition of text in pictures."""
-
-    def run(data: bytes, **settings: object) -> list[Extracted | Refused]:
-        config = ExtractConfig.model_validate({"ocr": False, **settings})
-        context = Context(config, tmp_path, lambda *_: iter(()), lambda: alive.append(None))
-        return list(extract_pdf(Content("a.pdf", data=data), context))
-
-    return run
-
-
-def drawn(draw: Callable[[Canvas], object], **options: Any) -> bytes:
-    """A PDF that `draw` draws on a canvas of A4; y grows upwards."""
-    buffer = io.BytesIO()
-    canvas = Canvas(buffer, pagesize=options.pop("pagesize", A4), **options)
-    draw(canvas)
-    canvas.save()
-    return buffer.getvalue()
-
-
-def pages_of(*pages: str) -> bytes:
-    """A PDF with one line of text on each page; an empty text is a blank page."""
-
-    def draw(canvas: Canvas) -> None:
-        for page in pages:
-            canvas.drawString(72, 700, page)
-            canvas.showPage()
-
-    return drawn(draw)
+Drawn = Callable[..., bytes]
 
 
 def picture(text: str, size: int = 28) -> Image.Image:
@@ -70,7 +29,7 @@ def picture(text: str, size: int = 28) -> Image.Image:
     return image
 
 
-def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract: Extract) -> None:
+def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract_pdf: Extract, pages_of: Drawn) -> None:
     scan = io.BytesIO()
     picture("The quick brown fox jumps\nover the lazy dog.").save(scan, "PDF", resolution=150)
     merged = pypdfium2.PdfDocument(pages_of("A page of text."))
@@ -78,7 +37,7 @@ def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract: Extract) ->
     buffer = io.BytesIO()
     merged.save(buffer)
 
-    (document,) = extract(buffer.getvalue(), ocr=True)
+    (document,) = extract_pdf(buffer.getvalue(), ocr=True)
 
     assert isinstance(document, Extracted)
     assert " ".join(document.text.split()) == "A page of text. The quick brown fox jumps over the lazy dog."
@@ -88,24 +47,24 @@ def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract: Extract) ->
 
 
 def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
-    extract: Extract, monkeypatch: pytest.MonkeyPatch
+    extract_pdf: Extract, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scan = io.BytesIO()
     picture("A scan").save(scan, "PDF", save_all=True, append_images=[picture("Another")])
     monkeypatch.setitem(sys.modules, "rapidocr", None)
     ocr._engine.cache_clear()
 
-    assert [(item.place, item.reason) for item in extract(scan.getvalue()) if isinstance(item, Refused)] == [
+    assert [(item.place, item.reason) for item in extract_pdf(scan.getvalue()) if isinstance(item, Refused)] == [
         ("page 1", "unsupported"),
         ("page 2", "unsupported"),
     ]
-    missing = [item for item in extract(scan.getvalue(), ocr=True) if isinstance(item, Refused)]
+    missing = [item for item in extract_pdf(scan.getvalue(), ocr=True) if isinstance(item, Refused)]
     assert [(item.place, item.reason) for item in missing] == [("page 1", "missing"), ("page 2", "missing")]
     assert "install sheepop[ocr]" in missing[0].detail
 
 
 def test_a_long_scan_is_one_document_and_shows_signs_of_life(
-    extract: Extract, alive: list[None], monkeypatch: pytest.MonkeyPatch
+    extract_pdf: Extract, alive: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = iter(["A shepherd", "counts sheep", "before the", "rain comes", "once more"])
 
@@ -117,7 +76,7 @@ def test_a_long_scan_is_one_document_and_shows_signs_of_life(
     scan = io.BytesIO()
     picture("A").save(scan, "PDF", save_all=True, append_images=[picture("B")] * 4)
 
-    (document,) = extract(scan.getvalue(), ocr=True)
+    (document,) = extract_pdf(scan.getvalue(), ocr=True)
 
     assert isinstance(document, Extracted)
     assert document.text == "A shepherd\n\ncounts sheep\n\nbefore the\n\nrain comes\n\nonce more"

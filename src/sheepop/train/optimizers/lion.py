@@ -6,17 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sheepop.train.optimizers.groups import members_with_gradient
+from sheepop.train.optimizers.momentum import MomentumOptimizer
 
 
-class Lion(torch.optim.Optimizer):
-    """Chen et al. 2023, "Symbolic discovery of optimization algorithms", program 1, with decoupled weight decay.
-
-    One slot a parameter: ``momentum``, float32 and of its shape.
-    """
+class Lion(MomentumOptimizer):
+    """Chen et al. 2023, "Symbolic discovery of optimization algorithms", program 1, with decoupled weight decay."""
 
     def __init__(
         self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
@@ -38,14 +35,3 @@ class Lion(torch.optim.Optimizer):
                 torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
                 torch._foreach_add_(parameters, directions, alpha=-rate)
                 torch._foreach_lerp_(momenta, gradients, 1 - beta2)
-
-    def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """The state of a parameter after a step: the shape of each slot."""
-        return {"momentum": tuple(parameter.shape)}
-
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
-        momentum: Tensor = state["momentum"]
-        return momentum

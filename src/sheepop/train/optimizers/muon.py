@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sheepop.train.optimizers.groups import members_with_gradient
+from sheepop.train.optimizers.momentum import MomentumOptimizer
 
 # Quintic iteration that drives every singular value into about [0.7, 1.2] (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -34,7 +35,7 @@ def orthogonalize(matrices_NRC: Tensor) -> Tensor:
     return (x.mT if rows > columns else x).to(matrices_NRC.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(MomentumOptimizer):
     """Nesterov momentum, orthogonalised, with decoupled weight decay, for matrices (R, C) and stacks of them.
 
     The update is scaled by ``0.2 sqrt(max(R, C))`` so that its root mean square matches AdamW's and one learning
@@ -63,14 +64,3 @@ class Muon(torch.optim.Optimizer):
                 scale = -group["lr"] * 0.2 * math.sqrt(max(stacked.shape[-2:]))
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(updates.unbind()), alpha=scale)
-
-    def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        """The state of a parameter after a step: the shape of each slot."""
-        return {"momentum": tuple(parameter.shape)}
-
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
-        momentum: Tensor = state["momentum"]
-        return momentum

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from sheepop.core.config import leaves
 
 
 class Sink(Protocol):
@@ -35,7 +37,10 @@ class RunDescription:
 
     def flat_settings(self) -> dict[str, str]:
         """The configuration without nesting: ``training.seed`` and the like, to the value as JSON."""
-        return dict(_leaves(self.settings))
+        return {
+            path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for path, value in leaves(self.settings)
+        }
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -45,11 +50,3 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
         for key, value in row.items()
         if key not in ("step", "split") and isinstance(value, int | float)
     }
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

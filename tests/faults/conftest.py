@@ -1,0 +1,160 @@
+"""A short run by the command line that nothing disturbs, and processes like it that are disturbed at a chosen point."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+SETTINGS = (
+    "tokenizer.algorithm=char",
+    "model.d_model=16",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "training.global_batch_size=4",
+    "training.micro_batch_size=2",
+    "training.max_steps=40",
+    "training.precision=fp32",
+    "training.log_interval=1",
+    "training.checkpoint_interval=5",
+    "training.eval_interval=8",
+    "training.sample_interval=7",
+    "training.sample_prompts=[Sheep]",
+    "training.sample_tokens=8",
+    "training.optimizer=muon",
+)
+TIMING = ("seconds", "tokens_per_second", "mfu")
+
+# Does something of its own the moment a function is called for the nth time, and then what the function does.
+DISTURBED = """
+import os, signal, sys, threading, time
+from importlib import import_module
+action, module, name, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+owner = import_module(module)
+*path, leaf = name.split(".")
+for part in path:
+    owner = getattr(owner, part)
+original, calls = getattr(owner, leaf), 0
+def disturbed(*arguments, **options):
+    global calls
+    calls += 1
+    if calls == count:
+        exec(action)
+    return original(*arguments, **options)
+setattr(owner, leaf, disturbed)
+sys.argv = ["sheepop", *sys.argv[5:]]
+from sheepop.cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Halted:
+    """A process that stands still."""
+
+    process: subprocess.Popen[str]
+
+    def go_on(self) -> tuple[int, str]:
+        """Lets it go on to its end: the exit code and what it said."""
+        self.process.send_signal(signal.SIGCONT)
+        _, said = self.process.communicate(timeout=300)
+        return self.process.returncode, said
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The run that nothing disturbed, and commands for others that are to become equal to it."""
+
+    text: Path
+    path: Path
+    settings: tuple[str, ...] = SETTINGS
+
+    @classmethod
+    def made(cls, text: Path, path: Path, *settings: str) -> Reference:
+        """Trains it on `text`, with `settings` in place of the usual ones where they differ."""
+        reference = cls(text, path, (*SETTINGS, *settings))
+        done = finished([sys.executable, "-m", "sheepop", *reference.options(reference.path)])
+        assert done.returncode == 0, done.stderr
+        return reference
+
+    def options(self, run: Path, *settings: str, data: Path | None = None, resume: bool = False) -> list[str]:
+        """What ``sheepop`` is told for a run like this one."""
+        places = ["--data", str(data or self.text), "--output", str(run), "--device", "cpu", "--quiet"]
+        return ["train", *places, *self.settings, *settings, *(["--resume", "auto"] if resume else [])]
+
+    def disturbed(self, action: str, module: str, name: str, count: int, options: list[str]) -> list[str]:
+        """A process in which the statement `action` is executed at the call number `count` of a function."""
+        return [sys.executable, "-c", DISTURBED, action, module, name, str(count), *options]
+
+    def killed(self, module: str, name: str, count: int, run: Path) -> None:
+        """Begins a run and kills it at the call number `count` of a function."""
+        action = "os.kill(os.getpid(), signal.SIGKILL)"
+        done = finished(self.disturbed(action, module, name, count, self.options(run)))
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    @contextmanager
+    def halted(self, module: str, name: str, count: int, options: list[str]) -> Iterator[Halted]:
+        """A process that stands still from the call number `count` of a function on, until it may go on."""
+        # Sent to the thread that makes the call: it gets no further, where others might for a moment.
+        stop = "signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)"
+        command = self.disturbed(stop, module, name, count, options)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                _, status = os.waitpid(process.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status), process.communicate()
+                yield Halted(process)
+            finally:
+                process.kill()
+
+    def resume(self, run: Path, **options: Any) -> str:
+        """Goes on with a run to its end, at which it must be equal to this one; what was said on the way."""
+        done = finished([sys.executable, "-m", "sheepop", *self.options(run, resume=True, **options)])
+        assert done.returncode == 0, done.stderr
+        self.require_equal(run)
+        return done.stderr
+
+    def require_equal(self, run: Path) -> None:
+        """The run at `run` left the same bits as this one, the times aside."""
+        assert rows(self.path / "metrics.jsonl") == rows(run / "metrics.jsonl")
+        assert (self.path / "samples.jsonl").read_bytes() == (run / "samples.jsonl").read_bytes()
+        for name in ("latest", "best"):
+            assert (self.path / "checkpoints" / name).read_text() == (run / "checkpoints" / name).read_text()
+        last = (run / "checkpoints" / "latest").read_text().strip()
+        for file in ("model.safetensors", "state/optimizer.safetensors"):
+            first, second = (load_file(path / "checkpoints" / last / file) for path in (self.path, run))
+            assert first.keys() == second.keys()
+            for name, array in first.items():
+                assert array.tobytes() == second[name].tobytes(), name
+
+
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMING} for row in found]
+
+
+@pytest.fixture(scope="session")
+def reference(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Forty steps."""
+    return Reference.made(text_folder, tmp_path_factory.mktemp("reference") / "run")
+
+
+@pytest.fixture(scope="session")
+def short_reference(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A run of few checkpoints, all of which but one are removed again."""
+    settings = ("training.max_steps=12", "training.eval_interval=6", "training.keep_checkpoints=1")
+    return Reference.made(text_folder, tmp_path_factory.mktemp("short") / "run", *settings)
