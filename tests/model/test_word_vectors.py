@@ -83,13 +83,13 @@ def test_memory_is_that_of_the_words_found(tmp_path: Path):
     resource = pytest.importorskip("tracemalloc")
     path = tmp_path / "large.txt"
     row = " 0.123456" * 50 + "\n"
-    path.write_text("".join(f"w{number}{row}" for number in range(20_000)))
+    path.write_text("".join(f"w{number}{row}" for number in range(5_000)))
     resource.start()
-    found = read_word_vectors(path, {b"w3": [0], b"w19999": [1]}, 50)
+    found = read_word_vectors(path, {b"w3": [0], b"w4999": [1]}, 50)
     peak = resource.get_traced_memory()[1]
     resource.stop()
-    assert found.ids.tolist() == [0, 1] and found.num_words == 20_000
-    assert peak < 2**20 < path.stat().st_size / 8
+    assert found.ids.tolist() == [0, 1] and found.num_words == 5_000
+    assert peak < path.stat().st_size / 8
 
 
 def test_vectors_of_another_size_are_refused(tmp_path: Path):

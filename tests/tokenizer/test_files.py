@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_token
 SAMPLE = "def f(x):\n    return 'é🐑' <eos>\r\n"
 
 
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 WORD_PIECE = {
     "type": "WordPiece",
     "unk_token": "[UNK]",
@@ -27,12 +29,11 @@ def gpt2_style(*, lacking: str = "") -> dict[str, Any]:
     vocabulary = {c: i for i, c in enumerate([c for c in alphabet if c not in lacking] + ["Ġt"])}
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     end = {"id": len(vocabulary), "content": "<|endoftext|>", "special": True}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
         "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
         "padding": None,
-        "added_tokens": [{**end, **flags}],
+        "added_tokens": [{**end, **FLAGS}],
         "normalizer": None,
         "pre_tokenizer": step,
         "post_processor": step,
@@ -141,26 +142,86 @@ def test_a_truncated_file_is_refused_at_every_length(bpe: Tokenizer, tmp_path: P
             load_tokenizer(tmp_path)
 
 
-@given(st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_hostile_file_is_refused_or_works(data: st.DataObject):
+def sentencepiece_style() -> dict[str, Any]:
+    """A small file as of a Unigram model with bytes, a special token and one that stands around texts."""
+    pieces = [
+        ["<unk>", 0.0],
+        ["</s>", 0.0],
+        *([f"<0x{byte:02X}>", 0.0] for byte in range(256)),
+        ["▁t", -1.0],
+        ["a", -2.0],
+    ]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    special = [{"id": i, "content": pieces[i][0], **FLAGS, "special": True} for i in (0, 1)]
+    after = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": after,
+            "pair": after,
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True, "vocab": pieces},
+    }
+
+
+def bert_style() -> dict[str, Any]:
+    """A small file as of a WordPiece model."""
+    special = [{"id": i, "content": text, **FLAGS, "special": True} for i, text in enumerate(("[PAD]", "[UNK]"))]
+    vocabulary = {text: i for i, text in enumerate(("[PAD]", "[UNK]", "t", "##a", "a"))}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {**WORD_PIECE, "vocab": vocabulary},
+    }
+
+
+@pytest.mark.parametrize("style", [gpt2_style, sentencepiece_style, bert_style])
+def test_a_hostile_file_is_refused_or_works(style: Callable[[], dict[str, Any]]):
     """Any value anywhere in the tree may be replaced; the result is a TokenizerError or a tokenizer that encodes."""
-    tree = gpt2_style()
-    node, key = tree, data.draw(st.sampled_from(sorted(tree)))
-    while isinstance(node[key], dict | list) and node[key] and data.draw(st.integers(0, 3)):
-        node = node[key]
-        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
-    node[key] = data.draw(
-        st.sampled_from([None, -1, 0, 3, 2**40, 0.5, "", "x", "Ġ", True, [], {}, [0], {"type": "BPE"}])
-    )
-    try:
-        tokenizer = tokenizer_from_json(json.dumps(tree))
-    except TokenizerError:
-        return
-    ids = tokenizer.encode("t a <|endoftext|>", allow_special=True)
-    assert all(0 <= i < tokenizer.vocab_size for i in ids)
-    assert len(tokenizer.byte_lengths()) == tokenizer.vocab_size
-    assert len(tokenizer.fingerprint()) == 64
+
+    @given(st.data())
+    @settings(max_examples=150)
+    def check(data: st.DataObject) -> None:
+        tree = style()
+        node, key = tree, data.draw(st.sampled_from(sorted(tree)))
+        while isinstance(node[key], dict | list) and node[key] and data.draw(st.integers(0, 3)):
+            node = node[key]
+            key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        node[key] = data.draw(
+            st.sampled_from([None, -1, 0, 3, 2**40, 0.5, "", "x", "Ġ", True, [], {}, [0], {"type": "BPE"}])
+        )
+        try:
+            tokenizer = tokenizer_from_json(json.dumps(tree))
+            around = (*tokenizer.prefix_ids, *tokenizer.suffix_ids)
+            ids = tokenizer.encode("t a <|endoftext|></s>é", allow_special=True)
+        except TokenizerError:
+            return
+        assert all(0 <= i < tokenizer.vocab_size for i in (*around, *ids))
+        assert len(tokenizer.byte_lengths()) == tokenizer.vocab_size
+        assert len(tokenizer.fingerprint()) == 64
+        tokenizer.decode(ids, skip_special=False)
+
+    check()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"eos_token": 3}', '{"added_tokens_decoder": 3}'])

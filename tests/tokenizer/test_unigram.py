@@ -47,11 +47,17 @@ def test_any_unicode_text_comes_back_exactly(unigram: Tokenizer, text: str):
     assert not set(ids) & {0, 1, 2, 3}
 
 
-@given(TEXTS)
-@settings(max_examples=150)
-def test_the_library_reads_the_file_with_the_same_ids(unigram: Tokenizer, text: str):
+@pytest.fixture(scope="module")
+def library(unigram: Tokenizer) -> tokenizers.Tokenizer:
+    """What the library makes of the file."""
     library = tokenizers.Tokenizer.from_str(unigram.to_json())
     library.encode_special_tokens = True
+    return library
+
+
+@given(TEXTS)
+@settings(max_examples=150)
+def test_the_library_reads_the_file_with_the_same_ids(unigram: Tokenizer, library: tokenizers.Tokenizer, text: str):
     assert library.encode(text).ids == unigram.encode(text)
     assert library.decode(unigram.encode(text)) == text
 
@@ -144,6 +150,7 @@ def test_the_same_texts_give_the_same_file_in_every_process():
 def test_special_text_is_ordinary_unless_allowed(unigram: Tokenizer):
     assert 3 not in unigram.encode("a<eos>")
     assert unigram.encode("a<eos>", allow_special=True) == [*unigram.encode("a"), 3]
+    assert unigram.encode("日<unk>", allow_special=True) == [*unigram.encode("日"), 1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, charsmap_of
 from sheepop.tokenizer.decoding import Decoding, read_decoding
-from sheepop.tokenizer.encoder import Encoder, parse
+from sheepop.tokenizer.encoder import Encoder, ids_around, parse
 from sheepop.tokenizer.interface import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
@@ -55,6 +55,7 @@ class BackendTokenizer(Tokenizer):
         self._check()
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
+        self._around = self._ids_around(library)
         self._ordinary = self._encoder(allow_special=False, library=library)
 
     def _check(self) -> None:
@@ -63,6 +64,15 @@ class BackendTokenizer(Tokenizer):
 
     def _read_decoding(self) -> Decoding:
         return read_decoding(self._description["decoder"])
+
+    def _ids_around(self, library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and behind a text, as the library puts them around one."""
+        if self._description["post_processor"] is None:
+            return (), ()
+        around = ids_around(library)
+        if any(token_id >= self.vocab_size for ids in around for token_id in ids):
+            raise TokenizerError(f"{TOKENIZER_FILE} adds a token to texts whose id is not in its vocabulary.")
+        return around
 
     @property
     def vocab_size(self) -> int:
@@ -139,19 +149,6 @@ class BackendTokenizer(Tokenizer):
     @cached_property
     def _with_special(self) -> Encoder:
         return self._encoder(allow_special=True)
-
-    @cached_property
-    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and behind a text, as the library puts them around one."""
-        if self._description["post_processor"] is None:
-            return (), ()
-        encoding = parse(self._content).encode("a", add_special_tokens=True)
-        if any(token_id >= self.vocab_size for token_id in encoding.ids):
-            raise TokenizerError(f"{TOKENIZER_FILE} adds a token to texts whose id is not in its vocabulary.")
-        inside = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
-        if not inside:
-            return tuple(encoding.ids), ()
-        return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
 
     @cached_property
     def _pieces(self) -> list[bytes]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Rewrite = Callable[[str], str]
 
+# No fault of a file or a text; a panic of the library, which is, is not an Exception either.
+_PASSED_ON = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
+
 
 class Encoder:
     """Encodes with the model that `description`, the content of a ``tokenizer.json``, describes.
@@ -46,6 +49,8 @@ class Encoder:
             self._ids_of_bytes = [ids.get(token) for token in BYTE_TOKENS]
             hidden |= ids.keys() & set(BYTE_TOKENS)
         self._unknown: int | None = model.get("unk_id")
+        # A special token like any other, where these are allowed.
+        self._unknown_text = model["vocab"][self._unknown][0] if falls_back and allow_special else None
         self._rewrite = rewrite
         if hidden or library is None:
             library = parse(json.dumps(_renamed(description, hidden) if hidden else description))
@@ -60,7 +65,7 @@ class Encoder:
                 return [self._with_bytes(self.library.encode(rewritten[0], add_special_tokens=False))]
             batch = self.library.encode_batch_fast(list(rewritten), add_special_tokens=False)
             return [self._ids(encoding.ids, text) for encoding, text in zip(batch, rewritten, strict=True)]
-        except (KeyboardInterrupt, SystemExit, TokenizerError):
+        except (*_PASSED_ON, TokenizerError):
             raise
         except BaseException as error:  # A panic of the library is not an Exception.
             raise _encoding_error(error, texts) from None
@@ -78,11 +83,13 @@ class Encoder:
         return [
             token_id
             for found, text in zip(ids, encoding.tokens, strict=True)
-            for token_id in (self._fallback(text) if found == self._unknown else (found,))
+            for token_id in ((found,) if found != self._unknown else self._fallback(text))
         ]
 
     def _fallback(self, text: str) -> Sequence[int]:
         assert self._ids_of_bytes is not None and self._unknown is not None
+        if text == self._unknown_text:
+            return (self._unknown,)
         ids = [self._ids_of_bytes[byte] for byte in text.encode("utf-8")]
         return (self._unknown,) if None in ids else [token_id for token_id in ids if token_id is not None]
 
@@ -93,7 +100,7 @@ def parse(content: str) -> tokenizers.Tokenizer:
 
     try:
         library = tokenizers.Tokenizer.from_str(content)
-    except (KeyboardInterrupt, SystemExit):
+    except _PASSED_ON:
         raise
     except BaseException as error:  # A panic of the library is not an Exception.
         raise TokenizerError(
@@ -102,6 +109,22 @@ def parse(content: str) -> tokenizers.Tokenizer:
     library.no_truncation()
     library.no_padding()
     return library
+
+
+def ids_around(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a library's tokenizer puts before and behind a text."""
+    try:
+        encoding = library.encode("a", add_special_tokens=True)
+    except _PASSED_ON:
+        raise
+    except BaseException as error:
+        raise TokenizerError(
+            f"What {TOKENIZER_FILE} puts around a text (post_processor) is damaged: {error}."
+        ) from None
+    inside = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
+    if not inside:
+        return tuple(encoding.ids), ()
+    return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
 
 
 def _encoding_error(error: BaseException, texts: Sequence[str]) -> TokenizerError:

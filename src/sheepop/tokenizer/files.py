@@ -84,7 +84,7 @@ def _description(content: str) -> dict[str, Any]:
         raise TokenizerError(f"{TOKENIZER_FILE} has more than {_LARGEST_VOCABULARY:,} tokens, or is damaged.")
     # Files of the library's first versions name no type; only BPE has merges.
     kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind not in ALGORITHMS:
+    if not isinstance(kind, str) or kind not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise TokenizerError(f"{TOKENIZER_FILE} holds a model of the type {kind!r}, and known are {known}.")
     return {**description, "model": {**model, "type": kind}}

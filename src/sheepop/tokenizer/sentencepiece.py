@@ -157,15 +157,15 @@ def _added_tokens(
 
 def _further_tokens(first: int, settings: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
     """Entries for the tokens that were added to the model afterwards, whose ids follow its own."""
-    further: dict[int, dict[str, Any]] = {}
-    for content, token_id in read_table(directory / _ADDED_TOKENS).items():
-        further[token_id] = {"content": content, **SPECIAL_FLAGS}
-    recorded = settings.get("added_tokens_decoder") or {}
+    added, recorded = read_table(directory / _ADDED_TOKENS), settings.get("added_tokens_decoder") or {}
     try:
-        further |= {int(key): {**SPECIAL_FLAGS, **token} for key, token in recorded.items()}
-        beyond = sorted(token_id for token_id in further if token_id >= first)
+        further = {int(token_id): {"content": content, **SPECIAL_FLAGS} for content, token_id in added.items()}
+        further |= {int(token_id): {**SPECIAL_FLAGS, **token} for token_id, token in recorded.items()}
     except (AttributeError, TypeError, ValueError):
-        raise TokenizerError("added_tokens_decoder must be a table from id to token.") from None
+        raise TokenizerError(
+            f"added_tokens_decoder must be a table from id to token, and {_ADDED_TOKENS} one from text to id."
+        ) from None
+    beyond = sorted(token_id for token_id in further if token_id >= first)
     if beyond != list(range(first, first + len(beyond))):
         raise TokenizerError(
             f"the tokens that were added to it have the ids {', '.join(map(str, beyond[:5]))}, ..., and they must "
