@@ -175,3 +175,31 @@ def test_a_given_tokenizer_without_a_special_token_that_is_needed_is_refused(tmp
     CharTokenizer("é").save(tmp_path)
     with pytest.raises(TokenizerError, match=r"has no special token <x>\. Leave out tokenizer\.path"):
         train_tokenizer(TokenizerConfig(path=str(tmp_path)), [], special_tokens=("<eos>", "<x>"))
+
+
+def test_the_pattern_of_gpt2_cuts_as_the_library_has_it():
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    texts = ["it's a sheep's fleece:  12345 tufts\n\n", "don't count 12345 sheep", "fleece, fleece, tufts"] * 3
+    found = train_tokenizer(TokenizerConfig(vocab_size=290, pattern="gpt2"), texts, console=Console(quiet=True))
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=290,
+            min_frequency=1,
+            special_tokens=["<pad>", "<unk>", "<bos>", "<eos>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    for text in (*texts, "  two  spaces\tand 99999's <eos>", "naïve 漢字 ١٢٣"):
+        expected = library.encode(text.replace("<eos>", "eos")).ids
+        assert found.encode(text.replace("<eos>", "eos")) == expected
+        assert found.decode(found.encode(text)) == text
+
+
+def test_a_pattern_that_no_algorithm_reads_is_refused():
+    with pytest.raises(ConfigError, match="pattern: gpt2 is for algorithm: bpe, not unigram"):
+        validate(TokenizerConfig, {"algorithm": "unigram", "pattern": "gpt2"})

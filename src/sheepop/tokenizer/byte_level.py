@@ -69,11 +69,14 @@ class ByteLevelBPE(BackendTokenizer):
     """
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> ByteLevelBPE:
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, pattern: str = "sheepop"
+    ) -> ByteLevelBPE:
         """Learns merges from `texts`, which are read once; the same texts give the same file.
 
         There are ``vocab_size - 260`` merges, less one for each of `special_tokens`: further special tokens, which
-        take the last ids. Raises `TokenizerError` when the texts have too few different parts for so many tokens.
+        take the last ids. Text is cut by the `pattern` ``sheepop`` or ``gpt2``, which other programs know as well.
+        Raises `TokenizerError` when the texts have too few different parts for so many tokens.
         """
         smallest = _SMALLEST + len(special_tokens)
         if vocab_size < smallest:
@@ -84,12 +87,10 @@ class ByteLevelBPE(BackendTokenizer):
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
         backend = Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        by_gpt2 = pattern == "gpt2"
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)
+        split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+        backend.pre_tokenizer = as_bytes if by_gpt2 else pre_tokenizers.Sequence([split, as_bytes])
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(special_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sheepop.core.config import Config
 
@@ -22,6 +22,9 @@ class TokenizerConfig(Config):
     """
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
+    pattern: Literal["sheepop", "gpt2"] = Field(
+        default="sheepop", description="where bpe cuts text into parts: by our rules for prose and code, or by GPT-2's"
+    )
     vocab_size: int = Field(default=4096, le=2**24)
     path: str | None = None
     max_training_bytes: int = Field(default=64 * 2**20, ge=1)
@@ -34,3 +37,9 @@ class TokenizerConfig(Config):
         if value < smallest:
             raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
         return value
+
+    @model_validator(mode="after")
+    def _pattern_is_read(self) -> TokenizerConfig:
+        if self.pattern != "sheepop" and self.algorithm != "bpe":
+            raise ValueError(f"pattern: {self.pattern} is for algorithm: bpe, not {self.algorithm}")
+        return self

@@ -66,7 +66,7 @@ def _check_names(special_tokens: Sequence[str]) -> None:
 
 
 def _train_byte_level(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
-    return ByteLevelBPE.train(texts, config.vocab_size, special_tokens)
+    return ByteLevelBPE.train(texts, config.vocab_size, special_tokens, pattern=config.pattern)
 
 
 def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
