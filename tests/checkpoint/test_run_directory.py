@@ -77,6 +77,21 @@ def test_pruning_keeps_the_last_best_and_milestones(tmp_path: Path) -> None:
     assert not list(run.checkpoints.glob(".*"))
 
 
+def test_what_a_kill_left_undone_is_done_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+    (run.checkpoints / "latest").write_text("step-00000001\n")
+    for left in (run.path / ".config.yaml.partial-1a", run.checkpoints / ".latest.partial-2b"):
+        left.write_text("half")
+    run.checkpoint(2).rename(run.checkpoints / ".step-00000002.replaced-3c")
+    (run.checkpoints / ".step-00000002.partial-4d").mkdir()
+    (run.path / ".own-notes").write_text("mine")
+    run.remove_leftovers()
+    run.mark_latest(2)
+    assert run.steps() == [1, 2]
+    assert run.latest_good(lambda problem: None) == run.pointer("latest") == 2
+    assert [path.name for path in run.path.rglob(".*")] == [".own-notes"]
+
+
 def test_a_failed_checkpoint_leaves_the_ones_before_it(tmp_path: Path) -> None:
     run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
     with pytest.raises(RuntimeError), run.write_checkpoint(2) as directory:

@@ -128,6 +128,7 @@ class Reference:
         """The run at `run` left the same bits as this one, the times aside."""
         assert rows(self.path / "metrics.jsonl") == rows(run / "metrics.jsonl")
         assert (self.path / "samples.jsonl").read_bytes() == (run / "samples.jsonl").read_bytes()
+        assert names(self.path / "checkpoints") == names(run / "checkpoints")
         for name in ("latest", "best"):
             assert (self.path / "checkpoints" / name).read_text() == (run / "checkpoints" / name).read_text()
         last = (run / "checkpoints" / "latest").read_text().strip()
@@ -136,6 +137,10 @@ class Reference:
             assert first.keys() == second.keys()
             for name, array in first.items():
                 assert array.tobytes() == second[name].tobytes(), name
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
 
 
 def finished(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import RunDirectory
+
 Reference = Any
 
 
@@ -34,6 +36,20 @@ def test_killed_in_the_middle_of_anything(
 ) -> None:
     reference.killed(module, name, count, tmp_path / "run")
     reference.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "latest"), [("_point", 7, 10), ("prune", 7, 12)], ids=["before the pointer", "before pruning"]
+)
+def test_killed_when_the_last_checkpoint_is_written_and_not_all_that_follows(
+    short_reference: Reference, tmp_path: Path, name: str, count: int, latest: int
+) -> None:
+    run = tmp_path / "run"
+    short_reference.killed("sheepop.checkpoint.run_directory", f"RunDirectory.{name}", count, run)
+    directory = RunDirectory.open(run)
+    assert directory.pointer("latest") == latest
+    assert directory.steps()[-2:] == [10, 12]
+    short_reference.resume(run)
 
 
 def test_killed_before_the_first_step_a_run_starts_again(reference: Reference, tmp_path: Path) -> None:

@@ -233,6 +233,11 @@ class RunDirectory:
             yield directory
         self._point("latest", step)
 
+    def mark_latest(self, step: int) -> None:
+        """Points ``latest`` at a finished checkpoint, where a kill or damage left it at another."""
+        if self.pointer("latest") != step:
+            self._point("latest", step)
+
     def mark_best(self, step: int) -> None:
         """Points ``best`` at a finished checkpoint."""
         self._point("best", step)
@@ -257,6 +262,11 @@ class RunDirectory:
                 return step
             warn(f"Checkpoint {self.checkpoint(step)} is passed over: {'; '.join(problems)}.")
         return None
+
+    def remove_leftovers(self) -> None:
+        """Removes what a killed process left half written, and puts back what it had moved aside; under the lock."""
+        for directory in (self.path, self.plots, self.checkpoints):
+            remove_partial(directory)
 
     def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
         """Removes checkpoints up to step `newest` except the last `keep_last`, milestones, and the one marked best."""

@@ -195,6 +195,7 @@ def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, devic
 
 
 def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console) -> TrainingState:
+    run.remove_leftovers()
     step = run.latest_good(console.warn)
     if step is None:
         if run.steps():
@@ -207,6 +208,7 @@ def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, c
         console.warn(f"{run.path} has no checkpoint, so its run begins again.")
         return TrainingState()
     state = checkpointer.load(step)
+    run.mark_latest(step)
     state = checkpointer.with_best(state, console.warn)
     console.info(f"Going on from step {step:,} of {run.path}.")
     return state

@@ -104,6 +104,7 @@ class Trainer:
         ):
             peak = measured_peak(self.peak_flops, self.resolved.precision)
             self._view = LiveView(progress, total, self.state.step, peak, self.device)
+            self._prune(self.state.step)  # which a kill may have kept from being done
             self._save_the_beginning()
             try:
                 self._do_what_is_due(interruption)
@@ -314,11 +315,14 @@ class Trainer:
         def finish_pointers() -> None:
             if state.best_step == state.step:
                 run.mark_best(state.step)
-            run.prune(state.step, self.config.keep_checkpoints, self._milestones())
+            self._prune(state.step)
 
         with self._throughput.paused():
             self.checkpointer.save(state, before=finish_logs, after=finish_pointers)
         self._saved = state
+
+    def _prune(self, newest: int) -> None:
+        self.checkpointer.run.prune(newest, self.config.keep_checkpoints, self._milestones())
 
     def go_back(self, step: int) -> TrainingState:
         """Restores the checkpoint of `step`; the logs are cut to what they were then, and later checkpoints go."""
