@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import sheepop
 from sheepop.core.config import validate
 from sheepop.core.console import Console
-from sheepop.data import Corpus
+from sheepop.core.errors import TokenizerError
+from sheepop.data import Corpus, PairBatches
+from sheepop.data.pairs import Pair
 from sheepop.data.provenance import trace_tokens
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import SheepOpConfig
@@ -111,6 +114,72 @@ def test_the_origin_of_tokens_is_the_text_between_others(made: tuple[Path, Corpu
     found = [next(trace_tokens(corpus, "train", place, stop)).text for place in range(stop)]
     assert found[0] == document.text
     assert all(document.text.endswith(text) or "\ufffd" in text for text in found)
+
+
+def opt(directory: Path) -> Path:
+    """The token that ends every text begins it too."""
+    content = json.loads((gpt2(directory) / "tokenizer.json").read_text())
+    token = next(iter(reversed(content["model"]["vocab"])))
+    start = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    entry = {"id": token, "ids": [content["model"]["vocab"][token]], "tokens": [token]}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": start,
+        "pair": start,
+        "special_tokens": {token: entry},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    return directory
+
+
+def ignorant(directory: Path) -> Path:
+    """What it does not know becomes the token that ends a text."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {"type": "BPE", "vocab": {"</s>": 0, "a": 1, "b": 2}, "merges": [], "unk_token": "</s>"}
+    added = [{"id": 0, "content": "</s>", **flags}]
+    return save(directory, {"added_tokens": added, "model": model}, dict.fromkeys(("bos_token", "eos_token"), "</s>"))
+
+
+def pairs_of(folder: Path, tokenizer: Path) -> Corpus:
+    pairs = [{"source": f"abba {number}", "target": f"baab {number}"} for number in range(30)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    overrides = [str(folder / "pairs.jsonl"), f"tokenizer.path={tokenizer}", "data.extract.pair=[source,target]"]
+    build(overrides, folder / "corpus", None, Console.silent())
+    return Corpus.open(folder / "corpus")
+
+
+@pytest.mark.parametrize("maker", [gpt2, llama, opt])
+def test_source_and_target_are_told_apart_whatever_a_tokenizer_puts_around_text(maker: Any, tmp_path: Path):
+    corpus = pairs_of(tmp_path, maker(tmp_path / "tokenizer"))
+    tokenizer = corpus.tokenizer()
+    assert (maker is gpt2) == (tokenizer.prefix_ids == ())
+    batches = PairBatches(corpus.train, max_length=64, pad_id=tokenizer.filler_id, eos_id=tokenizer.eos_id)
+    for number, document in enumerate(corpus.documents("train")):
+        pair = Pair.of(document)
+        source, target = batches.batch(np.array([number])).pair(0)
+        assert source.tolist() == [*tokenizer.encode(pair.source), tokenizer.eos_id]
+        assert target.tolist() == [tokenizer.bos_id, *tokenizer.encode(pair.target), tokenizer.eos_id]
+    tree = {
+        "data": {"paths": [str(corpus.directory)]},
+        "model": {
+            "architecture": "encoder_decoder",
+            "d_model": 16,
+            "num_layers": 1,
+            "num_heads": 2,
+            "max_seq_len": 64,
+        },
+        "training": {"max_steps": 2, "global_batch_size": 4, "precision": "fp32", "warmup_steps": 0, "sinks": []},
+        "device": "cpu",
+        "output_dir": str(tmp_path / "run"),
+    }
+    run_training(validate(SheepOpConfig, tree))
+    done = sheepop.load(tmp_path / "run", device="cpu").generate("abba 7", max_new_tokens=4, temperature=0)
+    assert done.num_prompt_tokens == len(tokenizer.encode("abba 7")) + 1
+
+
+def test_a_tokenizer_that_encodes_text_as_the_end_is_refused_for_pairs(tmp_path: Path):
+    with pytest.raises(TokenizerError, match="encodes some text as its eos_token, which parts the source"):
+        pairs_of(tmp_path, ignorant(tmp_path / "tokenizer"))
 
 
 def trained(made: tuple[Path, Corpus, str], output: Path, *, packing: bool) -> Path:

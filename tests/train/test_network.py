@@ -154,7 +154,7 @@ def test_buffers_are_those_of_the_model(precision: str) -> None:
     model.blocks[0].feed_forward.router.balance[2] += 100.0
     network.begin_step()
     batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
-    network.hidden_states(batch, positions=None, document_ids=None)
+    network.hidden_states({"input_ids": batch})
     assert network.modules.blocks[0].feed_forward.take_routing().counts[2] == batch.numel()
 
 

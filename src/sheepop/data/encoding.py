@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sheepop.data.documents import Document, StoredDocument
 from sheepop.data.extract.pair import KIND
 from sheepop.data.infilling import Infilling, Special, sentinel_ids
-from sheepop.data.pairs import Pair
+from sheepop.data.pairs import Pair, require_parted
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -20,9 +20,9 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 class DocumentEncoder:
     """Encodes documents with the tokenizer in `tokenizer_directory` and ends each with ``<eos>``.
 
-    A tokenizer whose makers begin every text with a token, such as ``<bos>``, begins every document with it.
-    With `infilling` documents of code are re-ordered as it says; pairs become what `sheepop.data.pairs` says. A
-    callable that can be sent to a worker process: it carries a path, and each process loads the tokenizer once.
+    A tokenizer whose makers begin every text with a token, such as ``<bos>``, begins every document with it, but not
+    the pairs, which become what `sheepop.data.pairs` says. With `infilling` documents of code are re-ordered as it
+    says. A callable that can be sent to a worker process: it carries a path, and each process loads the tokenizer once.
     """
 
     tokenizer_directory: str
@@ -32,25 +32,29 @@ class DocumentEncoder:
         """For each document its token ids with what stands around them, and its length in UTF-8 bytes.
 
         Raises `TokenizerError` when the tokenizer has no ``<eos>``, no ``<bos>`` where there are pairs, or not the
-        special tokens of `infilling`.
+        special tokens of `infilling`, and when it encodes text of a pair as ``<eos>``.
         """
         tokenizer = _load(self.tokenizer_directory)
-        prefix_ids, eos_id = tokenizer.prefix_ids, tokenizer.eos_id
+        eos_id = tokenizer.eos_id
         ids = sentinel_ids(tokenizer) if self.infilling is not None else {}
-        encoded = _encode(tokenizer, [self._segments(document.document(), tokenizer, ids) for document in documents])
+        read = [document.document() for document in documents]
+        encoded = _encode(tokenizer, [self._segments(document, tokenizer, ids) for document in read])
+        for document, token_ids in zip(read, encoded, strict=True):
+            if document.kind == KIND:
+                require_parted(token_ids, tokenizer)
         return [
-            (np.array([*prefix_ids, *token_ids, eos_id], dtype=np.uint32), document.num_bytes)
-            for document, token_ids in zip(documents, encoded, strict=True)
+            (np.array([*token_ids, eos_id], dtype=np.uint32), document.num_bytes)
+            for document, token_ids in zip(read, encoded, strict=True)
         ]
 
     def _segments(self, document: Document, tokenizer: Tokenizer, ids: dict[Special, int]) -> list[str | int]:
         """The document as texts and special tokens, in the order in which they are encoded."""
         if document.kind == KIND:
-            return Pair.of(document).segments(bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+            return Pair.of(document).segments(tokenizer)
         if self.infilling is None or document.kind != "code":
-            return [document.text]
+            return [*tokenizer.prefix_ids, document.text]
         parts = self.infilling.segments(document.id, document.text)
-        return [part if isinstance(part, str) else ids[part] for part in parts]
+        return [*tokenizer.prefix_ids, *(part if isinstance(part, str) else ids[part] for part in parts)]
 
 
 def _encode(tokenizer: Tokenizer, documents: Sequence[Sequence[str | int]]) -> list[list[int]]:

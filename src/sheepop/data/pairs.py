@@ -1,21 +1,23 @@
 """Pairs of a source and a target: as documents with two marks, and as the tokens of one document.
 
 The text of such a document is the source and the target, one after the other. Its tokens are
-``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder from ``<bos>`` on, and no
-text is encoded as ``<eos>``, so the first one parts them.
+``source <eos> <bos> target <eos>``: the encoder reads up to the first ``<eos>``, the decoder from ``<bos>`` on. No text
+may be encoded as ``<eos>``, and nothing stands in front, so the first one parts them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.core.errors import DataError
+from sheepop.core.errors import DataError, TokenizerError
 from sheepop.data.documents import Document
 from sheepop.data.extract.pair import sides
 from sheepop.data.views import TokenSource
+from sheepop.tokenizer import Tokenizer
 
 _BLOCK_TOKENS = 2**20
 
@@ -40,9 +42,22 @@ class Pair:
         """Both sides."""
         return self.source, self.target
 
-    def segments(self, *, bos_id: int, eos_id: int) -> list[str | int]:
-        """Texts and special tokens in order, without the ``<eos>`` that every document ends with."""
-        return [self.source, eos_id, bos_id, self.target]
+    def segments(self, tokenizer: Tokenizer) -> list[str | int]:
+        """Texts and special tokens in order, without the ``<eos>`` that every document ends with.
+
+        Raises `TokenizerError` when the tokenizer lacks one of them.
+        """
+        return [self.source, tokenizer.eos_id, tokenizer.bos_id, self.target]
+
+
+def require_parted(token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Raises `TokenizerError` when the tokens of a pair hold an ``<eos>`` that does not part source and target."""
+    roles = [tokenizer.eos_id, tokenizer.bos_id]
+    if list(token_ids).count(tokenizer.eos_id) != roles.count(tokenizer.eos_id):
+        raise TokenizerError(
+            "This tokenizer encodes some text as its eos_token, which parts the source of a pair from its target. "
+            "Leave out tokenizer.path to train one that does not."
+        )
 
 
 @dataclass(frozen=True, eq=False)

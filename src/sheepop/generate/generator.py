@@ -229,7 +229,8 @@ class Generator:
                     f"{name} is not valid Unicode text: character {error.start} is half of a surrogate pair, as bytes "
                     "that are not UTF-8 become. Give it as UTF-8."
                 ) from None
-            token_ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
+            prefix_ids = self.tokenizer.prefix_ids if self.continues_prompts else ()
+            token_ids = [*prefix_ids, *self.tokenizer.encode(prompt)]
         else:
             token_ids = _token_ids(name, prompt)
         if not token_ids:

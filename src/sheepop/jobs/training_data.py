@@ -112,7 +112,7 @@ def build_batches(
         return PairBatches(
             split,
             max_length=max_length,
-            pad_id=tokenizer.pad_id,
+            pad_id=tokenizer.filler_id,
             eos_id=tokenizer.eos_id,
             leave_out_long=config.data.long_pairs == "leave_out",
         )
