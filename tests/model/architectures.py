@@ -37,5 +37,10 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         "switch": {"experts": {"count": 4, "per_token": 1, "layers": (1,)}, "tie_weights": False},
         "mup": {"initialization": "mup", "mup_base_d_model": 16},
         "dropout": {"dropout": 0.1},
+        "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1, "norm_position": "post"},
+        "rotated pairs": {
+            **_LLAMA, "architecture": "encoder_decoder", "num_encoder_layers": 3, "num_kv_heads": 2,
+            "value_head_dim": 12,
+        },
     }.items()
 }  # fmt: skip

@@ -25,7 +25,9 @@ from sheepop.model.mask import attention_mask
 
 from .architectures import ARCHITECTURES
 
-BATCH, LENGTH = 2, 12
+BATCH, LENGTH, SOURCE = 2, 12, 7
+PAIRS = [name for name, config in ARCHITECTURES.items() if config.architecture == "encoder_decoder"]
+DECODERS = [name for name in ARCHITECTURES if name not in PAIRS]
 
 
 @cache
@@ -37,8 +39,9 @@ def counted(name: str) -> tuple[int, int]:
     """
     model = build_model(ARCHITECTURES[name], seed=0).double()
     ids = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH)
+    sources = [torch.zeros(BATCH, SOURCE, dtype=torch.long)] if name in PAIRS else []
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = cross_entropy(model(ids).double(), ids)
+        loss = cross_entropy(model(*sources, ids).double(), ids)
         forward = counter.get_total_flops()
         loss.backward()
         return forward, counter.get_total_flops()
@@ -65,11 +68,31 @@ def unneeded_flops(config: ModelConfig) -> int:
 def test_flops_equal_those_counted(name):
     config = ARCHITECTURES[name]
     forward, training = counted(name)
-    assert forward_flops_per_token(config, LENGTH) * BATCH * LENGTH == forward - unneeded_flops(config)
-    assert training_flops_per_token(config, LENGTH) * BATCH * LENGTH == training - 3 * unneeded_flops(config)
+    tokens = BATCH * LENGTH
+    assert forward_flops_per_token(config, LENGTH, SOURCE) * tokens == forward - unneeded_flops(config)
+    assert training_flops_per_token(config, LENGTH, SOURCE) * tokens == training - 3 * unneeded_flops(config)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_source_is_as_long_as_its_target_unless_it_is_said():
+    config = ARCHITECTURES["pairs"]
+    assert forward_flops_per_token(config, LENGTH) == forward_flops_per_token(config, LENGTH, LENGTH)
+    assert forward_flops_per_token(config, LENGTH) > forward_flops_per_token(config, LENGTH, SOURCE)
+
+
+@pytest.mark.parametrize("name", [*PAIRS, "llama", "deepseek", "wide values"])
+def test_a_token_behind_a_cache_costs_what_is_counted(name):
+    config = ARCHITECTURES[name]
+    model = build_model(config, seed=0).double().eval()
+    cache = KeyValueCache(config, 1, LENGTH, dtype=torch.float64)
+    memory = {"memory": model.encode(torch.zeros(1, SOURCE, dtype=torch.long))} if name in PAIRS else {}
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model.hidden_states(torch.zeros(1, 4, dtype=torch.long), cache=cache, **memory)
+        with FlopCounterMode(display=False) as counter:
+            model.lm_head(model.hidden_states(torch.tensor([[1]]), cache=cache, **memory))
+    assert decoding_flops_per_token(config, 5, SOURCE if memory else 0) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", DECODERS)
 def test_a_sequence_costs_what_its_tokens_cost_one_by_one(name):
     config = ARCHITECTURES[name]
     tokens = [decoding_flops_per_token(config, context) for context in range(1, LENGTH + 1)]
@@ -96,7 +119,7 @@ def test_parameters_are_those_of_the_network(name):
     assert weight_bytes(config, 2) == sum(parameter.bfloat16().nbytes for parameter in named.values())
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"dropout"}))
+@pytest.mark.parametrize("name", sorted({*DECODERS} - {"dropout"}))
 def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
     """An expert that a token was not sent to can be anything: here it is no number, and nothing shows it."""
     config = ARCHITECTURES[name]
@@ -122,12 +145,17 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
     assert matrix_parameters(config) == multiplying
 
 
-@pytest.mark.parametrize("name", ["llama", "wide values", "mistral"])
+@pytest.mark.parametrize("name", [*PAIRS, "llama", "wide values", "mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_cache_holds_as_many_bytes(name, dtype):
-    cache = KeyValueCache(ARCHITECTURES[name], 3, LENGTH, dtype=dtype)
-    held = sum(tensor.nbytes for tensor in vars(cache).values() if isinstance(tensor, torch.Tensor))
-    assert cache_bytes(ARCHITECTURES[name], 3, LENGTH, dtype.itemsize) == held
+    config = ARCHITECTURES[name]
+    model, cache = build_model(config, seed=0).to(dtype).eval(), KeyValueCache(config, 3, LENGTH, dtype=dtype)
+    memory = {"memory": model.encode(torch.zeros(3, SOURCE, dtype=torch.long))} if name in PAIRS else {}
+    with torch.no_grad():
+        model.hidden_states(torch.zeros(3, 2, dtype=torch.long), cache=cache, **memory)
+    of_sources = [tensor for pair in cache._memory.values() for tensor in pair]
+    held = sum(tensor.nbytes for tensor in (*vars(cache).values(), *of_sources) if isinstance(tensor, torch.Tensor))
+    assert cache_bytes(config, 3, LENGTH, dtype.itemsize, SOURCE if memory else 0) == held
 
 
 def test_gpt2_small_by_hand():

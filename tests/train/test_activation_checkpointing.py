@@ -179,8 +179,11 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
         taken = Network(model, precision=precision, device="cpu")
         taken.begin_step()
         ids = torch.arange(3 * 12).view(3, 12)
+        inputs = {"input_ids": ids}
+        if config.architecture == "encoder_decoder":
+            inputs["source_ids"] = ids
         with Alive() as alive, taken.arithmetic():
-            hidden = taken.hidden_states(ids, positions=None, document_ids=None)
+            hidden = taken.hidden_states(inputs)
         # The token ids are kept too, and were there before.
         assert hidden is not None
         assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode

@@ -82,10 +82,13 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, source_len: int |
     return of_sequence / seq_len
 
 
-def decoding_flops_per_token(config: ModelConfig, context: float) -> float:
-    """Operations of a token that is generated with the cache, and sees `context` keys, itself included."""
+def decoding_flops_per_token(config: ModelConfig, context: float, source_len: float = 0) -> float:
+    """Operations of a token that is generated with the cache, and sees `context` keys, itself included.
+
+    In an encoder-decoder it looks at a source of `source_len` tokens as well, whose keys and values are there.
+    """
     windows = (config.window(layer) for layer in range(config.num_layers))
-    seen = sum(context if window is None else min(context, window) for window in windows)
+    seen = sum(source_len + (context if window is None else min(context, window)) for window in windows)
     return 2 * matrix_parameters(config) + seen * _operations_per_key(config)
 
 
