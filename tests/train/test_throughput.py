@@ -17,7 +17,7 @@ from sheepop.train.throughput import Throughput
 
 def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:
     tokens = torch.zeros(rows, length, dtype=torch.long)
-    return PreparedStep([TensorBatch(tokens, tokens, None, None, slice(None))], num_tokens)
+    return PreparedStep([TensorBatch({"input_ids": tokens}, tokens, slice(None))], num_tokens)
 
 
 def test_rates_of_a_hand_worked_stretch() -> None:

@@ -24,7 +24,7 @@ class PreparedStep:
 
     @property
     def row_length(self) -> int:
-        """The tokens of a row, the same in all of them."""
+        """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
         return self.micro_batches[0].labels.shape[1]
 
     @classmethod
