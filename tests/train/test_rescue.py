@@ -16,7 +16,7 @@ from sheepop.model import LossSums
 from sheepop.train import Trainer, TrainingError
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.network import Network
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken, Objective, TensorBatch
 
 MakeTrainer = Callable[..., Trainer]
 STEPS = 40
@@ -24,7 +24,7 @@ CALM = {"max_steps": STEPS, "global_batch_size": 2, "micro_batch_size": 1, "lear
 
 
 @dataclass
-class Poisoned:
+class Poisoned(Objective):
     """The usual objective, whose loss is multiplied for the one row that begins with the given tokens."""
 
     row: np.ndarray
