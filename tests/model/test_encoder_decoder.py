@@ -316,7 +316,7 @@ def test_a_deeper_encoder_has_branches_that_are_smaller_by_the_root_of_the_depth
         ({"parallel_residual": True}, "parallel_residual has no place for the attention to an encoder"),
         ({"sliding_window": 4}, "sliding_window is for architecture: decoder"),
         ({"experts": {"count": 4}}, "experts is for architecture: decoder"),
-        ({"attention_backend": "flex"}, "attention_backend: flex has no bidirectional attention; only eager and sdpa have"),
+        ({"attention_backend": "flex"}, "attention_backend: flex has no bidirectional attention; only eager"),
         ({"architecture": "decoder"}, "num_encoder_layers is for architecture: encoder_decoder"),
     ],
     ids=str,
