@@ -22,6 +22,7 @@ from sheepop.model.block import BlockInputs
 from sheepop.model.block_attention import has_block_kernel
 from sheepop.model.config import ModelConfig
 from sheepop.model.transformer import Transformer
+from sheepop.model.window_attention import Strips
 
 Mode = Literal["none", "selective", "full"]
 """What the backward pass computes again: nothing, all but the results of `kept_operations`, or whole blocks."""
@@ -180,7 +181,8 @@ class _Kept:
 
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        shared = (given.mask.allowed, given.mask.bias, given.memory, *(given.rotary or ()))
+        strips = given.mask.documents.allowed if isinstance(given.mask.documents, Strips) else None
+        shared = (given.mask.allowed, given.mask.bias, strips, given.memory, *(given.rotary or ()))
         tensors = [part for part in shared if part is not None]
         self._given |= dict(map(_storage, tensors))
         self._tensors += tensors

@@ -16,6 +16,7 @@ from sheepop.model.norms import build_norm
 from sheepop.model.positions import rotate
 from sheepop.model.probe import Probe
 from sheepop.model.stepwise_attention import attend_stepwise
+from sheepop.model.window_attention import Strips, attend_in_strips
 
 
 def attend(
@@ -47,7 +48,7 @@ def attend(
         return attend_stepwise(
             q_BHTC, k_BKSC, v_BKSC, mask, dropout, scale=scale, soft_cap=soft_cap, sinks_H=sinks_H, probes=probes
         )
-    if mask.documents is not None and not isinstance(mask.documents, (Segments, Tensor)):
+    if mask.documents is not None and not isinstance(mask.documents, (Segments, Strips, Tensor)):
         _refuse("dropout under a block mask", dropout)
         return attend_in_blocks(
             q_BHTC,
@@ -60,6 +61,9 @@ def attend(
             sinks_H=sinks_H,
         )
     _refuse("a soft cap in fused attention", soft_cap)
+    if isinstance(mask.documents, Strips):
+        _refuse("sinks in strips", sinks_H is not None)
+        return attend_in_strips(q_BHTC, k_BKSC, v_BKSC, mask.documents, dropout, scale)
     if mask.documents is not None:
         _refuse("sinks among documents", sinks_H is not None)
         if isinstance(mask.documents, Segments):

@@ -16,6 +16,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model.block_attention import block_mask, has_block_kernel
 from sheepop.model.distances import allowed_by_distance, distance_bias
 from sheepop.model.documents import Segments, number_documents
+from sheepop.model.window_attention import Strips
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class AttentionMask:
     """Which keys a query may see. With no part it is the plain lower triangle over the last T of S keys.
 
     `allowed` is boolean, (B, 1, T, S) or broadcastable to it; `bias` (B, H, T, S) is added to the scores, -inf where a
-    key is not allowed. `documents` says the same of documents in a row without as many entries: cut into
-    segments, as blocks (with the `slopes` (H,) of distances), or as running numbers (B, T). `attention_mask` is the
-    only place that builds one.
+    key is not allowed. `documents` says the same of documents in a row, or of a window, without as many entries: cut
+    into segments or strips, as blocks (with the `slopes` (H,) of distances), or as running numbers (B, T).
+    `attention_mask` is the only place that builds one.
     """
 
     allowed: Tensor | None = None
     bias: Tensor | None = None
-    documents: Segments | BlockMask | Tensor | None = None
+    documents: Segments | BlockMask | Strips | Tensor | None = None
     slopes: Tensor | None = None
     eager: bool = False
     causal: bool = True
@@ -107,7 +108,12 @@ def attention_mask(
         return AttentionMask(documents=block_mask(num_keys, documents, kind.window, device), slopes=kind.slopes)
     if documents is None and key_mask is None and kind.plain and num_queries in (1, num_keys):
         return AttentionMask(eager=kind.eager)
-    if documents is not None and key_mask is None and kind.causal and not kind.eager and not kind.sinks:
+    fused = key_mask is None and kind.causal and not kind.eager and not kind.sinks
+    if fused and documents is None and whole_rows and kind.slopes is None and kind.window is not None:
+        strips = Strips.of(num_keys, kind.window, device)
+        if strips is not None:
+            return AttentionMask(documents=strips)
+    if fused and documents is not None:
         if not (kind.compiled or torch.compiler.is_compiling()):
             return AttentionMask(documents=Segments.of(documents, kind.window, kind.slopes))
         # Where documents begin differs from batch to batch; compiled code would be made anew for each.
