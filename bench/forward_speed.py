@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from processes import write_results
+from record import add_json_option, write_record
 from sheepop.checkpoint import load_model
 from sheepop.core.device import resolve_device
 from sheepop.jobs.exchange import import_model
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=DTYPES, default="fp32", help="of weights and arithmetic")
     parser.add_argument("--rounds", type=int, default=15, help="timed passes of each")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    add_json_option(parser)
     options = parser.parse_args()
     device = resolve_device(options.device)
     name = "quick" if options.quick else options.size
@@ -257,7 +257,7 @@ def main() -> int:
     import transformers
 
     report = {"device": device, "threads": threads, "transformers": transformers.__version__}
-    write_results(options.json, {**report, "size": {"name": name, **vars(size)}, "families": results})
+    write_record(options.json, {**report, "size": {"name": name, **vars(size)}, "families": results})
     return 0 if all(row["equal"] for row in results) else 1
 
 
