@@ -26,6 +26,7 @@ LIBRARIES = (
     "numpy",
     "safetensors",
     "tokenizers",
+    "jinja2",
     "pydantic",
     "typer",
     "rich",
