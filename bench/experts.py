@@ -156,9 +156,8 @@ def main() -> int:
     options = parser.parse_args()
     device = resolve_device(options.device)
     print(f"{options.precision}, {device}, {torch.get_num_threads()} threads, forward and backward")
-    print(
-        f"{'shape':<7} {'SheepOp':>10} {'loop':>10} {'transformers':>13} {'to loop':>8} {'to theirs':>10} {'distance':>9}"
-    )
+    columns = f"{'shape':<7} {'SheepOp':>10} {'loop':>10} {'transformers':>13} {'to loop':>8} {'to theirs':>10}"
+    print(f"{columns} {'distance':>9}")
     rows = []
     for name in options.shapes:
         row = compare(name, device, DTYPES[options.precision], options.rounds)
