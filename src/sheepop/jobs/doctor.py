@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,13 +101,15 @@ def render_doctor(report: DoctorReport) -> str:
     shown.append(Check("Libraries", "ok", ", ".join(f"{check.name} {check.value}" for check in installed)))
     shown += [Check(f"Matrix peak, {name}", "ok", _flops(rate)) for name, rate in report.matrix_peaks.items()]
     width = max(len(check.name) for check in shown)
+    # Names and commands can be searched for and copied only where no hyphen breaks them.
+    wrap = partial(textwrap.wrap, width=110, break_on_hyphens=False, break_long_words=False)
     lines: list[str] = []
     for check in shown:
         start = f"{_MARKS[check.status]:<5} {check.name:<{width}}  "
         indent = " " * len(start)
-        lines += textwrap.wrap(check.value, width=110, initial_indent=start, subsequent_indent=indent)
+        lines += wrap(check.value, initial_indent=start, subsequent_indent=indent)
         for text in (check.consequence, check.remedy):
-            lines += textwrap.wrap(text, width=110, initial_indent=indent, subsequent_indent=indent)
+            lines += wrap(text, initial_indent=indent, subsequent_indent=indent)
     wanting = sum(check.status != "ok" for check in report.checks)
     lines += [
         "",
