@@ -49,7 +49,7 @@ test-system: $(VENV)/.installed-dev
 	$(PYTEST) -m "system and not campaign"
 
 test-faults: $(VENV)/.installed-dev
-	$(PYTEST) -m campaign --timeout 3600
+	$(PYTEST) -m campaign --timeout 3600 --numprocesses auto --maxprocesses 8 --dist load
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
