@@ -14,7 +14,7 @@ from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import FAMILIES
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
 from sheepop.checkpoint.exchange.names import canonical
-from sheepop.checkpoint.exchange.weight_files import open_weights
+from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 

@@ -15,17 +15,17 @@ from sheepop.checkpoint.exchange import (
     dtype_named,
     read_hugging_face,
     reported,
-    total_bytes,
     training_differences,
     watched,
     write_hugging_face,
 )
-from sheepop.checkpoint.gguf import open_gguf, read_gguf, write_gguf
-from sheepop.checkpoint.lazy_tensor import ForeignModel
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.gguf import read_gguf, write_gguf
+from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import atomic_directory
-from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_free
+from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_apart, require_free
 from sheepop.tokenizer import load_tokenizer
 
 DEFAULT_SHARD_SIZE = "5GB"
@@ -74,17 +74,20 @@ def import_model(
     *,
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
+    max_shard_size: str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Writes the model in `source`, a directory in the format of Hugging Face or a GGUF file, as a model directory.
 
     One tensor is in memory at a time. `dtype` (float32, bfloat16 or float16) converts the weights, None keeps theirs;
-    `tokenizer` is a path that is used in place of the tokenizer in `source`. Returns what was done. Raises
-    `CheckpointError` for a source that cannot be used, and `UsageError` for an `output` that is in use.
+    `tokenizer` is a path that is used in place of the tokenizer in `source`. Weights beyond `max_shard_size`, 5GB when
+    None, are divided over several files. Returns what was done. Raises `CheckpointError` for a source that cannot be
+    used, and `UsageError` for an `output` that is in use or within `source`.
     """
     output, console = Path(output), console or Console.silent()
-    wanted = dtype_named(dtype)
+    wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
+    require_apart(Path(source), output)
     require_free(output, overwrite, "a model", is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
     passage = Passage(console, output)
@@ -94,7 +97,7 @@ def import_model(
         console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
     ):
         passing = replace(model, tensors=reported(model.tensors, progress.advance))
-        write_foreign_model(directory, passing, {"imported": dict(model.source)})
+        write_foreign_model(directory, passing, {"imported": dict(model.source)}, limit)
     return passage.tell(model, model.source.get("family", model.source.get("architecture")), model.notes)
 
 
@@ -131,11 +134,12 @@ def export_model(
         raise UsageError("Only a GGUF file can be without a tokenizer; a directory is always complete.")
     passage = Passage(console or Console.silent(), Path(output))
     dtype_named(dtype)
+    require_apart(Path(model), passage.output)
     if format == "gguf":
         require_free(passage.output, overwrite, "a GGUF file", is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, passage)
-    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
+    limit = _shard_limit(max_shard_size)
     require_free(passage.output, overwrite, "an export", is_export)
     found = open_model(model)
     found = replace(found, tensors=converted(found.tensors, dtype_named(dtype)))
@@ -154,6 +158,7 @@ def _export_gguf(
             model.tokenizer if with_tokenizer else None,
             dtype=gguf_type,
             name=passage.output.stem,
+            end_ids=end_ids(model.generation, model.config.vocabulary, GENERATION),
             replace=overwrite,
             advance=progress.advance,
         )
@@ -191,10 +196,11 @@ def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
         raise CheckpointError(
             f"{source} is a file, but no GGUF file. Give the directory that holds config.json and the weights."
         )
-    if own is None:
-        return read_gguf(source)
-    file = open_gguf(source)
-    return ForeignModel(file.config, file.tensors, own, {}, file.source())
+    return read_gguf(source, own)
+
+
+def _shard_limit(max_shard_size: str | None) -> int:
+    return parse_size(DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size)
 
 
 def parse_size(text: str) -> int:

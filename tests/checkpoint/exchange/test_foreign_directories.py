@@ -130,7 +130,7 @@ def test_a_wrong_vocabulary_size(make) -> None:
 def test_a_tokenizer_that_does_not_fit(make) -> None:
     directory = make()
     CharTokenizer("äöüß").save(directory)
-    refused(directory, "132 tokens", "vocab_size is 130")
+    refused(directory, "132 tokens", "only 130 embedding rows")
 
 
 def test_no_tokenizer_says_how_to_give_another(make, tmp_path: Path) -> None:
@@ -323,6 +323,23 @@ def test_a_model_is_replaced_only_when_that_is_asked_for(make, tmp_path: Path) -
         import_model(directory, tmp_path / "ours", dtype="bfloat16")
     import_model(directory, tmp_path / "ours", dtype="bfloat16", overwrite=True)
     assert load_model(tmp_path / "ours").model.embedding.weight.dtype == torch.bfloat16
+
+
+def test_an_output_within_the_source_is_refused(make) -> None:
+    source = make()
+    before = sorted(path.name for path in source.iterdir())
+    for place in (source, source / "sheepop", source.parent / "hf" / ".." / "hf" / "x"):
+        with pytest.raises(UsageError, match=r"lies in .*Choose a place outside of it"):
+            import_model(source, place, overwrite=True)
+    assert sorted(path.name for path in source.iterdir()) == before
+
+
+def test_a_model_that_holds_the_source_is_not_replaced(make, tmp_path: Path) -> None:
+    import_model(make(), tmp_path / "ours")
+    (tmp_path / "hf").rename(tmp_path / "ours" / "hf")
+    with pytest.raises(UsageError, match="holds"):
+        import_model(tmp_path / "ours" / "hf", tmp_path / "ours", overwrite=True)
+    assert (tmp_path / "ours" / "hf" / "model.safetensors").is_file()
 
 
 def test_an_import_of_our_own_model_says_that_it_is_one(make, tmp_path: Path) -> None:

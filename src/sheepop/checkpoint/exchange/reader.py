@@ -15,12 +15,13 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.given import shown
 from sheepop.checkpoint.exchange.names import canonical
 from sheepop.checkpoint.exchange.registry import FAMILIES
-from sheepop.checkpoint.exchange.source_directory import CONFIG, GENERATION, read_table
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
-from sheepop.checkpoint.exchange.weight_files import listed, open_weights
-from sheepop.checkpoint.generation_settings import end_ids
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
+from sheepop.checkpoint.source_directory import CONFIG, read_table
+from sheepop.checkpoint.vocabulary import require_fit
+from sheepop.checkpoint.weight_files import listed, open_weights
 from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -49,11 +50,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     _check(groups, found, directory)
     if tokenizer is None:
         tokenizer = _own_tokenizer(directory)
-    if tokenizer.vocab_size > config.vocabulary:
-        raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. "
-            "They do not belong together."
-        )
+    require_fit(tokenizer, config, directory)
     notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
     if keys.get("auto_map"):
         notes.append(

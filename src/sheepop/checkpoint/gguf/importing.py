@@ -21,6 +21,7 @@ from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
 from sheepop.checkpoint.gguf.values import Value
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.vocabulary import require_fit
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import Tokenizer
 
@@ -63,10 +64,10 @@ class GGUFFile:
         """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
         return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
 
-    def generation(self) -> dict[str, Any]:
-        """The tokens that end a text, where there is more than one, as a ``generation_config.json`` has them."""
+    def generation(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The tokens that end a text, where `tokenizer` does not say it all, as ``generation_config.json`` has them."""
         ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
-        return {"eos_token_id": ids} if ids else {}
+        return {} if set(ids) <= {tokenizer.special_id("eos")} else {"eos_token_id": ids}
 
     def source(self) -> dict[str, Any]:
         """Where the model came from, for its record."""
@@ -117,14 +118,17 @@ def open_gguf(path: str | Path) -> GGUFFile:
         raise
 
 
-def read_gguf(path: str | Path) -> ForeignModel:
+def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
     """The model in a file: f32, f16 and bf16 as they are, q8_0 in single precision. The file stays mapped while its
-    tensors are in use.
+    tensors are in use. `tokenizer` is used in place of the file's own.
 
-    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing or not read here.
+    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing, not read here, or does not fit.
     """
     file = open_gguf(path)
-    return ForeignModel(file.config, file.tensors, file.tokenizer(), file.generation(), file.source())
+    if tokenizer is None:
+        tokenizer = file.tokenizer()
+    require_fit(tokenizer, file.config, path)
+    return ForeignModel(file.config, file.tensors, tokenizer, file.generation(tokenizer), file.source())
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from sheepop.core.errors import CheckpointError
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 _LARGEST_JSON = 64 * 2**20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
