@@ -21,7 +21,10 @@ def source_file(directory: Path, name: str) -> Path | None:
     that is allowed is the store of a Hugging Face cache, whose snapshots are directories of links into it.
     """
     if not name or name != Path(name).name or name in (".", "..") or "\0" in name:
-        raise CheckpointError(f"{directory}: {name[:200]!r} is not the name of a file in this directory.")
+        raise CheckpointError(
+            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and nothing outside of it is "
+            "opened. Correct the index of the weights, or download the model again."
+        )
     path = directory / name
     try:
         if not path.exists() and not path.is_symlink():
@@ -53,11 +56,13 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory / name} is damaged: it is not valid JSON ({error}).") from None
+        raise CheckpointError(
+            f"{directory / name} is damaged: it is not valid JSON ({error}). Copy or download it again."
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{directory / name} cannot be read: {error.strerror}.") from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"{directory / name} is not a table of keys and values.")
+        raise CheckpointError(f"{directory / name} is not a table of keys and values. Copy or download it again.")
     return table
 
 

@@ -30,7 +30,9 @@ def open_weights(directory: Path) -> dict[str, LazyTensor]:
         refuse_pickles(directory)
         others = sorted(path.name for path in directory.glob("*.safetensors"))
         beside = f" It holds {others[0]}, but no index that would say what belongs to the model." if others else ""
-        raise CheckpointError(f"{directory} holds no {WEIGHTS} and no {INDEX}.{beside}")
+        raise CheckpointError(
+            f"{directory} holds no {WEIGHTS} and no {INDEX}.{beside} Give the directory of a whole model."
+        )
     return _open_shards(directory, index)
 
 
@@ -63,21 +65,24 @@ def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTen
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(
-            f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file."
+            f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file. "
+            "Copy or download it again."
         )
     tensors: dict[str, LazyTensor] = {}
     problems: list[str] = []
     for shard in sorted(set(places.values())):
         path = source_file(directory, shard)
         if path is None:
-            raise CheckpointError(f"{directory / shard} is missing, which {INDEX} names.")
+            raise CheckpointError(f"{directory / shard} is missing, which {INDEX} names. Download it too.")
         found = open_safetensors(path)
         indexed = {name for name, place in places.items() if place == shard}
         problems += [f"{name} is not in {shard}" for name in sorted(indexed - found.keys())]
         problems += [f"{name} in {shard} is not in the index" for name in sorted(found.keys() - indexed)]
         tensors.update(found)
     if problems:
-        raise CheckpointError(f"{directory / INDEX} does not fit its files: {listed(problems)}.")
+        raise CheckpointError(
+            f"{directory / INDEX} does not fit its files: {listed(problems)}. Copy or download all of them again."
+        )
     return tensors
 
 

@@ -30,6 +30,7 @@ _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_VERSION = 40
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
+_VOCABULARY = {_EMBEDDING, _HEAD}
 
 
 def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
@@ -40,14 +41,17 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     """
     keys = read_table(directory, CONFIG)
     if keys is None:
-        raise CheckpointError(f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face.")
+        raise CheckpointError(
+            f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face. "
+            "Give the directory that holds it beside the weights."
+        )
     family = family_of(keys, directory)
     config = family.read_config(keys, str(directory / CONFIG))
     found, left_out = canonical(open_weights(directory), family)
     _check_counts(config, found, directory)
     groups = tensor_groups(family, config)
     found = _without_tied_head(family, config, found, groups, directory)
-    _check(groups, found, directory)
+    _check(config, groups, found, directory)
     if tokenizer is None:
         tokenizer = _own_tokenizer(directory)
     require_fit(tokenizer, config, directory)
@@ -80,10 +84,10 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     model_type = keys.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
-    hint = " Its text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
+    found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not read"
+    hint = " Of gemma3 the text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
     raise CheckpointError(
-        f"{directory / CONFIG}: model_type = {shown(model_type)} is no family that SheepOp reads.{hint} It reads "
-        f"{', '.join(FAMILIES)}."
+        f"{directory / CONFIG}: {found}.{hint} Choose a model of a family that SheepOp reads: {', '.join(FAMILIES)}."
     )
 
 
@@ -119,12 +123,16 @@ def _without_tied_head(
     return {key: tensor for key, tensor in found.items() if key != head}
 
 
-def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path) -> None:
+def _check(
+    config: ModelConfig, groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path
+) -> None:
     expected = {name: shape for group in groups for name, shape in group.theirs.items()}
+    rows = {name for group in groups if _VOCABULARY & group.ours.keys() for name in group.theirs}
+    reasons = dict.fromkeys(rows, f" for vocab_size = {config.vocabulary}")
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [
-        f"{name} has shape {found[name].shape}, expected {shape}"
+        f"{name} has shape {found[name].shape}, expected {shape}{reasons.get(name, '')}"
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
     ]
@@ -135,7 +143,10 @@ def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], direc
         if name in found and found[name].dtype not in _WEIGHT_DTYPES
     ]
     if problems:
-        raise CheckpointError(f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}.")
+        raise CheckpointError(
+            f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}. "
+            "Take both from one and the same model."
+        )
 
 
 def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:

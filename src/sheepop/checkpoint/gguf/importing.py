@@ -149,7 +149,10 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
         problems = [problem for place in implied if (problem := _constant_problem(container, place))]
     if problems:
         listed = "; ".join(sorted(problems)[:_SHOWN]) + (" ..." if len(problems) > _SHOWN else "")
-        raise CheckpointError(f"{container.path} does not hold the tensors it describes: {listed}.")
+        raise CheckpointError(
+            f"{container.path} does not hold the tensors it describes: {listed}. "
+            "Convert the model anew, or use another file of it."
+        )
 
 
 def _constant_problem(container: Container, place: Place) -> str:
