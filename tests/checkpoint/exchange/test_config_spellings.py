@@ -106,6 +106,8 @@ def test_no_scaling_in_all_its_spellings():
         ("gemma2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma2", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar",)),
         ("gemma3_text", {"sliding_window_pattern": 0}, ("sliding_window_pattern",)),
+        ("gemma3_text", {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, ("truncate", "rounds")),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping", "does not apply")),
         ("mistral", {"sliding_window": 0}, ("sliding_window",)),
         ("mistral", {"layer_types": [FULL] * 32}, ("layer_types",)),
         ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 3}, ("max_window_layers",)),

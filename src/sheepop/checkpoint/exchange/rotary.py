@@ -115,6 +115,8 @@ class TwoBases:
         limit = settings["max_seq_len"]
         found = _read_parameters(full, base, self.base, limit, ALL_SCALINGS)
         near = _read_parameters(local, sliding, self.sliding_base, limit, ())
+        if found.get("rotary_scaling", {}).get("truncate") is False:
+            raise full.problem("truncate", "is not what transformers computes in this family: it always rounds")
         _refuse_the_rest(full)
         _refuse_the_rest(local)
         if settings.get("sliding_window") is not None:
