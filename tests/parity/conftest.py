@@ -120,6 +120,13 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 200.0, "partial_rotary_factor": 0.5},
     }),
     "phi3-untied": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {"head_dim": 12, "pad_token_id": None}),
+    "phi3-128k": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {
+        "pad_token_id": None, "original_max_position_embeddings": 48, "max_position_embeddings": 512,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 300.0, "short_factor": [1.0, 1.3, 2.1, 3.7],
+            "long_factor": [1.5, 2.0, 4.0, 9.0], "original_max_position_embeddings": 48,
+        },
+    }),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", LLAMA | {
         "attention_bias": True, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
         "head_dim": 12, "hidden_act": "gelu",

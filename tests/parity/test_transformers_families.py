@@ -46,8 +46,7 @@ def test_every_switch_is_away_from_its_default_in_some_toy(family):
         tables = [toy["rope_parameters"] for toy in toys]
         tables = [table.get("full_attention", table) for table in tables]
         assert any(table["rope_theta"] not in (10_000.0, 1_000_000.0) for table in tables)
-        if family.model_type != "phi3":  # of which LongRoPE, which is refused, is the one scaling
-            assert any(table["rope_type"] != "default" for table in tables)
+        assert any(table["rope_type"] != "default" for table in tables)
 
 
 def test_the_spelling_of_transformers_4_means_the_same(pair):

@@ -355,6 +355,48 @@ PUBLISHED: dict[str, Published] = {
             "use_cache": True, "vocab_size": 32064,
         },
     ),
+    "Phi-3-mini-128k-instruct": Published(
+        3_821_079_552,
+        {"d_model": 3072, "num_layers": 32, "max_seq_len": 4096, "sliding_window": 262144},
+        {
+            "_name_or_path": "Phi-3-mini-128k-instruct", "architectures": ["Phi3ForCausalLM"],
+            "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {
+                "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"
+            },
+            "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+            "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+            # The published factors are other numbers, as many.
+            "rope_scaling": {
+                "long_factor": [1.1 + pair for pair in range(48)], "short_factor": [1.05 + pair for pair in range(48)],
+                "type": "longrope",
+            },
+            "sliding_window": 262144, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.40.2", "use_cache": True, "vocab_size": 32064,
+        },
+    ),
+    "Phi-4-mini-instruct": Published(
+        3_836_021_760,
+        {"d_model": 3072, "kv_heads": 8, "max_seq_len": 4096, "rotary_dim": 96, "tie_weights": True},
+        {
+            "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "Xenova/gpt-4o"},
+            "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1,
+            "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+            "interpolate_factor": 1, "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False,
+            "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+            "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "long_factor": [1.0 + pair for pair in range(48)], "short_factor": [1.0] * 48, "type": "longrope",
+            },
+            "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 200064,
+        },
+    ),
     "phi-4": Published(
         14_659_507_200,
         {"d_model": 5120, "num_layers": 40, "num_heads": 40, "kv_heads": 10, "sliding_window": None},

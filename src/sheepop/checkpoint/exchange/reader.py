@@ -13,6 +13,7 @@ import torch
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.given import shown
+from sheepop.checkpoint.exchange.longrope import longrope_note
 from sheepop.checkpoint.exchange.names import canonical
 from sheepop.checkpoint.exchange.registry import FAMILIES
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
@@ -56,6 +57,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
         tokenizer = _own_tokenizer(directory)
     require_fit(tokenizer, config, directory)
     notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    notes += longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
             f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
