@@ -77,6 +77,17 @@ def test_a_key_that_is_unknown_or_asks_for_what_we_lack(make, keys, parts) -> No
     refused(make(keys), "hf", *parts)
 
 
+def test_longrope_is_read_for_texts_of_the_original_context_and_the_note_says_so(make, tmp_path: Path) -> None:
+    table = {"rope_type": "longrope", "short_factor": [1.5, 2.5], "long_factor": [3.0, 9.0]}
+    keys = {"rope_scaling": {**table, "original_max_position_embeddings": 16}, "max_position_embeddings": 64}
+    (note,) = import_model(make(keys), tmp_path / "ours")["notes"]
+    assert "up to that length, not the 64 of the source" in note
+    config = load_model(tmp_path / "ours").config
+    assert (config.max_seq_len, config.rotary_scaling.pair_factors) == (16, (1.5, 2.5))
+    once = make({**keys, "max_position_embeddings": 16}, name="short")
+    assert import_model(once, tmp_path / "whole")["notes"] == []
+
+
 def test_program_code_that_comes_with_a_model_is_named_and_never_run(make, tmp_path) -> None:
     directory, trace = make({"auto_map": {"AutoConfig": "code.Config"}}), tmp_path / "was_run"
     (directory / "code.py").write_text(f"open({str(trace)!r}, 'w')")
