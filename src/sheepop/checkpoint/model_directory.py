@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, Shape
 from sheepop.checkpoint.run_directory import resolve_model_directory
@@ -206,12 +206,5 @@ def load_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -
 
 
 def _check_fit(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: Path) -> None:
-    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    problems += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
-    problems += [
-        f"{name} has shape {shape}, expected {expected[name]}"
-        for name, shape in found.items()
-        if name in expected and shape != expected[name]
-    ]
-    if problems:
-        raise CheckpointError(f"The weights in {source} do not fit their configuration: {listed(sorted(problems))}.")
+    if problems := tensor_problems(found, expected):
+        raise CheckpointError(f"The weights in {source} do not fit their configuration: {listed(problems)}.")

@@ -17,11 +17,12 @@ from sheepop.checkpoint.exchange.longrope import longrope_note
 from sheepop.checkpoint.exchange.names import canonical
 from sheepop.checkpoint.exchange.registry import FAMILIES
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
+from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.checkpoint.source_directory import CONFIG, read_table
-from sheepop.checkpoint.vocabulary import require_fit
+from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights
 from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.model.config import ModelConfig
@@ -55,9 +56,9 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     _check(config, groups, found, directory)
     if tokenizer is None:
         tokenizer = _own_tokenizer(directory)
-    require_fit(tokenizer, config, directory)
+    tokenizer, fitting_notes = fitting(tokenizer, config, directory)
     notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
-    notes += longrope_note(config, keys.get("max_position_embeddings"))
+    notes += fitting_notes + longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
             f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
@@ -131,13 +132,7 @@ def _check(
     expected = {name: shape for group in groups for name, shape in group.theirs.items()}
     rows = {name for group in groups if _VOCABULARY & group.ours.keys() for name in group.theirs}
     reasons = dict.fromkeys(rows, f" for vocab_size = {config.vocabulary}")
-    problems = [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name} is unexpected" for name in found if name not in expected]
-    problems += [
-        f"{name} has shape {found[name].shape}, expected {shape}{reasons.get(name, '')}"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != shape
-    ]
+    problems = tensor_problems({name: tensor.shape for name, tensor in found.items()}, expected, reasons)
     problems += [
         f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which is none of weights that can be "
         "computed with; quantised ones have to be exported in float16 or bfloat16 first"
