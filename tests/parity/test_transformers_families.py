@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sheepop.checkpoint import load_model
@@ -19,6 +21,7 @@ from sheepop.checkpoint.exchange.names import canonical
 from sheepop.checkpoint.exchange.rotary import Rotary, TwoBases
 from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.exchange import import_model
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 
 from .conftest import TOYS, toy_config
@@ -64,6 +67,28 @@ def test_the_spelling_of_transformers_4_means_the_same(pair):
             keys[fraction or "partial_rotary_factor"] = table.pop("partial_rotary_factor")
         keys["rope_scaling"] = table if table["rope_type"] != "default" else None
     assert family.read_config(keys, "config.json") == pair.ours.config
+
+
+@pytest.mark.parametrize(
+    ("pair", "prefix", "buffers"),
+    [
+        ("gpt2", "transformer.", ("h.{}.attn.bias", "h.{}.attn.masked_bias")),
+        ("bloom-tied", "transformer.", ()),
+        ("pythia", "", (f"gpt_neox.layers.{{}}.attention.{name}" for name in
+                        ("bias", "masked_bias", "rotary_emb.inv_freq"))),
+        ("llama3", "", ("model.layers.{}.self_attn.rotary_emb.inv_freq",)),
+    ],
+    indirect=["pair"],
+)  # fmt: skip
+def test_weights_are_read_under_the_names_of_the_published_files(pair, prefix, buffers, tmp_path):
+    """Older files lack the prefix of the names, and hold tables that are no weights."""
+    theirs = shutil.copytree(pair.ours.directory.parent / "theirs", tmp_path / "theirs")
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(theirs / "model.safetensors").items()}
+    tensors |= {name.format(layer): torch.ones(3) for name in buffers for layer in range(pair.ours.config.num_layers)}
+    save_file(tensors, theirs / "model.safetensors")
+    import_model(theirs, tmp_path / "ours")
+    for name, tensor in load_model(tmp_path / "ours").model.state_dict().items():
+        assert torch.equal(tensor, pair.ours.model.state_dict()[name]), name
 
 
 @torch.no_grad()
