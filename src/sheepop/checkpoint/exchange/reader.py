@@ -56,14 +56,8 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     _check(config, groups, found, directory)
     if tokenizer is None:
         tokenizer = _own_tokenizer(directory)
-    tokenizer, fitting_notes = fitting(tokenizer, config, directory)
-    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
-    notes += fitting_notes + longrope_note(config, keys.get("max_position_embeddings"))
-    if keys.get("auto_map"):
-        notes.append(
-            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
-            f"model as an ordinary one of its model_type, {family.model_type}."
-        )
+    tokenizer, notes = fitting(tokenizer, config, directory)
+    notes += _notes(keys, config, left_out)
     source = {
         "format": "hugging face",
         "family": family.model_type,
@@ -73,6 +67,18 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     return ForeignModel(
         config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
     )
+
+
+def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
+    """What of the source was not taken over."""
+    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    notes += longrope_note(config, keys.get("max_position_embeddings"))
+    if keys.get("auto_map"):
+        notes.append(
+            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
+            f"model as an ordinary one of its model_type, {keys['model_type']}."
+        )
+    return notes
 
 
 def _own_tokenizer(directory: Path) -> Tokenizer:
