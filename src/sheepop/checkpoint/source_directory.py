@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,18 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
 def refuse_pickles(directory: Path) -> None:
     """Raises `CheckpointError` with the command that converts them, when the weights are there as pickles only."""
     found = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
-    if found:
-        raise CheckpointError(
-            f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
-            "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
-            f'"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {str(directory)!r}; '
-            "M.from_pretrained(s, dtype='auto').save_pretrained('converted'); "
-            "T.from_pretrained(s).save_pretrained('converted')\""
-        )
+    if not found:
+        return
+    program = (
+        f"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {json.dumps(str(directory))}; "
+        'M.from_pretrained(s, dtype="auto").save_pretrained("converted"); '
+        'T.from_pretrained(s).save_pretrained("converted")'
+    )
+    raise CheckpointError(
+        f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
+        "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
+        f"{shlex.quote(program)}"
+    )
 
 
 def _allowed(directory: Path) -> tuple[Path, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,17 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(make, name: str) 
     directory = make()
     (directory / "model.safetensors").rename(directory / name)
     refused(directory, name, "never opens", "save_pretrained", str(directory))
+
+
+def test_the_command_against_pickles_is_one_that_a_shell_takes_for_nothing_else(make, tmp_path: Path) -> None:
+    directory = make(name='it\'s $(touch spoiled) "x"')
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
+        read_hugging_face(directory)
+    python, option, program = shlex.split(str(caught.value).split("import the result: ")[1])
+    assert (python, option) == ("python", "-c")
+    named = [node.value for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Constant)]
+    assert str(directory) in named
 
 
 def test_no_weights(make) -> None:
