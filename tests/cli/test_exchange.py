@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from sheepop.tokenizer import CharTokenizer
 
 from .conftest import Result, Run
 
@@ -117,7 +123,8 @@ def test_bad_sources(run: Run, foreign: Path, tmp_path: Path) -> None:
     output = tmp_path / "ours"
     assert_refused(run("import", tmp_path / "nowhere", "-o", output), 3, "does not exist")
     assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file, but no GGUF file")
-    assert_refused(run("import", tmp_path, "-o", output), 3, "holds no config.json")
+    (tmp_path / "empty").mkdir()
+    assert_refused(run("import", tmp_path / "empty", "-o", output), 3, "holds no config.json")
     changed(foreign, vocab_size=129)
     assert_refused(run("import", foreign, "-o", output), 3, "model.embed_tokens.weight has shape")
     changed(foreign, vocab_size=128, sliding_magic=4)
@@ -133,6 +140,118 @@ def test_a_file_that_is_damaged(run: Run, foreign: Path, tmp_path: Path) -> None
     assert_refused(run("import", foreign, "-o", tmp_path / "ours"), 3, "model.safetensors is damaged")
     weights.rename(foreign / "pytorch_model.bin")
     assert_refused(run("import", foreign, "-o", tmp_path / "ours"), 3, "pickle", "save_pretrained")
+
+
+def replaced(file: Path, start: int, content: bytes) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:start] + content + whole[start + len(content) :])
+
+
+def with_index(directory: Path, place: str) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": place}}))
+
+
+SPOILERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "a header that claims a giant length": (
+        lambda directory: replaced(directory / "model.safetensors", 0, struct.pack("<Q", 2**62)),
+        ("model.safetensors is damaged", "header too large", "download it again"),
+    ),
+    "a header that is no JSON": (
+        lambda directory: replaced(directory / "model.safetensors", 8, b"sheep"),
+        ("model.safetensors is damaged", "invalid JSON", "download it again"),
+    ),
+    "an index that points above": (
+        lambda directory: with_index(directory, "../secret.safetensors"),
+        ("'../secret.safetensors' is not the name of a file in this directory", "Correct the index"),
+    ),
+    "an index that points to the root": (
+        lambda directory: with_index(directory, "/etc/passwd"),
+        ("'/etc/passwd' is not the name of a file in this directory",),
+    ),
+    "a tokenizer with too many tokens": (
+        lambda directory: CharTokenizer("äöüßéèà漢字").save(directory),
+        ("137 tokens but the model only 128 embedding rows", "use the tokenizer of this model"),
+    ),
+    "a config of another task": (
+        lambda directory: changed(directory, architectures=["LlamaForSequenceClassification"]),
+        ("architectures", "LlamaForCausalLM"),
+    ),
+    "quantised weights": (
+        lambda directory: changed(directory, quantization_config={"quant_method": "gptq"}),
+        ("quantization_config", "Export them in float16"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_what_was_spoiled_is_said_in_one_paragraph(run: Run, foreign: Path, tmp_path: Path, spoiler: str) -> None:
+    spoil, parts = SPOILERS[spoiler]
+    spoil(foreign)
+    result = run("import", foreign, "-o", tmp_path / "ours")
+    assert_refused(result, 3, *parts)
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "parts"),
+    [
+        (lambda file: replaced(file, 4, struct.pack("<I", 9)), ("GGUF version 9", "Convert the model anew")),
+        (lambda file: replaced(file, 4, struct.pack(">I", 3)), ("big-endian", "Convert the model anew")),
+        (lambda file: file.write_bytes(file.read_bytes()[:-50]), ("would end at byte", "download it again")),
+        (lambda file: file.write_bytes(file.read_bytes()[:50]), ("bytes are left", "download it again")),
+        (lambda file: replaced(file, file.stat().st_size - 1, b"\x7f"), ("its checksum differs",)),
+    ],
+)
+def test_a_spoiled_gguf_file_is_said_in_one_paragraph(
+    run: Run, llama: Path, tmp_path: Path, spoil: Callable[[Path], object], parts: tuple[str, ...]
+) -> None:
+    assert run("export", llama, "--format", "gguf", "-o", tmp_path / "toy.gguf", "-q").code == 0
+    spoil(tmp_path / "toy.gguf")
+    result = run("import", tmp_path / "toy.gguf", "-o", tmp_path / "ours")
+    assert_refused(result, 3, "toy.gguf", *parts)
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for m in messages", "is not a valid Jinja template"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself too deeply"),
+    ],
+)
+def test_a_chat_template_that_does_not_work_is_warned_of(
+    run: Run, foreign: Path, tmp_path: Path, template: str, words: str
+) -> None:
+    (foreign / "chat_template.jinja").write_text(template)
+    done = run("import", foreign, "-o", tmp_path / "ours", "-q")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("Warning: The chat template of the model ")
+    assert words in " ".join(done.err.split())
+
+
+def test_a_divided_import_writes_the_same_text(run: Run, llama: Path, foreign: Path, tmp_path: Path) -> None:
+    done = run("import", foreign, "-o", tmp_path / "ours", "--max-shard-size", "4KB", "--json")
+    assert json.loads(done.out)["warnings"] == []
+    assert (tmp_path / "ours" / "model.safetensors.index.json").is_file()
+    words = [
+        run("generate", model, "-p", "Sheep", "--greedy", "--max-new-tokens", "8", "-q").out
+        for model in (llama, tmp_path / "ours")
+    ]
+    assert words[0] == words[1] != ""
+
+
+def test_a_disk_that_takes_no_more(foreign: Path, tmp_path: Path) -> None:
+    """The process may write files of 8 KB at most, as if the disk were full."""
+    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); import sheepop.cli.main as m"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; m.main()", "import", foreign, "-o", tmp_path / "ours"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: Cannot write {tmp_path / 'ours'}: the file would be larger")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_nan_is_warned_of_even_when_quiet(run: Run, foreign: Path, tmp_path: Path) -> None:
@@ -154,7 +273,12 @@ def test_an_output_in_use(run: Run, llama: Path, foreign: Path, tmp_path: Path) 
     (tmp_path / "thesis.txt").write_text("years of work")
     assert_refused(run("export", llama, "--format", "hf", "-o", tmp_path, "--overwrite"), 2, "is not an export")
     assert_refused(run("export", llama, "--format", "hf", "-o", foreign), 2, "--overwrite")
-    assert_refused(run("import", foreign, "-o", tmp_path, "--overwrite"), 2, "is not a model")
+    assert_refused(run("import", foreign, "-o", tmp_path, "--overwrite"), 2, "holds", "Choose another place")
+    assert_refused(run("import", foreign, "-o", foreign / "ours"), 2, "lies in", "Choose a place outside of it")
+    assert_refused(run("export", llama, "-o", llama / "hf"), 2, "lies in", "Choose a place outside of it")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    assert_refused(run("import", foreign, "-o", tmp_path / "other", "--overwrite"), 2, "is not a model")
     assert_refused(run("export", llama, "--format", "onnx", "-o", tmp_path / "x"), 2, "onnx", "hf")
     assert_refused(run("export", llama, "--format", "hf", "-o", tmp_path / "x", "--max-shard-size", "big"), 2, "big")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint.weight_files import WEIGHTS, open_weights, write_weights
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
-from sheepop.core.files import read_json
+from sheepop.core.files import read_json, write_checksums
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import run_training
 
@@ -54,6 +56,38 @@ def test_a_fork_begins_with_the_weights_of_another_run(text_folder: Path, parent
         assert torch.allclose(weight, after.model.get_parameter(name), atol=1e-6), name
     record = read_json(output / "environment.json")
     assert record["forked_from"]["path"] == str(before.directory.resolve())
+
+
+def divided(model: Path, target: Path) -> Path:
+    """A copy of a model directory with its weights in shards."""
+    shutil.copytree(model, target)
+    tensors = open_weights(model)
+    (target / WEIGHTS).unlink()
+    write_weights(target, tensors, max_shard_bytes=2000)
+    write_checksums(target)
+    assert len(list(target.glob("*.safetensors"))) > 1
+    return target
+
+
+def test_a_fork_begins_with_weights_in_shards(text_folder: Path, parent: Path, tmp_path: Path) -> None:
+    model = divided(load_model(parent).directory, tmp_path / "shards")
+    output = forked(text_folder, tmp_path / "fork", model, learning_rate=1e-12, max_steps=1)
+    after = load_model(output)
+    for name, weight in load_model(parent).model.named_parameters():
+        assert torch.allclose(weight, after.model.get_parameter(name), atol=1e-6), name
+
+
+def test_a_run_goes_on_from_a_checkpoint_in_shards(text_folder: Path, parent: Path, tmp_path: Path) -> None:
+    whole, run = (RunDirectory(shutil.copytree(parent, tmp_path / name)) for name in ("whole", "run"))
+    checkpoint = run.checkpoint(max(run.steps()))
+    divided(checkpoint, tmp_path / "shards")
+    shutil.rmtree(checkpoint)
+    (tmp_path / "shards").rename(checkpoint)
+    for each in (whole, run):
+        run_training(config(text_folder, each.path, learning_rate=0.01, max_steps=6), resume=True)
+    one, other = load_model(whole.checkpoint(6)), load_model(run.checkpoint(6))
+    for name, weight in one.model.named_parameters():
+        assert torch.equal(weight, other.model.get_parameter(name)), name
 
 
 def test_a_fork_goes_on_from_its_beginning_when_it_was_stopped_before_the_first_step(

@@ -55,6 +55,8 @@ def rotary_angle(pair: int, width: int, base: float, scaling) -> float:
         return angle / factor
     if scaling.kind == "ntk":
         return (base * factor ** (width / (width - 2))) ** (-2 * pair / width)
+    if scaling.kind == "longrope":
+        return angle / scaling.pair_factors[pair]
     original = scaling.original_max_seq_len
     if scaling.kind == "llama3":
         wavelength = 2 * math.pi / angle
@@ -225,7 +227,7 @@ class SlowNetwork:
         if window is not None and config.sliding_position_base is not None:
             base, scaling = config.sliding_position_base, None
         width = int(x.shape[2] * config.rotary_fraction)
-        factor = scaling.attention_factor if scaling is not None and scaling.kind == "yarn" else 1.0
+        factor = scaling.attention_factor if scaling is not None and scaling.kind in ("yarn", "longrope") else 1.0
         out = x.copy()
         for pair in range(width // 2):
             angle = rotary_angle(pair, width, base, scaling)

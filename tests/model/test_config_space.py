@@ -36,10 +36,14 @@ def rotary_keys(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
             {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16},
             {"kind": "yarn", "factor": 2.0, "original_max_seq_len": 512, "truncate": False, "attention_factor": 0.9},
             {"kind": "llama3", "factor": 8.0, "original_max_seq_len": 32},
+            {"kind": "longrope", "factor": 8.0, "original_max_seq_len": 32},
         ]
     )
     fractions = [part for part in (1.0, 0.75, 0.5, 0.25) if int(head_dim * part) and int(head_dim * part) % 2 == 0]
-    return {"rotary_fraction": draw(st.sampled_from(fractions)), "rotary_scaling": draw(maybe(scaling))}
+    fraction, found = draw(st.sampled_from(fractions)), draw(maybe(scaling))
+    if found is not None and found["kind"] == "longrope":
+        found = {**found, "pair_factors": [1.0 + pair for pair in range(int(head_dim * fraction) // 2)]}
+    return {"rotary_fraction": fraction, "rotary_scaling": found}
 
 
 @st.composite
@@ -194,6 +198,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
         {"kind": "llama3", "factor": 2, "original_max_seq_len": 9, "low_freq_factor": 5},
         {"kind": ["ntk"], "factor": 2},
         {"kind": "ntk"},
+        {"kind": "longrope", "factor": 2, "original_max_seq_len": 9, "pair_factors": [1.0]},
+        {"kind": "longrope", "factor": 2, "original_max_seq_len": 1, "pair_factors": [1.0, 2.0, 3.0, 4.0]},
     ),
     "sliding_layers": ([0], [9], [0, 0]),
     "sliding_position_base": (50.0, 1.0),

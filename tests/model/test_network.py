@@ -52,6 +52,7 @@ def positions_within(documents: list[list[int]]) -> Tensor:
 ROPE = {"position_encoding": "rope"}
 YARN = {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 LLAMA3 = {"kind": "llama3", "factor": 4.0, "original_max_seq_len": 16, "low_freq_factor": 1.0, "high_freq_factor": 2.5}
+LONGROPE = {"kind": "longrope", "factor": 8.0, "original_max_seq_len": 16, "pair_factors": [1.0, 1.5, 2.5, 7.0]}
 FAST = {**ROPE, "position_base": 20.0, "head_dim": 8}
 MUP = {"initialization": "mup", "mup_base_d_model": 4}
 EXPERTS = {"count": 5, "per_token": 2}
@@ -71,6 +72,7 @@ AXES: dict[str, dict[str, Any]] = {
         "rotary_fraction": 0.75,
         "rotary_scaling": {**YARN, "truncate": False, "attention_factor": 1.7},
     },
+    "rope, longrope": {**FAST, "rotary_scaling": LONGROPE},
     "rope, llama3": {**FAST, "rotary_scaling": LLAMA3},
     "alibi": {"position_encoding": "alibi"},
     "alibi, six heads": {"position_encoding": "alibi", "num_heads": 6, "head_dim": 4, "num_kv_heads": 3},

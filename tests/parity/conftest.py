@@ -54,9 +54,15 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     }),
     "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA | {
         "sliding_window": 5, "head_dim": 12, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+        "rope_parameters": YARN,
+    }),
+    "mistral-0.3": ("MistralForCausalLM", "MistralConfig", LLAMA | {
+        "sliding_window": None, "hidden_act": "gelu_pytorch_tanh",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 3000.0},
     }),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", LLAMA | {
-        "sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12,
+        "sliding_window": 6, "num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": True, "router_aux_loss_coef": 0.02, "hidden_act": "gelu", "rope_parameters": LLAMA3,
     }),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", LLAMA | {
         "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "tie_word_embeddings": True,
@@ -64,23 +70,33 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
             "rope_type": "yarn", "rope_theta": 800.0, "factor": 3.0, "original_max_position_embeddings": 16,
             "beta_fast": 2.0, "beta_slow": 0.3, "attention_factor": 1.2,
         },
+        "rms_norm_eps": 1e-3, "hidden_act": "gelu_pytorch_tanh",
+    }),
+    "qwen2-untied": ("Qwen2ForCausalLM", "Qwen2Config", LLAMA | {
+        "head_dim": 12, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 400.0},
     }),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {
         "head_dim": 10, "attention_bias": True, "use_sliding_window": True, "sliding_window": 4,
         "layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
     }),
+    "qwen3-tied": ("Qwen3ForCausalLM", "Qwen3Config", LLAMA | {
+        "head_dim": 10, "tie_word_embeddings": True, "rms_norm_eps": 1e-3, "hidden_act": "gelu",
+        "rope_parameters": YARN,
+    }),
     "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
         "head_dim": 10, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "attention_bias": True,
         "decoder_sparse_step": 2, "norm_topk_prob": False, "num_hidden_layers": 5, "mlp_only_layers": [3],
-        "use_sliding_window": True, "sliding_window": 6,
+        "use_sliding_window": True, "sliding_window": 6, "rms_norm_eps": 1e-3, "router_aux_loss_coef": 0.02,
+        "rope_parameters": YARN,
     }),
     "qwen3-moe-all": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", LLAMA | {
         "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
-        "num_hidden_layers": 2, "tie_word_embeddings": True,
+        "num_hidden_layers": 2, "tie_word_embeddings": True, "hidden_act": "gelu",
     }),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", LLAMA | {
         "head_dim": 10, "query_pre_attn_scalar": 24, "sliding_window": 5, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0, "attention_bias": True,
+        "final_logit_softcapping": 3.0, "attention_bias": True, "rms_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 600.0},
     }),
     "gemma2-plain": ("Gemma2ForCausalLM", "Gemma2Config", LLAMA | {
         "head_dim": 10, "sliding_window": 5, "attn_logit_softcapping": None, "final_logit_softcapping": None,
@@ -93,12 +109,27 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
             FULL: {"rope_type": "linear", "rope_theta": 4000.0, "factor": 4.0},
         },
     }),
+    "gemma3-other": ("Gemma3ForCausalLM", "Gemma3TextConfig", LLAMA | {
+        "head_dim": 10, "sliding_window": 5, "layer_types": [FULL, SLIDING, SLIDING], "tie_word_embeddings": False,
+        "attention_bias": True, "rms_norm_eps": 1e-3, "hidden_activation": "silu",
+        "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 70.0}, FULL: YARN | {"truncate": True}},
+    }),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {
-        "sliding_window": 6, "pad_token_id": None, "tie_word_embeddings": True,
+        "sliding_window": 6, "pad_token_id": None, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+        "hidden_act": "gelu",
         "rope_parameters": {"rope_type": "default", "rope_theta": 200.0, "partial_rotary_factor": 0.5},
+    }),
+    "phi3-untied": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {"head_dim": 12, "pad_token_id": None}),
+    "phi3-128k": ("Phi3ForCausalLM", "Phi3Config", LLAMA | {
+        "pad_token_id": None, "original_max_position_embeddings": 48, "max_position_embeddings": 512,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 300.0, "short_factor": [1.0, 1.3, 2.1, 3.7],
+            "long_factor": [1.5, 2.0, 4.0, 9.0], "original_max_position_embeddings": 48,
+        },
     }),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", LLAMA | {
         "attention_bias": True, "rope_parameters": LLAMA3, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
+        "head_dim": 12, "hidden_act": "gelu",
     }),
     "pythia": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {
         "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
@@ -142,17 +173,22 @@ def randomised(model: nn.Module) -> nn.Module:
     return model
 
 
-def build(name: str, **changes: Any) -> nn.Module:
-    """The toy of that name in evaluation mode, without dropout."""
-    transformers = pytest.importorskip("transformers")
-    model_class, config_class, keys = TOYS[name]
-    ids = {"bos_token_id": 2, "eos_token_id": 3, **({} if name == "phi3" else {"pad_token_id": 0})}
-    config = getattr(transformers, config_class)(**{**keys, **ids, **changes})
+def toy_config(name: str) -> Any:
+    """The configuration of the toy of that name, without dropout."""
+    _, config_class, keys = TOYS[name]
+    ids = {"bos_token_id": 2, "eos_token_id": 3, **({} if "pad_token_id" in keys else {"pad_token_id": 0})}
+    config = getattr(pytest.importorskip("transformers"), config_class)(**{**keys, **ids})
     for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(config, key):
             setattr(config, key, 0.0)
+    return config
+
+
+def build(name: str) -> nn.Module:
+    """The toy of that name in evaluation mode."""
+    config = toy_config(name)
     config._attn_implementation = "eager"
-    return randomised(getattr(transformers, model_class)(config)).eval()
+    return randomised(getattr(pytest.importorskip("transformers"), TOYS[name][0])(config)).eval()
 
 
 @pytest.fixture(scope="session", params=TOYS)

@@ -99,6 +99,36 @@ def test_yarn_frequencies_are_those_of_transformers(
     shape=shapes,
     base=bases,
     factor=factors,
+    original=st.sampled_from([256, 4096]),
+    attention_factor=st.sampled_from([None, 0.8, 1.3]),
+    data=st.data(),
+)
+def test_longrope_frequencies_are_those_of_transformers(shape, base, factor, original, attention_factor, data) -> None:
+    pairs = int(shape[0] * shape[1]) // 2
+    divisors = data.draw(st.lists(st.floats(1.0, 64.0), min_size=pairs, max_size=pairs))
+    scaling = RotaryScaling(
+        kind="longrope",
+        factor=factor,
+        original_max_seq_len=original,
+        pair_factors=tuple(divisors),
+        attention_factor=attention_factor,
+    )
+    keys = {
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "short_factor": divisors,
+        "long_factor": divisors,
+    }
+    if attention_factor is not None:
+        keys["attention_factor"] = attention_factor
+    found = rotary_frequencies(2 * pairs, base, scaling)
+    check(found, theirs("longrope", shape[0], base, shape[1], keys))
+
+
+@given(
+    shape=shapes,
+    base=bases,
+    factor=factors,
     original=st.sampled_from([256, 1024, 8192]),
     bounds=st.sampled_from([(1.0, 4.0), (0.5, 8.0), (2.0, 3.0)]),
 )

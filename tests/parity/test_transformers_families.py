@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import FAMILIES
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
+from sheepop.checkpoint.exchange.fields import Activation, Value
 from sheepop.checkpoint.exchange.names import canonical
-from sheepop.checkpoint.exchange.weight_files import open_weights
+from sheepop.checkpoint.exchange.rotary import Rotary, TwoBases
+from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.exchange import import_model
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
+
+from .conftest import TOYS, toy_config
 
 TOKENS, VOCAB = 128, 133
 # Padding, unknown, beginning, and rows without a token: SheepOp never writes them.
@@ -25,6 +33,62 @@ UNWRITTEN = [0, 1, 2, *range(TOKENS, VOCAB)]
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(4, TOKENS, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_switch_is_away_from_its_default_in_some_toy(family):
+    """What a toy leaves at its default proves nothing of how it is read."""
+    configs = [toy_config(name).to_dict() for name in TOYS]
+    toys = [config for config in configs if config["model_type"] == family.model_type]
+    for field in family.fields:
+        # BLOOM has no last position, so that its length plays no part.
+        if isinstance(field, Value | Activation) and field.theirs != "seq_length":
+            values = [toy[key] for toy in toys for key in field.keys if key in toy]
+            assert any(value != field.default for value in values), field.theirs
+    if any(isinstance(field, Rotary | TwoBases) for field in family.fields):
+        tables = [toy["rope_parameters"] for toy in toys]
+        tables = [table.get("full_attention", table) for table in tables]
+        assert any(table["rope_theta"] not in (10_000.0, 1_000_000.0) for table in tables)
+        assert any(table["rope_type"] != "default" for table in tables)
+
+
+def test_the_spelling_of_transformers_4_means_the_same(pair):
+    keys = json.loads((pair.ours.directory.parent / "theirs" / "config.json").read_text())
+    keys["torch_dtype"] = keys.pop("dtype")
+    table = keys.pop("rope_parameters", None) or {}
+    if "full_attention" in table:
+        keys["rope_local_base_freq"] = table["sliding_attention"]["rope_theta"]
+        table = table["full_attention"]
+    family = FAMILIES[keys["model_type"]]
+    base, fraction = ("rotary_emb_base", "rotary_pct") if family.model_type == "gpt_neox" else ("rope_theta", None)
+    if table:
+        keys[base] = table.pop("rope_theta")
+        if "partial_rotary_factor" in table:
+            keys[fraction or "partial_rotary_factor"] = table.pop("partial_rotary_factor")
+        keys["rope_scaling"] = table if table["rope_type"] != "default" else None
+    assert family.read_config(keys, "config.json") == pair.ours.config
+
+
+@pytest.mark.parametrize(
+    ("pair", "prefix", "buffers"),
+    [
+        ("gpt2", "transformer.", ("h.{}.attn.bias", "h.{}.attn.masked_bias")),
+        ("bloom-tied", "transformer.", ()),
+        ("pythia", "", (f"gpt_neox.layers.{{}}.attention.{name}" for name in
+                        ("bias", "masked_bias", "rotary_emb.inv_freq"))),
+        ("llama3", "", ("model.layers.{}.self_attn.rotary_emb.inv_freq",)),
+    ],
+    indirect=["pair"],
+)  # fmt: skip
+def test_weights_are_read_under_the_names_of_the_published_files(pair, prefix, buffers, tmp_path):
+    """Older files lack the prefix of the names, and hold tables that are no weights."""
+    theirs = shutil.copytree(pair.ours.directory.parent / "theirs", tmp_path / "theirs")
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(theirs / "model.safetensors").items()}
+    tensors |= {name.format(layer): torch.ones(3) for name in buffers for layer in range(pair.ours.config.num_layers)}
+    save_file(tensors, theirs / "model.safetensors")
+    import_model(theirs, tmp_path / "ours")
+    for name, tensor in load_model(tmp_path / "ours").model.state_dict().items():
+        assert torch.equal(tensor, pair.ours.model.state_dict()[name]), name
 
 
 @torch.no_grad()

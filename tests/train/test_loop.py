@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights
+from sheepop.checkpoint.model_directory import load_weights, read_weights
+from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError, DataError, Interrupted
 from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
 from sheepop.train import Trainer, validate
@@ -424,7 +425,7 @@ def test_what_is_validated_is_what_is_saved_and_not_what_is_trained(
     run = trainer.checkpointer.run
     rows = [row for row in timeless(run.metrics_file) if row["split"] == "validation"]
     trained = weights(trainer)
-    load_weights(trainer.model, read_weights(run.checkpoint(12) / WEIGHTS), run.path)
+    load_weights(trainer.model, read_all_weights(run.checkpoint(12)), run.path)
     saved = weights(trainer)
     assert not torch.equal(saved["embedding.weight"], trained["embedding.weight"])
     assert all(torch.equal(seen[-1][name], saved[name]) for name in saved)

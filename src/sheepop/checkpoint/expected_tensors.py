@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
@@ -14,6 +14,25 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     Nothing is allocated, so that a configuration may be compared with a file before it is believed.
     """
     return dict(_model(config))
+
+
+def tensor_problems(
+    found: Mapping[str, Shape], expected: Mapping[str, Shape], reasons: Mapping[str, str] | None = None
+) -> list[str]:
+    """A clause for every tensor that is missing, unexpected or of another shape, in the order of `expected`.
+
+    `reasons` say why a tensor has the shape that is expected.
+    """
+    reasons = reasons or {}
+    return [
+        *(f"{name} is missing" for name in expected if name not in found),
+        *(f"{name} is unexpected" for name in found if name not in expected),
+        *(
+            f"{name} has shape {found[name]}, expected {shape}{reasons.get(name, '')}"
+            for name, shape in expected.items()
+            if name in found and found[name] != shape
+        ),
+    ]
 
 
 def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:

@@ -40,6 +40,11 @@ class LazyTensor:
         return self.dtype.itemsize * self.count
 
 
+def total_bytes(tensors: Mapping[str, LazyTensor]) -> int:
+    """The size of all tensors together."""
+    return sum(tensor.num_bytes for tensor in tensors.values())
+
+
 @dataclass(frozen=True)
 class ForeignModel:
     """What a reader of another program's format found, in our terms.

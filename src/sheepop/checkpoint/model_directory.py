@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, Shape
 from sheepop.checkpoint.run_directory import resolve_model_directory
-from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.vocabulary import require_fit
+from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights, write_weights
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
@@ -26,7 +27,6 @@ from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
 FORMAT_VERSION = 1
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,14 @@ def write_model(
     _describe(directory, config, tokenizer, provenance)
 
 
-def write_foreign_model(directory: Path, model: ForeignModel, provenance: Mapping[str, Any]) -> None:
-    """`write_model` for a model that came from elsewhere, one tensor in memory at a time."""
-    write_safetensors(directory / WEIGHTS, model.tensors)
+def write_foreign_model(
+    directory: Path, model: ForeignModel, provenance: Mapping[str, Any], max_shard_bytes: int
+) -> None:
+    """`write_model` for a model that came from elsewhere, one tensor in memory at a time.
+
+    Weights beyond `max_shard_bytes` are divided over several files with an index.
+    """
+    write_weights(directory, model.tensors, max_shard_bytes)
     _describe(directory, model.config, model.tokenizer, provenance)
     if model.generation:
         write_json(directory / GENERATION, dict(model.generation))
@@ -94,7 +99,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     directory, config, tokenizer = _verified(path)
     with torch.device("meta"):
         model = blank_model(config)
-    load_weights(model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
+    load_weights(model, read_all_weights(directory), directory)
     stored = [parameter.dtype for parameter in model.parameters()]
     _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
     return LoadedModel(
@@ -112,9 +117,9 @@ def open_model(path: str | Path) -> ForeignModel:
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
         raise CheckpointError(f"{directory} is an encoder-decoder, which no format expresses that SheepOp exports.")
-    tensors = open_safetensors(directory / WEIGHTS)
+    tensors = open_weights(directory)
     expected = expected_tensors(config)
-    _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory / WEIGHTS)
+    _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
     return ForeignModel(
         config,
         {name: tensors[name] for name in expected},
@@ -132,11 +137,7 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     if problems:
         raise CheckpointError(f"The model in {directory} cannot be used: {'; '.join(problems)}.")
     tokenizer = load_tokenizer(directory)
-    if tokenizer.vocab_size > config.vocabulary:
-        raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
-            f"{config.vocabulary} embedding rows. They do not belong together."
-        )
+    require_fit(tokenizer, config, directory)
     return directory, config, tokenizer
 
 
@@ -160,7 +161,10 @@ def read_model_config(directory: Path) -> ModelConfig:
     """The configuration of a model directory, after checking that its format is ours and not newer."""
     found = read_json(directory / "config.json")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CheckpointError(f"{directory / 'config.json'} does not describe a SheepOp model.")
+        raise CheckpointError(
+            f"{directory / 'config.json'} does not describe a SheepOp model. "
+            "A model of another program is taken in first: sheepop import DIR --output MODEL"
+        )
     version = found.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(
@@ -202,12 +206,5 @@ def load_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -
 
 
 def _check_fit(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: Path) -> None:
-    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    problems += [f"{name} is unexpected" for name in found.keys() - expected.keys()]
-    problems += [
-        f"{name} has shape {shape}, expected {expected[name]}"
-        for name, shape in found.items()
-        if name in expected and shape != expected[name]
-    ]
-    if problems:
-        raise CheckpointError(f"{source} does not fit its configuration: {'; '.join(sorted(problems))}.")
+    if problems := tensor_problems(found, expected):
+        raise CheckpointError(f"The weights in {source} do not fit their configuration: {listed(problems)}.")

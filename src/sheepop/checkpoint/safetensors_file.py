@@ -55,10 +55,15 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{path} is damaged, or no safetensors file: {error}.") from None
+        raise CheckpointError(
+            f"{path} is damaged, or no safetensors file: {error}. Copy or download it again."
+        ) from None
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES:
-            raise CheckpointError(f"{path}: the tensor {name} has the dtype {dtype}, which SheepOp does not read.")
+            raise CheckpointError(
+                f"{path}: the tensor {name} has the dtype {dtype}, which SheepOp does not read. "
+                "Export the model in float32, float16 or bfloat16 first."
+            )
     return {
         name: LazyTensor(shape, _DTYPES[dtype], functools.partial(file.get_tensor, name))
         for name, (dtype, shape) in described.items()

@@ -9,6 +9,7 @@ import typer
 
 from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
 
+ShardSize = Annotated[str | None, typer.Option(help="Divide larger weights over several files.", show_default="5GB")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier command wrote there.")]
 
 
@@ -19,6 +20,7 @@ def import_model(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer in place of the one in SOURCE.", show_default="its own")
     ] = None,
+    max_shard_size: ShardSize = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -36,7 +38,13 @@ def import_model(
     from sheepop.jobs.exchange import import_model
 
     result = import_model(
-        source, output, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite, console=make_console(quiet or as_json)
+        source,
+        output,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        max_shard_size=max_shard_size,
+        overwrite=overwrite,
+        console=make_console(quiet or as_json),
     )
     _show(result, quiet, as_json)
 
@@ -50,9 +58,7 @@ def export_model(
         str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
     ] = None,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out (gguf).")] = False,
-    max_shard_size: Annotated[
-        str | None, typer.Option(help="Divide larger weights over several files (hf).", show_default="5GB")
-    ] = None,
+    max_shard_size: ShardSize = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,

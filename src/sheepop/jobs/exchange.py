@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +14,25 @@ from sheepop.checkpoint.exchange import (
     dtype_named,
     read_hugging_face,
     reported,
-    total_bytes,
     training_differences,
     watched,
     write_hugging_face,
 )
-from sheepop.checkpoint.gguf import open_gguf, read_gguf, write_gguf
-from sheepop.checkpoint.lazy_tensor import ForeignModel
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.gguf import read_gguf, write_gguf
+from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import atomic_directory
-from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_free
+from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_apart, require_free
+from sheepop.jobs.exchange_report import ExchangeReport, template_problems
 from sheepop.tokenizer import load_tokenizer
 
 DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SHOWN_NAMES = 10
 _FORMATS = ("hf", "gguf")
 _QUANTISED = ("q8_0",)
 _GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-
-
-@dataclass
-class Passage:
-    """What is learned about a model while its tensors pass, told at the end."""
-
-    console: Console
-    output: Path
-    not_finite: list[str] = field(default_factory=list)
-
-    def tell(
-        self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
-    ) -> dict[str, Any]:
-        """Warns of what is no number, shows the notes, and returns the whole as a table."""
-        if self.not_finite:
-            more = len(self.not_finite) - _SHOWN_NAMES
-            names = ", ".join(self.not_finite[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
-            self.console.warn(f"NaN or infinity stands in {names}. The model will write nothing sensible.")
-        for note in notes:
-            self.console.info(note)
-        numbers = sum(tensor.count for name, tensor in model.tensors.items() if not name.endswith(".router.balance"))
-        own = {str(tensor.dtype).removeprefix("torch.") for tensor in model.tensors.values()}
-        return {
-            "path": str(self.output),
-            "family": family,
-            "parameters": numbers,
-            "vocab_size": model.config.vocabulary,
-            "dtypes": sorted(own if dtypes is None else dtypes),
-            "bytes": sum(file.stat().st_size for file in _weight_files(self.output)),
-            "not_finite": self.not_finite,
-            "notes": list(notes),
-        }
 
 
 def import_model(
@@ -74,28 +41,31 @@ def import_model(
     *,
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
+    max_shard_size: str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Writes the model in `source`, a directory in the format of Hugging Face or a GGUF file, as a model directory.
 
     One tensor is in memory at a time. `dtype` (float32, bfloat16 or float16) converts the weights, None keeps theirs;
-    `tokenizer` is a path that is used in place of the tokenizer in `source`. Returns what was done. Raises
-    `CheckpointError` for a source that cannot be used, and `UsageError` for an `output` that is in use.
+    `tokenizer` is a path that is used in place of the tokenizer in `source`. Weights beyond `max_shard_size`, 5GB when
+    None, are divided over several files. Returns what was done. Raises `CheckpointError` for a source that cannot be
+    used, and `UsageError` for an `output` that is in use or within `source`.
     """
     output, console = Path(output), console or Console.silent()
-    wanted = dtype_named(dtype)
+    wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
+    require_apart(Path(source), output)
     require_free(output, overwrite, "a model", is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
-    passage = Passage(console, output)
-    model = replace(model, tensors=watched(converted(model.tensors, wanted), passage.not_finite))
+    report = ExchangeReport(console, output, template_problems(model.tokenizer))
+    model = replace(model, tensors=watched(converted(model.tensors, wanted), report.not_finite))
     with (
         atomic_directory(output, replace=overwrite) as directory,
         console.progress("Importing", total_bytes(model.tensors), "bytes") as progress,
     ):
         passing = replace(model, tensors=reported(model.tensors, progress.advance))
-        write_foreign_model(directory, passing, {"imported": dict(model.source)})
-    return passage.tell(model, model.source.get("family", model.source.get("architecture")), model.notes)
+        write_foreign_model(directory, passing, {"imported": dict(model.source)}, limit)
+    return report.tell(model, model.source.get("family", model.source.get("architecture")), model.notes)
 
 
 def export_model(
@@ -129,38 +99,40 @@ def export_model(
         raise UsageError("max_shard_size is for format hf; a GGUF file is not divided.")
     if not with_tokenizer and format != "gguf":
         raise UsageError("Only a GGUF file can be without a tokenizer; a directory is always complete.")
-    passage = Passage(console or Console.silent(), Path(output))
+    report = ExchangeReport(console or Console.silent(), Path(output))
     dtype_named(dtype)
+    require_apart(Path(model), report.output)
     if format == "gguf":
-        require_free(passage.output, overwrite, "a GGUF file", is_gguf)
+        require_free(report.output, overwrite, "a GGUF file", is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
-        return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, passage)
-    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
-    require_free(passage.output, overwrite, "an export", is_export)
+        return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
+    limit = _shard_limit(max_shard_size)
+    require_free(report.output, overwrite, "an export", is_export)
     found = open_model(model)
     found = replace(found, tensors=converted(found.tensors, dtype_named(dtype)))
-    return _export_hugging_face(found, limit, overwrite, passage)
+    return _export_hugging_face(found, limit, overwrite, report)
 
 
 def _export_gguf(
-    model: ForeignModel, gguf_type: str | None, with_tokenizer: bool, overwrite: bool, passage: Passage
+    model: ForeignModel, gguf_type: str | None, with_tokenizer: bool, overwrite: bool, report: ExchangeReport
 ) -> dict[str, Any]:
     size = total_bytes(model.tensors)
-    with passage.console.progress("Exporting", size, "bytes") as progress:
+    with report.console.progress("Exporting", size, "bytes") as progress:
         written = write_gguf(
-            passage.output,
+            report.output,
             model.config,
-            watched(model.tensors, passage.not_finite),
+            watched(model.tensors, report.not_finite),
             model.tokenizer if with_tokenizer else None,
             dtype=gguf_type,
-            name=passage.output.stem,
+            name=report.output.stem,
+            end_ids=end_ids(model.generation, model.config.vocabulary, GENERATION),
             replace=overwrite,
             advance=progress.advance,
         )
-    return passage.tell(model, written.architecture, written.notes, list(written.types))
+    return report.tell(model, written.architecture, written.notes, list(written.types))
 
 
-def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, passage: Passage) -> dict[str, Any]:
+def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
     """Takes the family that the model was imported from if it still expresses it, else the first that does."""
     imported = model.source.get("imported")
     family = choose_family(model.config, imported.get("family") if isinstance(imported, dict) else None)
@@ -169,13 +141,13 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, passa
         f"{key} = {here} is a matter of training that {family.model_type} does not express; it is written as {there}."
         for key, (here, there) in training_differences(model.config, back).items()
     ]
-    model = replace(model, tensors=watched(model.tensors, passage.not_finite))
+    model = replace(model, tensors=watched(model.tensors, report.not_finite))
     with (
-        atomic_directory(passage.output, replace=overwrite) as directory,
-        passage.console.progress("Exporting", 2 * total_bytes(model.tensors), "bytes") as progress,
+        atomic_directory(report.output, replace=overwrite) as directory,
+        report.console.progress("Exporting", 2 * total_bytes(model.tensors), "bytes") as progress,
     ):
         write_hugging_face(directory, model, family, limit, progress.advance)
-    return passage.tell(model, family.model_type, notes)
+    return report.tell(model, family.model_type, notes)
 
 
 def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
@@ -191,10 +163,11 @@ def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
         raise CheckpointError(
             f"{source} is a file, but no GGUF file. Give the directory that holds config.json and the weights."
         )
-    if own is None:
-        return read_gguf(source)
-    file = open_gguf(source)
-    return ForeignModel(file.config, file.tensors, own, {}, file.source())
+    return read_gguf(source, own)
+
+
+def _shard_limit(max_shard_size: str | None) -> int:
+    return parse_size(DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size)
 
 
 def parse_size(text: str) -> int:
@@ -204,7 +177,3 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise UsageError(f"{text!r} is not a size. Give a number with KB, MB, GB or TB, for example 5GB.")
     return size
-
-
-def _weight_files(output: Path) -> list[Path]:
-    return sorted(output.glob("*.safetensors")) if output.is_dir() else [output]

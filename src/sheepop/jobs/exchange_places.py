@@ -24,6 +24,15 @@ def require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Pat
         raise UsageError(f"{output} holds {what} already. Choose another place, or give --overwrite.")
 
 
+def require_apart(source: Path, output: Path) -> None:
+    """Raises `UsageError` for an output that is the source, lies in it or holds it: neither may change the other."""
+    here, there = source.resolve(), output.resolve()
+    if source.is_dir() and (here == there or here in there.parents):
+        raise UsageError(f"{output} lies in {source}, which is left as it is. Choose a place outside of it.")
+    if there in here.parents:
+        raise UsageError(f"{output} holds {source}, which is left as it is. Choose another place.")
+
+
 def is_model(directory: Path) -> bool:
     """Whether a directory is a model of ours."""
     config = directory / _CONFIG

@@ -196,6 +196,12 @@ class ModelConfig(Config):
                 f"head_dim = {self.head_dim} with rotary_fraction = {self.rotary_fraction} gives {self.rotary_dim} "
                 f"rotated columns; rotary positions turn pairs of columns, so choose an even number"
             )
+        factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
+        if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
+            yield (
+                f"rotary_scaling.pair_factors has {len(factors)} numbers; one for each of the {self.rotary_dim // 2} "
+                "rotated pairs of columns is needed"
+            )
         for name in ("rotary_scaling", "sliding_position_base"):
             if getattr(self, name) is not None and not rotary:
                 yield f"{name} is for position_encoding: rope, not {self.position_encoding}"

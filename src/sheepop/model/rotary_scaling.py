@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sheepop.core.config import Config
 
-Kind = Literal["linear", "ntk", "yarn", "llama3"]
+Kind = Literal["linear", "ntk", "yarn", "llama3", "longrope"]
+PairFactors = Annotated[tuple[Annotated[float, Field(gt=0.0, le=1e6)], ...], Field(min_length=1, max_length=2**15)]
 # The keys that each kind reads beside `factor`, with their defaults; None has to be given.
 _KEYS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -24,6 +25,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "truncate": True,
     },
     "llama3": {"original_max_seq_len": None, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"original_max_seq_len": None, "pair_factors": None, "attention_factor": "derived"},
 }
 
 
@@ -33,7 +35,8 @@ class RotaryScaling(Config):
     linear: every position is divided by `factor` (Chen et al. 2023, position interpolation). ntk: the base grows so
     that the slowest pair turns `factor` times slower and the fastest as before. yarn: slow pairs are interpolated,
     fast ones kept, those between mixed (Peng et al. 2023, sections 3.2 to 3.4). llama3: pairs are told apart by
-    their wavelength (Llama 3.1, 2024).
+    their wavelength (Llama 3.1, 2024). longrope: every pair turns slower by a factor of its own that was searched for
+    (Ding et al. 2024, section 3); one table of factors, for texts of any length.
     """
 
     kind: Kind
@@ -44,11 +47,12 @@ class RotaryScaling(Config):
     beta_fast: float | None = Field(None, gt=0.0, description="turns over that context above which a pair is kept")
     beta_slow: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
     attention_factor: float | None = Field(
-        None, gt=0.0, description="multiplies cosines and sines; null is 0.1 ln(factor) + 1"
+        None, gt=0.0, description="multiplies cosines and sines; null is what the paper derives from factor"
     )
     truncate: bool | None = Field(None, description="rounds the bounds between kept and interpolated to whole pairs")
     low_freq_factor: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
     high_freq_factor: float | None = Field(None, gt=0.0, description="turns above which a pair is kept")
+    pair_factors: PairFactors | None = Field(None, description="what the angle of each pair is divided by")
 
     @model_validator(mode="before")
     @classmethod
@@ -61,7 +65,7 @@ class RotaryScaling(Config):
             if default is None and name not in values:
                 raise ValueError(f"kind: {kind} needs {name}")
             if default == "derived":
-                default = 0.1 * math.log(factor) + 1 if isinstance(factor, int | float) and factor >= 1 else None
+                default = _derived_attention_factor(kind, factor, values.get("original_max_seq_len"))
             values.setdefault(name, default)
         return values
 
@@ -70,11 +74,24 @@ class RotaryScaling(Config):
         for name in type(self).model_fields.keys() - {"kind", "factor"} - _KEYS[self.kind].keys():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not read by kind: {self.kind}")
+        if self.kind == "longrope" and self.attention_factor is None:
+            raise ValueError("kind: longrope needs attention_factor where original_max_seq_len = 1")
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             less, more = getattr(self, low), getattr(self, high)
             if less is not None and less >= more:
                 raise ValueError(f"{high} = {more} must exceed {low} = {less}")
         return self
+
+
+def _derived_attention_factor(kind: str, factor: Any, original: Any) -> float | None:
+    """YaRN: 0.1 ln s + 1 (Peng et al. 2023, equation 22). LongRoPE: sqrt(1 + ln s / ln L) (Phi-3, 2024)."""
+    if not isinstance(factor, int | float) or factor < 1:
+        return None
+    if kind == "yarn":
+        return 0.1 * math.log(factor) + 1
+    if not isinstance(original, int) or original < 2:
+        return None
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> tuple[Tensor, float]:
@@ -96,6 +113,10 @@ def rotary_frequencies(rotary_dim: int, base: float, scaling: RotaryScaling | No
             return _yarn(rotary_dim, base, scaling), scaling.attention_factor
         case "llama3":
             return _llama3(_plain(rotary_dim, base), scaling), 1.0
+        case "longrope":
+            assert scaling.pair_factors is not None and scaling.attention_factor is not None
+            factors = torch.tensor(scaling.pair_factors, dtype=torch.float64, device="cpu")
+            return _plain(rotary_dim, base) / factors, scaling.attention_factor
 
 
 def _plain(rotary_dim: int, base: float) -> Tensor:

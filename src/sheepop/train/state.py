@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_model, write_training_state
 from sheepop.checkpoint.background import BackgroundWriter
-from sheepop.checkpoint.model_directory import WEIGHTS, load_weights, read_weights, unique_weights
+from sheepop.checkpoint.model_directory import load_weights, unique_weights
 from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
+from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
@@ -160,7 +161,7 @@ class Checkpointer:
         """Restores weights and optimizer from the checkpoint of `step` and returns its counters."""
         directory = self.run.checkpoint(step)
         trained = read_trained_weights(directory, expected=self._evaluation.differ)
-        load_weights(self._model, read_weights(directory / WEIGHTS), directory / WEIGHTS)
+        load_weights(self._model, read_all_weights(directory), directory)
         if trained is not None:
             self._evaluation.adopt()
             load_weights(self._model, trained, directory / "state" / TRAINED)

@@ -14,6 +14,10 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+ORIGINAL = "original_max_position_embeddings"
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+
+
 def read(family: str, **keys: Any) -> ModelConfig:
     return FAMILIES[family].read_config(keys, "config.json")
 
@@ -50,6 +54,23 @@ def test_yarn_as_qwen_publishes_it():
     }  # fmt: skip
 
 
+def test_longrope_as_phi_3_publishes_it():
+    short, long = [1.05 + 0.02 * pair for pair in range(48)], [1.1 + pair for pair in range(48)]
+    for kind in ("su", "longrope"):
+        config = read("phi3", max_position_embeddings=131072, original_max_position_embeddings=4096,
+                      rope_scaling={"type": kind, "short_factor": short, "long_factor": long})  # fmt: skip
+        assert config.max_seq_len == 4096
+        assert scaling(config) == {
+            "kind": "longrope", "factor": 32.0, "original_max_seq_len": 4096, "pair_factors": tuple(short),
+            "attention_factor": pytest.approx(1.1902380714238083),  # sqrt(1 + ln 32 / ln 4096) = sqrt(17 / 12)
+        }  # fmt: skip
+
+
+def test_longrope_with_one_table_holds_for_texts_of_any_length():
+    config = read("phi3", max_position_embeddings=16384, rope_scaling=LONGROPE | {"long_factor": [1] * 48})
+    assert config.max_seq_len == 16384
+
+
 def test_yarn_with_the_two_scales_of_deepseek():
     config = read("llama", rope_scaling={"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
                                          "mscale": 1.0, "mscale_all_dim": 0.5})  # fmt: skip
@@ -80,10 +101,16 @@ def test_no_scaling_in_all_its_spellings():
     ("family", "keys", "parts"),
     [
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("dynamic", "length of the text")),
-        ("llama", {"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, ("longrope", "two tables")),
-        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, ("'su'", "two tables")),
-        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, ("linear", "has none here")),
-        ("llama", {"rope_scaling": {"type": "magic"}}, ("magic", "linear and yarn and llama3")),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, ("original_max_position",)),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, ("long_factor = None", "list of numbers")),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": ["1"]}}, ("short_factor", "list of numbers")),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 47}}, ("pair_factors has 47", "48")),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [0.0] * 48}}, ("pair_factors",)),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_mscale": 1.1}}, ("short_mscale", "not read")),
+        ("phi3", {"rope_scaling": LONGROPE | {ORIGINAL: 99}, ORIGINAL: 98}, ("contradicts the 98",)),
+        ("gemma3_text", {"rope_scaling": LONGROPE}, ("longrope", "linear and yarn and llama3")),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, ("linear", "has longrope here")),
+        ("llama", {"rope_scaling": {"type": "magic"}}, ("magic", "linear and yarn and llama3 and longrope")),
         ("llama", {"rope_scaling": {"type": ["linear"]}}, ("type",)),
         ("llama", {"rope_scaling": "linear"}, ("rope_scaling = 'linear'", "table")),
         ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, ("factor = '2'",)),
@@ -106,6 +133,8 @@ def test_no_scaling_in_all_its_spellings():
         ("gemma2", {"use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
         ("gemma2", {"query_pre_attn_scalar": 0}, ("query_pre_attn_scalar",)),
         ("gemma3_text", {"sliding_window_pattern": 0}, ("sliding_window_pattern",)),
+        ("gemma3_text", {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, ("truncate", "rounds")),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ("attn_logit_softcapping", "does not apply")),
         ("mistral", {"sliding_window": 0}, ("sliding_window",)),
         ("mistral", {"layer_types": [FULL] * 32}, ("layer_types",)),
         ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 3}, ("max_window_layers",)),

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sheepop.checkpoint import load_model, save_model
-from sheepop.checkpoint.exchange import writer
+from sheepop.checkpoint import load_model, save_model, weight_files
 from sheepop.core.errors import CheckpointError, UsageError
-from sheepop.core.files import damaged_files, write_checksums
+from sheepop.core.files import damaged_files, write_checksums, write_json
 from sheepop.jobs.exchange import export_model, import_model, parse_size
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import CharTokenizer
@@ -56,7 +55,7 @@ def test_shards_hold_no_more_than_asked_for_and_the_index_names_all(ours: Path, 
 def test_a_disk_that_changes_a_bit_is_noticed_and_nothing_is_kept(
     ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = writer.write_safetensors
+    write = weight_files.write_safetensors
 
     def write_badly(path: Path, tensors) -> None:
         write(path, tensors)
@@ -64,7 +63,7 @@ def test_a_disk_that_changes_a_bit_is_noticed_and_nothing_is_kept(
         content[-1] ^= 1
         path.write_bytes(content)
 
-    monkeypatch.setattr(writer, "write_safetensors", write_badly)
+    monkeypatch.setattr(weight_files, "write_safetensors", write_badly)
     with pytest.raises(CheckpointError, match=r"differs from the model in final_norm\.weight"):
         export_model(ours, tmp_path / "hf")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
@@ -76,6 +75,45 @@ def test_a_damaged_model_is_not_exported(ours: Path, tmp_path: Path) -> None:
     (ours / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         export_model(ours, tmp_path / "hf")
+
+
+def test_the_tokens_that_end_a_text_go_into_a_gguf_file_and_come_back(ours: Path, tmp_path: Path) -> None:
+    write_json(ours / "generation_config.json", {"eos_token_id": [3, 9, 11], "temperature": 0.5})
+    write_checksums(ours)
+    notes = export_model(ours, tmp_path / "toy.gguf", format="gguf")["notes"]
+    assert not any("does not end a text" in note for note in notes)
+    gguf = pytest.importorskip("gguf")
+    fields = gguf.GGUFReader(tmp_path / "toy.gguf").fields
+    names = ("eos", "eot", "eom")
+    assert [fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in names] == [3, 9, 11]
+    import_model(tmp_path / "toy.gguf", tmp_path / "own")
+    assert load_model(tmp_path / "own").end_ids == (3, 9, 11)
+    import_model(tmp_path / "toy.gguf", tmp_path / "given", tokenizer=ours)
+    assert load_model(tmp_path / "given").end_ids == (3, 9, 11)
+
+
+def test_tokens_that_end_a_text_and_have_no_place_in_a_gguf_file_are_told(ours: Path, tmp_path: Path) -> None:
+    write_json(ours / "generation_config.json", {"eos_token_id": [3, 9, 11, 13]})
+    write_checksums(ours)
+    notes = export_model(ours, tmp_path / "toy.gguf", format="gguf")["notes"]
+    assert notes[-1] == "llama.cpp does not end a text at the token 13, as the model does."
+    notes = export_model(ours, tmp_path / "bare.gguf", format="gguf", with_tokenizer=False)["notes"]
+    assert notes == ["The tokens that end a text are left out, as the tokenizer is."]
+
+
+def test_a_gguf_file_whose_tokenizer_says_it_all_needs_no_generation_settings(ours: Path, tmp_path: Path) -> None:
+    export_model(ours, tmp_path / "toy.gguf", format="gguf")
+    import_model(tmp_path / "toy.gguf", tmp_path / "again")
+    assert load_model(tmp_path / "again").end_ids == ()
+    assert not (tmp_path / "again" / "generation_config.json").exists()
+
+
+def test_another_tokenizer_that_is_too_large_for_a_gguf_file_is_refused(ours: Path, tmp_path: Path) -> None:
+    export_model(ours, tmp_path / "toy.gguf", format="gguf")
+    CharTokenizer("äöüß").save(tmp_path / "large")
+    with pytest.raises(CheckpointError, match="132 tokens but the model only 130"):
+        import_model(tmp_path / "toy.gguf", tmp_path / "again", tokenizer=tmp_path / "large")
+    assert not (tmp_path / "again").exists()
 
 
 def test_what_training_alone_knows_is_reported(tmp_path: Path) -> None:
@@ -111,8 +149,17 @@ def test_an_output_in_use(ours: Path, tmp_path: Path) -> None:
     export_model(ours, tmp_path / "hf", overwrite=True, dtype="bfloat16")
     assert load_file(tmp_path / "hf" / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
     with pytest.raises(UsageError, match="is not an export"):
-        export_model(ours, ours, overwrite=True)
+        export_model(tmp_path / "hf", ours, overwrite=True)
     assert load_model(ours).provenance == {"step": 1}
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_an_output_within_the_model_or_around_it_is_refused(ours: Path, tmp_path: Path, form: str) -> None:
+    for place, words in ((ours, "lies in"), (ours / "sub" / "out", "lies in"), (tmp_path, "holds")):
+        with pytest.raises(UsageError, match=words):
+            export_model(ours, place, format=form, overwrite=True)
+    assert load_model(ours).provenance == {"step": 1}
+    assert not (ours / "sub").exists()
 
 
 @pytest.mark.parametrize(

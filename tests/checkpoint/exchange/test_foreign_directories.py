@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import read_hugging_face
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
+from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.jobs.exchange import import_model
-from sheepop.tokenizer import CharTokenizer
 
 from .conftest import llama_tensors
 
@@ -39,7 +40,7 @@ def up(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("model_type", ["t5", None, 7, "gemma3", "x" * 10_000])
 def test_an_unknown_family(make, model_type) -> None:
-    refused(make({"model_type": model_type}), "model_type", "no family that SheepOp reads", "llama", "bloom")
+    refused(make({"model_type": model_type}), "model_type", "a family that SheepOp reads", "llama", "bloom")
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,17 @@ def test_an_unknown_family(make, model_type) -> None:
 )
 def test_a_key_that_is_unknown_or_asks_for_what_we_lack(make, keys, parts) -> None:
     refused(make(keys), "hf", *parts)
+
+
+def test_longrope_is_read_for_texts_of_the_original_context_and_the_note_says_so(make, tmp_path: Path) -> None:
+    table = {"rope_type": "longrope", "short_factor": [1.5, 2.5], "long_factor": [3.0, 9.0]}
+    keys = {"rope_scaling": {**table, "original_max_position_embeddings": 16}, "max_position_embeddings": 64}
+    (note,) = import_model(make(keys), tmp_path / "ours")["notes"]
+    assert "up to that length, not the 64 of the source" in note
+    config = load_model(tmp_path / "ours").config
+    assert (config.max_seq_len, config.rotary_scaling.pair_factors) == (16, (1.5, 2.5))
+    once = make({**keys, "max_position_embeddings": 16}, name="short")
+    assert import_model(once, tmp_path / "whole")["notes"] == []
 
 
 def test_program_code_that_comes_with_a_model_is_named_and_never_run(make, tmp_path) -> None:
@@ -125,23 +137,6 @@ def test_every_tensor_that_does_not_fit_is_named(make) -> None:
 
 def test_a_wrong_vocabulary_size(make) -> None:
     refused(make({"vocab_size": 131}), "model.embed_tokens.weight has shape (130, 8), expected (131, 8)")
-
-
-def test_a_tokenizer_that_does_not_fit(make) -> None:
-    directory = make()
-    CharTokenizer("äöüß").save(directory)
-    refused(directory, "132 tokens", "vocab_size is 130")
-
-
-def test_no_tokenizer_says_how_to_give_another(make, tmp_path: Path) -> None:
-    directory = make()
-    (directory / "tokenizer.json").unlink()
-    with pytest.raises(SheepOpError, match="--tokenizer") as caught:
-        import_model(directory, tmp_path / "ours")
-    assert caught.value.exit_code == 3
-    CharTokenizer("ä").save(tmp_path / "other")
-    import_model(directory, tmp_path / "ours", tokenizer=tmp_path / "other")
-    assert load_model(tmp_path / "ours").tokenizer.vocab_size == 129
 
 
 def test_a_tied_head_that_is_stored_beside_the_embedding(make) -> None:
@@ -201,6 +196,17 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(make, name: str) 
     directory = make()
     (directory / "model.safetensors").rename(directory / name)
     refused(directory, name, "never opens", "save_pretrained", str(directory))
+
+
+def test_the_command_against_pickles_is_one_that_a_shell_takes_for_nothing_else(make, tmp_path: Path) -> None:
+    directory = make(name='it\'s $(touch spoiled) "x"')
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
+        read_hugging_face(directory)
+    python, option, program = shlex.split(str(caught.value).split("import the result: ")[1])
+    assert (python, option) == ("python", "-c")
+    named = [node.value for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Constant)]
+    assert str(directory) in named
 
 
 def test_no_weights(make) -> None:
@@ -323,6 +329,23 @@ def test_a_model_is_replaced_only_when_that_is_asked_for(make, tmp_path: Path) -
         import_model(directory, tmp_path / "ours", dtype="bfloat16")
     import_model(directory, tmp_path / "ours", dtype="bfloat16", overwrite=True)
     assert load_model(tmp_path / "ours").model.embedding.weight.dtype == torch.bfloat16
+
+
+def test_an_output_within_the_source_is_refused(make) -> None:
+    source = make()
+    before = sorted(path.name for path in source.iterdir())
+    for place in (source, source / "sheepop", source.parent / "hf" / ".." / "hf" / "x"):
+        with pytest.raises(UsageError, match=r"lies in .*Choose a place outside of it"):
+            import_model(source, place, overwrite=True)
+    assert sorted(path.name for path in source.iterdir()) == before
+
+
+def test_a_model_that_holds_the_source_is_not_replaced(make, tmp_path: Path) -> None:
+    import_model(make(), tmp_path / "ours")
+    (tmp_path / "hf").rename(tmp_path / "ours" / "hf")
+    with pytest.raises(UsageError, match="holds"):
+        import_model(tmp_path / "ours" / "hf", tmp_path / "ours", overwrite=True)
+    assert (tmp_path / "ours" / "hf" / "model.safetensors").is_file()
 
 
 def test_an_import_of_our_own_model_says_that_it_is_one(make, tmp_path: Path) -> None:

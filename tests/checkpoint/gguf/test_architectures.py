@@ -59,6 +59,10 @@ OTHERS: dict[str, tuple[Any, ...]] = {
         {"kind": "yarn", "factor": 3.0, "original_max_seq_len": 20, "beta_slow": 2.0},
         {"kind": "yarn", "factor": 3.0, "original_max_seq_len": 20, "truncate": False},
         {"kind": "yarn", "factor": 3.0, "original_max_seq_len": 20, "attention_factor": 2.0},
+        *(
+            {"kind": "longrope", "factor": 3.0, "original_max_seq_len": 20, "pair_factors": [2.0] * n}
+            for n in (2, 4, 8)
+        ),
     ),
     "sliding_position_base": (None, 77.0),
     "embedding_scale": (2.5,),
@@ -224,6 +228,9 @@ def test_what_no_architecture_computes_is_refused_with_every_reason(make: Callab
         ("llama", {"value_head_dim": 16}, "value_head_dim = 16 differs from head_dim = 8"),
         ("llama", {"attention_scale": 0.1}, "the scores are multiplied by 0.1, and it multiplies them by 0.353553"),
         ("qwen3", {"rotary_scaling": {"kind": "llama3", "factor": 2.0, "original_max_seq_len": 8}}, "kind = llama3"),
+        ("llama", {"rotary_scaling": {
+            "kind": "longrope", "factor": 2.0, "original_max_seq_len": 8, "pair_factors": [2.0] * 4,
+        }}, "kind = longrope"),
         ("llama-yarn", {"rotary_scaling": {
             "kind": "yarn", "factor": 2.0, "original_max_seq_len": 8, "beta_fast": 16.0,
         }}, "rotary_scaling.beta_fast = 16.0, and it computes 32.0 whatever is asked"),

@@ -152,7 +152,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "magic": (lambda path: change(path, at=0, to=b"GGML"), r"begins with b'GGML'"),
     "version 1": (lambda path: change(path, at=4, to=struct.pack("<I", 1)), "GGUF version 1; SheepOp reads 2 and 3"),
     "version 4": (lambda path: change(path, at=4, to=struct.pack("<I", 4)), "GGUF version 4; SheepOp reads 2 and 3"),
-    "big endian": (lambda path: change(path, at=4, to=struct.pack(">I", 3)), "big endian"),
+    "big endian": (lambda path: change(path, at=4, to=struct.pack(">I", 3)), "big-endian"),
     "count of tensors": (lambda path: change(path, at=8, to=U64_MAX), "18,446,744,073,709,551,615 tensors; at most"),
     "count of keys": (
         lambda path: change(path, at=16, to=U64_MAX),

@@ -276,6 +276,15 @@ def test_what_is_put_around_a_text_is_put_there(tmp_path: Path, make: Callable[.
         assert tokenizer.prefix_ids == (1,)
 
 
+def test_every_token_that_ends_a_text_ends_it_there(tmp_path: Path, make: Callable[..., Any]) -> None:
+    toy = make("llama")
+    assert toy.tokenizer.special_id("eos") == 3
+    with opened(toy.write(tmp_path / "toy.gguf", end_ids=[3, 9, 11]), vocab_only=True) as model:
+        vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+        ending = [token for token in range(model.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocabulary, token)]
+        assert ending == [3, 9, 11]
+
+
 def test_a_file_without_a_tokenizer_computes(tmp_path: Path, make: Callable[..., Any]) -> None:
     toy = make("llama")
     _, tokens, _ = greedy_of_ours(toy.model)

@@ -3,7 +3,7 @@
 from sheepop.checkpoint.exchange.choice import choose_family, obstacles
 from sheepop.checkpoint.exchange.equivalence import training_differences
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.passage import converted, dtype_named, reported, total_bytes, watched
+from sheepop.checkpoint.exchange.passage import converted, dtype_named, reported, watched
 from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
 from sheepop.checkpoint.exchange.registry import FAMILIES
 from sheepop.checkpoint.exchange.writer import write_hugging_face
@@ -18,7 +18,6 @@ __all__ = [
     "read_hugging_face",
     "reported",
     "same_values",
-    "total_bytes",
     "training_differences",
     "watched",
     "write_hugging_face",

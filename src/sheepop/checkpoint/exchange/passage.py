@@ -65,11 +65,6 @@ def reported(tensors: Mapping[str, LazyTensor], advance: Callable[[float], None]
     return {name: replace(tensor, read=reading(tensor)) for name, tensor in tensors.items()}
 
 
-def total_bytes(tensors: Mapping[str, LazyTensor]) -> int:
-    """The size of all tensors together."""
-    return sum(tensor.num_bytes for tensor in tensors.values())
-
-
 def _converting(name: str, tensor: LazyTensor, dtype: torch.dtype | None) -> Callable[[], Tensor]:
     def read() -> Tensor:
         source = tensor.read()

@@ -13,14 +13,17 @@ import torch
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.given import shown
+from sheepop.checkpoint.exchange.longrope import longrope_note
 from sheepop.checkpoint.exchange.names import canonical
 from sheepop.checkpoint.exchange.registry import FAMILIES
-from sheepop.checkpoint.exchange.source_directory import CONFIG, GENERATION, read_table
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
-from sheepop.checkpoint.exchange.weight_files import listed, open_weights
-from sheepop.checkpoint.generation_settings import end_ids
+from sheepop.checkpoint.expected_tensors import tensor_problems
+from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
+from sheepop.checkpoint.source_directory import CONFIG, read_table
+from sheepop.checkpoint.vocabulary import fitting
+from sheepop.checkpoint.weight_files import listed, open_weights
 from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -29,6 +32,7 @@ _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LONGEST_VERSION = 40
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
+_VOCABULARY = {_EMBEDDING, _HEAD}
 
 
 def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
@@ -39,27 +43,21 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     """
     keys = read_table(directory, CONFIG)
     if keys is None:
-        raise CheckpointError(f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face.")
+        raise CheckpointError(
+            f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face. "
+            "Give the directory that holds it beside the weights."
+        )
     family = family_of(keys, directory)
     config = family.read_config(keys, str(directory / CONFIG))
     found, left_out = canonical(open_weights(directory), family)
     _check_counts(config, found, directory)
     groups = tensor_groups(family, config)
     found = _without_tied_head(family, config, found, groups, directory)
-    _check(groups, found, directory)
+    _check(config, groups, found, directory)
     if tokenizer is None:
         tokenizer = _own_tokenizer(directory)
-    if tokenizer.vocab_size > config.vocabulary:
-        raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but vocab_size is {config.vocabulary}. "
-            "They do not belong together."
-        )
-    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
-    if keys.get("auto_map"):
-        notes.append(
-            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
-            f"model as an ordinary one of its model_type, {family.model_type}."
-        )
+    tokenizer, notes = fitting(tokenizer, config, directory)
+    notes += _notes(keys, config, left_out)
     source = {
         "format": "hugging face",
         "family": family.model_type,
@@ -69,6 +67,18 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     return ForeignModel(
         config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
     )
+
+
+def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
+    """What of the source was not taken over."""
+    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    notes += longrope_note(config, keys.get("max_position_embeddings"))
+    if keys.get("auto_map"):
+        notes.append(
+            f"{CONFIG} names program code that comes with the model (auto_map). SheepOp never runs it, and read the "
+            f"model as an ordinary one of its model_type, {keys['model_type']}."
+        )
+    return notes
 
 
 def _own_tokenizer(directory: Path) -> Tokenizer:
@@ -83,10 +93,10 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     model_type = keys.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
-    hint = " Its text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
+    found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not read"
+    hint = " Of gemma3 the text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
     raise CheckpointError(
-        f"{directory / CONFIG}: model_type = {shown(model_type)} is no family that SheepOp reads.{hint} It reads "
-        f"{', '.join(FAMILIES)}."
+        f"{directory / CONFIG}: {found}.{hint} Choose a model of a family that SheepOp reads: {', '.join(FAMILIES)}."
     )
 
 
@@ -122,15 +132,13 @@ def _without_tied_head(
     return {key: tensor for key, tensor in found.items() if key != head}
 
 
-def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path) -> None:
+def _check(
+    config: ModelConfig, groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], directory: Path
+) -> None:
     expected = {name: shape for group in groups for name, shape in group.theirs.items()}
-    problems = [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name} is unexpected" for name in found if name not in expected]
-    problems += [
-        f"{name} has shape {found[name].shape}, expected {shape}"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != shape
-    ]
+    rows = {name for group in groups if _VOCABULARY & group.ours.keys() for name in group.theirs}
+    reasons = dict.fromkeys(rows, f" for vocab_size = {config.vocabulary}")
+    problems = tensor_problems({name: tensor.shape for name, tensor in found.items()}, expected, reasons)
     problems += [
         f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which is none of weights that can be "
         "computed with; quantised ones have to be exported in float16 or bfloat16 first"
@@ -138,7 +146,10 @@ def _check(groups: Sequence[TensorGroup], found: Mapping[str, LazyTensor], direc
         if name in found and found[name].dtype not in _WEIGHT_DTYPES
     ]
     if problems:
-        raise CheckpointError(f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}.")
+        raise CheckpointError(
+            f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}. "
+            "Take both from one and the same model."
+        )
 
 
 def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:

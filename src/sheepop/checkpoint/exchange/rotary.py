@@ -13,14 +13,13 @@ from typing import Any
 
 from sheepop.checkpoint.exchange.fields import Settings
 from sheepop.checkpoint.exchange.given import Given
+from sheepop.checkpoint.exchange.longrope import ORIGINAL, read_longrope, written_longrope
 from sheepop.model.config import ModelConfig
 from sheepop.model.rotary_scaling import RotaryScaling
 
-ALL_SCALINGS = ("linear", "yarn", "llama3")
+ALL_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 _REFUSED_SCALINGS = {
     "dynamic": "its angles change with the length of the text, so that a cached key would no longer be right",
-    "longrope": "it has two tables of factors and changes between them with the length of the text",
-    "su": "it is longrope: two tables of factors, between which the length of the text decides",
     "mrope": "it is for images and video",
     "proportional": "it leaves the angles of some pairs at zero",
     "axial": "it is for images",
@@ -43,13 +42,15 @@ _NAMES = {
         "truncate": "truncate",
     },
 }
+_ALIASES = {"su": "longrope"}
 
 
 @dataclass(frozen=True)
 class Rotary:
     """One base for all layers. `fraction` is the default of the rotated part, None where a family rotates it all.
 
-    Of several keys for one thing the first is written.
+    `original` is the default of the context of the original training, where it has a key beside the table. Of several
+    keys for one thing the first is written.
     """
 
     base: float = 10000.0
@@ -57,18 +58,21 @@ class Rotary:
     scalings: tuple[str, ...] = ALL_SCALINGS
     base_keys: tuple[str, ...] = ("rope_theta",)
     fraction_keys: tuple[str, ...] = ("partial_rotary_factor",)
+    original: int | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Both spellings."""
-        return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys)
+        original = () if self.original is None else (ORIGINAL,)
+        return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys, *original)
 
     def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
         """Base, fraction and scaling."""
         base = _first_of(given, self.base_keys)
         fraction = _first_of(given, self.fraction_keys)
         parameters = _one_spelling(given)
-        found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings)
+        original = None if self.original is None else given.typed(ORIGINAL, int, self.original)
+        found = _read_parameters(parameters, base, self.base, settings["max_seq_len"], self.scalings, original)
         fraction = _agreed(parameters, "partial_rotary_factor", fraction)
         _refuse_the_rest(parameters)
         if self.fraction is None and fraction not in (None, 1.0):
@@ -86,6 +90,9 @@ class Rotary:
         }
         if self.fraction is not None:
             written[self.fraction_keys[0]] = config.rotary_fraction
+        if self.original is not None:
+            scaling = config.rotary_scaling
+            written[ORIGINAL] = scaling.original_max_seq_len if scaling is not None else config.max_seq_len
         return written
 
 
@@ -95,6 +102,7 @@ class TwoBases:
 
     base: float = 1_000_000.0
     sliding_base: float = 10_000.0
+    scalings: tuple[str, ...] = ("linear", "yarn", "llama3")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -113,8 +121,10 @@ class TwoBases:
         else:
             full, local = _one_spelling(given), Given({}, given.where)
         limit = settings["max_seq_len"]
-        found = _read_parameters(full, base, self.base, limit, ALL_SCALINGS)
+        found = _read_parameters(full, base, self.base, limit, self.scalings)
         near = _read_parameters(local, sliding, self.sliding_base, limit, ())
+        if found.get("rotary_scaling", {}).get("truncate") is False:
+            raise full.problem("truncate", "is not what transformers computes in this family: it always rounds")
         _refuse_the_rest(full)
         _refuse_the_rest(local)
         if settings.get("sliding_window") is not None:
@@ -126,7 +136,7 @@ class TwoBases:
         return {
             "rope_theta": config.position_base,
             "rope_local_base_freq": config.sliding_position_base or config.position_base,
-            "rope_scaling": _written_scaling(config, ALL_SCALINGS),
+            "rope_scaling": _written_scaling(config, self.scalings),
         }
 
 
@@ -145,10 +155,16 @@ def _one_spelling(given: Given) -> Given:
 
 
 def _read_parameters(
-    given: Given, base: float | None, default_base: float, max_seq_len: int, scalings: tuple[str, ...]
+    given: Given,
+    base: float | None,
+    default_base: float,
+    max_seq_len: int,
+    scalings: tuple[str, ...],
+    original: int | None = None,
 ) -> Settings:
     base = _agreed(given, "rope_theta", base)
     kind = given.take("rope_type", None, "type") or "default"
+    kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     found: Settings = {"position_base": default_base if base is None else base}
     if kind == "default":
         return found
@@ -158,6 +174,8 @@ def _read_parameters(
         raise given.problem(
             "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp lacks: {reason}"
         )
+    if kind == "longrope":
+        return {**found, **read_longrope(given, original, max_seq_len)}
     scaling: Settings = {"kind": kind}
     for ours, theirs in _NAMES[kind].items():
         whole = ours == "original_max_seq_len"
@@ -199,5 +217,7 @@ def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings
     scaling: RotaryScaling | None = config.rotary_scaling
     if scaling is None or scaling.kind not in scalings:
         return None
+    if scaling.kind == "longrope":
+        return {"rope_type": "longrope", **written_longrope(config)}
     keys = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
     return {"rope_type": scaling.kind, **keys}

@@ -10,17 +10,16 @@ _QUANTISED = "says that the weights are quantised. Export them in float16 or bfl
 _FILE = unread(
     "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache",
     "cache_implementation", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
-    "experts_implementation", "use_bfloat16", "torchscript", "gradient_checkpointing", "return_dict",
-    "output_attentions", "output_hidden_states", "output_past", "tie_last_hidden_states", "is_decoder",
-    "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task",
-    "task_specific_params", "prefix", "tf_legacy_loss", "ignore_keys_at_rope_validation",
-    "transformers.js_config", "unsloth_version", "unsloth_fixed",
-    "auto_map",
+    "_flash_attn_2_enabled", "experts_implementation", "use_bfloat16", "torchscript", "xla_device",
+    "gradient_checkpointing", "return_dict", "output_attentions", "output_hidden_states", "output_past",
+    "tie_last_hidden_states", "is_decoder", "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels",
+    "problem_type", "finetuning_task", "task_specific_params", "custom_pipelines", "prefix", "tf_legacy_loss",
+    "ignore_keys_at_rope_validation", "transformers.js_config", "unsloth_version", "unsloth_fixed", "auto_map",
 )  # fmt: skip
 # Special tokens: their ids are taken from the tokenizer and from generation_config.json.
 _TOKENS = unread(
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
-    "decoder_start_token_id",
+    "decoder_start_token_id", "eos_token_ids",
 )  # fmt: skip
 # How text is drawn, which older versions kept here.
 _GENERATION = unread(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from sheepop.checkpoint.exchange.conversion import tensor_groups, to_theirs
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.passage import reported, total_bytes
+from sheepop.checkpoint.exchange.passage import reported
 from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
-from sheepop.checkpoint.exchange.source_directory import CONFIG, INDEX, WEIGHTS
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
-from sheepop.checkpoint.safetensors_file import write_safetensors
+from sheepop.checkpoint.source_directory import CONFIG
+from sheepop.checkpoint.weight_files import write_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import write_json
 
@@ -36,7 +36,7 @@ def write_hugging_face(
     bytes that were written or compared, twice those of the model in all.
     """
     tensors = to_theirs(tensor_groups(family, model.config), model.tensors, model.config)
-    _write_weights(directory, reported(tensors, advance), max_shard_bytes)
+    write_weights(directory, reported(tensors, advance), max_shard_bytes)
     special = _special_ids(model)
     keys = family.write_config(model.config) | special | {"torch_dtype": _main_dtype(tensors)}
     write_json(directory / CONFIG, keys)
@@ -44,33 +44,6 @@ def write_hugging_face(
     write_json(directory / GENERATION, {**model.generation, **ends})
     model.tokenizer.save(directory, model_max_length=model.config.max_seq_len)
     _compare(directory, model, advance)
-
-
-def _write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:
-    shards = list(_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        write_safetensors(directory / WEIGHTS, shards[0])
-        return
-    places = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(directory / name, shard)
-        places.update(dict.fromkeys(shard, name))
-    total = total_bytes(tensors)
-    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _shards(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> Iterator[dict[str, LazyTensor]]:
-    """The tensors in order, as many at a time as fit; one that is larger by itself stands alone."""
-    shard: dict[str, LazyTensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if shard and size + tensor.num_bytes > max_shard_bytes:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.num_bytes
-    yield shard
 
 
 def _special_ids(model: ForeignModel) -> dict[str, Any]:

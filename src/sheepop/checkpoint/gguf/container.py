@@ -133,9 +133,9 @@ def _read_head(cursor: Cursor) -> tuple[int, int]:
         raise cursor.problem(f"the file begins with {magic!r} and not with {MAGIC!r}")
     version = cursor.u32("the version")
     if version and version % 2**16 == 0:
-        raise cursor.problem("the numbers are big endian, which SheepOp does not read. Convert the file anew")
+        raise cursor.unread("has big-endian numbers, which SheepOp does not read", "Convert the model anew")
     if version not in (2, VERSION):
-        raise cursor.problem(f"the file is of GGUF version {version}; SheepOp reads 2 and 3. Convert the model anew")
+        raise cursor.unread(f"is of GGUF version {version}; SheepOp reads 2 and 3", "Convert the model anew")
     num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
     for count, most, smallest, what in (
         (num_values, _MOST_VALUES, _SMALLEST_ENTRY, "metadata values"),

@@ -41,4 +41,10 @@ class Cursor:
 
     def problem(self, reason: str) -> CheckpointError:
         """The error that names the file, the place in it and the reason."""
-        return CheckpointError(f"{self._path} is damaged or no GGUF file: at byte {self.position:,}, {reason}.")
+        return CheckpointError(
+            f"{self._path} is damaged or no GGUF file: at byte {self.position:,}, {reason}. Copy or download it again."
+        )
+
+    def unread(self, what: str, remedy: str) -> CheckpointError:
+        """The error for a file that may be sound, but of a kind that is not read."""
+        return CheckpointError(f"{self._path} {what}. {remedy}.")

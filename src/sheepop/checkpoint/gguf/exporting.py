@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.gguf.architectures import Role
 from sheepop.checkpoint.gguf.checksum import CHECKSUM_KEY, FILE_TYPE_KEY, checksum_placeholder
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
@@ -22,6 +22,7 @@ from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
 from sheepop.checkpoint.gguf.values import Value, text, u32
 from sheepop.checkpoint.gguf.writer import TensorPlan, write_container
 from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.weight_files import listed
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_file
 from sheepop.model.config import ModelConfig
@@ -110,15 +111,8 @@ def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
 def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
     """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape, or has no place."""
     expected = expected_tensors(config)
-    problems = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
-    problems += [f"{name} is unexpected" for name in tensors.keys() - expected.keys()]
-    problems += [
-        f"{name} has shape {tensor.shape}, expected {expected[name]}"
-        for name, tensor in tensors.items()
-        if name in expected and tensor.shape != expected[name]
-    ]
-    if problems:
-        raise CheckpointError(f"The tensors do not fit the configuration: {'; '.join(sorted(problems))}.")
+    if problems := tensor_problems({name: tensor.shape for name, tensor in tensors.items()}, expected):
+        raise CheckpointError(f"The tensors do not fit the configuration: {listed(problems)}.")
     for name in sorted(balances(config)):
         if bool(tensors[name].read().any()):
             raise CheckpointError(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.gguf.architectures import DIVISORS, EMBEDDING_NAME, OUTPUT_NAME, Role
 from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
 from sheepop.checkpoint.gguf.container import Container, TensorRecord
@@ -21,19 +22,20 @@ from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
 from sheepop.checkpoint.gguf.values import Value
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.vocabulary import fitting
+from sheepop.checkpoint.weight_files import listed
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import Tokenizer
 
 _SPLIT = "split.count"
-_SHOWN = 20
 _LONGEST_TEXT = 1000
 _TOLERANCE = 1e-4
 # Of an embedding that stands in a file twice, each time rounded: a part of its largest number.
 _ROUNDING = 0.01
 # Tensors of networks that SheepOp has not, for the error that names them.
 _REASONS = {
-    "rope_factors_long.weight": "it belongs to LongRoPE, a scaling of positions that SheepOp's network has not",
-    "rope_factors_short.weight": "it belongs to LongRoPE, a scaling of positions that SheepOp's network has not",
+    "rope_factors_long.weight": "belongs to LongRoPE, which is read from the format of Hugging Face alone",
+    "rope_factors_short.weight": "belongs to LongRoPE, which is read from the format of Hugging Face alone",
 }
 
 
@@ -63,10 +65,10 @@ class GGUFFile:
         """The tokenizer in the file; raises `CheckpointError` when there is none that SheepOp reads."""
         return tokenizer_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
 
-    def generation(self) -> dict[str, Any]:
-        """The tokens that end a text, where there is more than one, as a ``generation_config.json`` has them."""
+    def generation(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The tokens that end a text, where `tokenizer` does not say it all, as ``generation_config.json`` has them."""
         ids = end_ids_from_metadata(self._container.metadata, self.config.vocabulary, self._container.path)
-        return {"eos_token_id": ids} if ids else {}
+        return {} if set(ids) <= {tokenizer.special_id("eos")} else {"eos_token_id": ids}
 
     def source(self) -> dict[str, Any]:
         """Where the model came from, for its record."""
@@ -117,35 +119,35 @@ def open_gguf(path: str | Path) -> GGUFFile:
         raise
 
 
-def read_gguf(path: str | Path) -> ForeignModel:
+def read_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> ForeignModel:
     """The model in a file: f32, f16 and bf16 as they are, q8_0 in single precision. The file stays mapped while its
-    tensors are in use.
+    tensors are in use. `tokenizer` is used in place of the file's own.
 
-    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing or not read here.
+    Raises `CheckpointError` like `open_gguf`, and for a tokenizer that is missing, not read here, or does not fit.
     """
     file = open_gguf(path)
-    return ForeignModel(file.config, file.tensors, file.tokenizer(), file.generation(), file.source())
+    if tokenizer is None:
+        tokenizer = file.tokenizer()
+    tokenizer, notes = fitting(tokenizer, file.config, path)
+    return ForeignModel(file.config, file.tensors, tokenizer, file.generation(tokenizer), file.source(), tuple(notes))
 
 
 def _check_tensors(container: Container, found: list[Place]) -> None:
     """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape or content."""
-    records, wanted = container.tensors, {place.theirs: place for place in found}
-    problems = [f"{name} is missing" for name in wanted.keys() - records.keys()]
-    extra = records.keys() - wanted.keys()
-    if DIVISORS in extra and bool((container.read(DIVISORS) == 1).all()):
-        extra.remove(DIVISORS)  # no scaling at all
-    for name in extra:
-        problems.append(f"{name} is unexpected" + (f" ({_REASONS[name]})" if name in _REASONS else ""))
-    for name, place in wanted.items():
-        record = records.get(name)
-        if record is not None and record.shape != place.shape:
-            problems.append(f"{name} has shape {record.shape}, expected {place.shape}")
+    shapes = {name: record.shape for name, record in container.tensors.items()}
+    wanted = {place.theirs: place.shape for place in found}
+    if DIVISORS in shapes.keys() - wanted.keys() and bool((container.read(DIVISORS) == 1).all()):
+        del shapes[DIVISORS]  # no scaling at all
+    problems = tensor_problems(shapes, wanted)
+    problems += [f"{name} {reason}" for name, reason in _REASONS.items() if name in shapes]
     if not problems:
         implied = (place for place in found if place.constant is not None or place.copied)
         problems = [problem for place in implied if (problem := _constant_problem(container, place))]
     if problems:
-        listed = "; ".join(sorted(problems)[:_SHOWN]) + (" ..." if len(problems) > _SHOWN else "")
-        raise CheckpointError(f"{container.path} does not hold the tensors it describes: {listed}.")
+        raise CheckpointError(
+            f"{container.path} does not hold the tensors it describes: {listed(problems)}. "
+            "Convert the model anew, or use another file of it."
+        )
 
 
 def _constant_problem(container: Container, place: Place) -> str:

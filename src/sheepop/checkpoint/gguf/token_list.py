@@ -161,10 +161,9 @@ def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str,
 
 
 def read_end_ids(keys: Keys, rows: int) -> list[int]:
-    """Every token that ends a text, if there is more than one; those outside the vocabulary end nothing."""
+    """Every token that ends a text; those outside the vocabulary end nothing."""
     ids = [keys.size(key) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
-    ids = [token_id for token_id in dict.fromkeys(ids) if token_id < rows]
-    return ids if len(ids) > 1 else []
+    return [token_id for token_id in dict.fromkeys(ids) if token_id < rows]
 
 
 def _template_entries(template: Any) -> dict[str, Value]:

@@ -47,7 +47,8 @@ def tokenizer_metadata(
     the same ids.
     """
     if tokenizer is None:
-        return {f"{_PREFIX}.{MODEL}": text(_NONE)}, []
+        left_out = ["The tokens that end a text are left out, as the tokenizer is."] if end_ids else []
+        return {f"{_PREFIX}.{MODEL}": text(_NONE)}, left_out
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
     tokens.pad(rows)
@@ -65,7 +66,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
     keys = Keys(metadata, _PREFIX, path)
     name = keys.text(MODEL, _NONE)
     if name == _NONE:
-        raise CheckpointError(f"{path} has no tokenizer. Export the model with one.")
+        raise CheckpointError(f"{path} holds no tokenizer. Give the one that belongs to it with --tokenizer.")
     if name not in _MODELS:
         known = " and ".join(_MODELS)
         raise keys.problem(MODEL, f"is a model of tokens that SheepOp does not read; it reads {known}")
@@ -80,7 +81,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
 
 
 def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> list[int]:
-    """The tokens that end a text, where a file names more than one."""
+    """The tokens that end a text, as far as a file names them."""
     return read_end_ids(Keys(metadata, _PREFIX, path), rows)
 
 

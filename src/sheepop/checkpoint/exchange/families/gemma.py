@@ -12,6 +12,7 @@ from sheepop.checkpoint.exchange.fields import (
     Activation,
     Dropouts,
     Field,
+    Fixed,
     context,
     count,
     fixed,
@@ -88,7 +89,7 @@ GEMMA3 = Family(
         size("vocab_size", "vocab_size", 262208),
         context("max_position_embeddings", 131072),
         *_FIELDS,
-        optional_number("attn_logit_softcapping", "attention_soft_cap", None),
+        Fixed("attn_logit_softcapping", (None,), "a cap on scores that transformers does not apply in this family"),
         optional_number("final_logit_softcapping", "logit_soft_cap", None),
         LayerWindows(
             default=4096, rule=all_but_every(6, "sliding_window_pattern"), rule_keys=("sliding_window_pattern",)

@@ -40,10 +40,12 @@ GPT2 = Family(
         ScoreScaling(),
         Dropouts("embd_pdrop", "attn_pdrop", "resid_pdrop", default=0.1),
         fixed("scale_attn_by_inverse_layer_idx", False),
-        # The precision in which scores are computed, a head for another task, a copy of n_positions.
+        # The precision in which scores are computed, a head for another task, a copy of n_positions, traces of the
+        # first versions.
         unread(
             "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout",
-            "summary_proj_to_labels", "summary_first_dropout", "n_ctx",
+            "summary_proj_to_labels", "summary_first_dropout", "n_ctx", "n_special",
+            "predict_special_tokens",
         ),
     ),
     tensors=(

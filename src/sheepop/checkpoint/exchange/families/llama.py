@@ -70,8 +70,16 @@ LLAMA = Family(
         switch("mlp_bias", "feed_forward_bias", default=False),
         Dropouts(None, "attention_dropout", None),
         Rotary(),
-        # How the training program was divided; a mark of SmolLM2.
-        unread("pretraining_tp", "is_llama_config"),
+        # How the training program was divided; a mark of SmolLM2; lengths that other programs left beside
+        # max_position_embeddings.
+        unread(
+            "pretraining_tp",
+            "is_llama_config",
+            "max_sequence_length",
+            "model_max_length",
+            "tokenizer_model_max_length",
+            "tokenizer_padding_side",
+        ),
         fixed("rope_interleaved", False),
     ),
     tensors=TENSORS,

@@ -22,7 +22,6 @@ from sheepop.checkpoint.exchange.fields import (
     optional_size,
     size,
     switch,
-    unread,
 )
 from sheepop.checkpoint.exchange.rotary import Rotary
 from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, stacked
@@ -49,10 +48,13 @@ PHI3 = Family(
         switch("tie_word_embeddings", "tie_weights", default=False),
         Window(default=None),
         Dropouts("embd_pdrop", "attention_dropout", "resid_pdrop"),
-        Rotary(fraction=1.0, scalings=()),
+        Rotary(fraction=1.0, scalings=("longrope",), original=4096),
         fixed("attention_bias", False),
-        # Only its longrope scaling reads this, which is refused.
-        unread("original_max_position_embeddings"),
+        fixed("mlp_bias", False),
+        fixed("lm_head_bias", False),
+        # Of the program code that came with Phi-4-mini, at values that leave the network as it is.
+        fixed("full_attn_mod", 1),
+        fixed("interpolate_factor", 1),
     ),
     tensors=(
         *EMBEDDING,

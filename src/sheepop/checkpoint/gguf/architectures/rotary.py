@@ -79,8 +79,8 @@ class Rotary:
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
-        if scaling.kind == "llama3" and not self.divisors:
-            yield "rotary_scaling.kind = llama3, and it has linear, yarn and ntk"
+        if scaling.kind == "longrope" or (scaling.kind == "llama3" and not self.divisors):
+            yield f"rotary_scaling.kind = {scaling.kind}, and it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return
         for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import CheckpointError
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 _LARGEST_JSON = 64 * 2**20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -22,7 +22,10 @@ def source_file(directory: Path, name: str) -> Path | None:
     that is allowed is the store of a Hugging Face cache, whose snapshots are directories of links into it.
     """
     if not name or name != Path(name).name or name in (".", "..") or "\0" in name:
-        raise CheckpointError(f"{directory}: {name[:200]!r} is not the name of a file in this directory.")
+        raise CheckpointError(
+            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and nothing outside of it is "
+            "opened. Correct the index of the weights, or download the model again."
+        )
     path = directory / name
     try:
         if not path.exists() and not path.is_symlink():
@@ -54,25 +57,31 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
         text = path.read_text(encoding="utf-8")
         table = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory / name} is damaged: it is not valid JSON ({error}).") from None
+        raise CheckpointError(
+            f"{directory / name} is damaged: it is not valid JSON ({error}). Copy or download it again."
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{directory / name} cannot be read: {error.strerror}.") from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"{directory / name} is not a table of keys and values.")
+        raise CheckpointError(f"{directory / name} is not a table of keys and values. Copy or download it again.")
     return table
 
 
 def refuse_pickles(directory: Path) -> None:
     """Raises `CheckpointError` with the command that converts them, when the weights are there as pickles only."""
     found = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
-    if found:
-        raise CheckpointError(
-            f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
-            "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
-            f'"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {str(directory)!r}; '
-            "M.from_pretrained(s, dtype='auto').save_pretrained('converted'); "
-            "T.from_pretrained(s).save_pretrained('converted')\""
-        )
+    if not found:
+        return
+    program = (
+        f"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s = {json.dumps(str(directory))}; "
+        'M.from_pretrained(s, dtype="auto").save_pretrained("converted"); '
+        'T.from_pretrained(s).save_pretrained("converted")'
+    )
+    raise CheckpointError(
+        f"{directory} holds its weights as {found[0]}, a pickle, which runs program code when it is read. SheepOp "
+        "never opens one. If you trust it, convert it with transformers, and import the result: python -c "
+        f"{shlex.quote(program)}"
+    )
 
 
 def _allowed(directory: Path) -> tuple[Path, ...]:

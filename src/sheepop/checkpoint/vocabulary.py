@@ -1,0 +1,71 @@
+"""Whether a tokenizer belongs to a model: the network needs a row of its embedding for every token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sheepop.core.errors import CheckpointError, TokenizerError
+from sheepop.model import ModelConfig
+from sheepop.tokenizer import Tokenizer, tokenizer_from_json
+
+_SHOWN = 5
+
+
+def require_fit(tokenizer: Tokenizer, config: ModelConfig, where: object) -> None:
+    """Raises `CheckpointError` when the tokenizer can give an id that the model has no row for."""
+    if tokenizer.vocab_size > config.vocabulary:
+        raise CheckpointError(
+            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocabulary} "
+            "embedding rows (vocab_size). They do not belong together; use the tokenizer of this model."
+        )
+
+
+def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer without the added tokens that the model has no row for, and a note that names them.
+
+    Published models have such: Gemma 3 of text alone a token for images, others a padding token that was added later.
+    They stand for no text, and the model could never read or write one. Raises `CheckpointError` for a tokenizer that
+    does not fit otherwise.
+    """
+    rows = config.vocabulary
+    description = json.loads(tokenizer.to_json())
+    added = description.get("added_tokens") or []
+    surplus = [token["content"] for token in added if token["id"] >= rows and token["special"]]
+    if tokenizer.vocab_size <= rows or not surplus:
+        require_fit(tokenizer, config, where)
+        return tokenizer, []
+    description["added_tokens"] = [token for token in added if token["content"] not in surplus]
+    settings = _settings_without(tokenizer.settings(), set(surplus), rows)
+    try:
+        kept = tokenizer_from_json(json.dumps(description, ensure_ascii=False), settings)
+    except TokenizerError:
+        kept = tokenizer  # something else in it needs one of these tokens
+    require_fit(kept, config, where)
+    more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
+    named = ", ".join(surplus[:_SHOWN]) + more
+    return kept, [f"The model has no embedding for the special tokens {named}, which the tokenizer does not have now."]
+
+
+def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) -> dict[str, Any]:
+    """The keys of ``tokenizer_config.json`` without the tokens in `surplus`, but for the roles that texts need."""
+    kept = dict(settings)
+    if _is_one_of(kept.get("pad_token"), surplus):
+        del kept["pad_token"]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        if isinstance(kept.get(key), list):
+            kept[key] = [token for token in kept[key] if not _is_one_of(token, surplus)]
+        elif isinstance(kept.get(key), dict):
+            kept[key] = {name: token for name, token in kept[key].items() if not _is_one_of(token, surplus)}
+    decoder = kept.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        kept["added_tokens_decoder"] = {
+            number: entry for number, entry in decoder.items() if number.isdecimal() and int(number) < rows
+        }
+    return kept
+
+
+def _is_one_of(token: Any, surplus: set[str]) -> bool:
+    """Whether a token, which stands as its text or as a table with it, is one of these."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return isinstance(text, str) and text in surplus

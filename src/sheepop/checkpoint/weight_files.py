@@ -1,0 +1,99 @@
+"""The weights of a model directory, ours or another program's: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from sheepop.checkpoint.lazy_tensor import LazyTensor, total_bytes
+from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.source_directory import read_table, refuse_pickles, source_file
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import write_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def open_weights(directory: Path) -> dict[str, LazyTensor]:
+    """Every tensor of the directory under its name there, unread.
+
+    Raises `CheckpointError` when there are none, when index and shards contradict each other, or for a damaged file.
+    """
+    single, index = source_file(directory, WEIGHTS), read_table(directory, INDEX)
+    if single is not None and index is not None:
+        raise CheckpointError(f"{directory} holds both {WEIGHTS} and {INDEX}. Remove the one that is not meant.")
+    if single is not None:
+        return open_safetensors(single)
+    if index is None:
+        refuse_pickles(directory)
+        others = sorted(path.name for path in directory.glob("*.safetensors"))
+        beside = f" It holds {others[0]}, but no index that would say what belongs to the model." if others else ""
+        raise CheckpointError(
+            f"{directory} holds no {WEIGHTS} and no {INDEX}.{beside} Give the directory of a whole model."
+        )
+    return _open_shards(directory, index)
+
+
+def read_all_weights(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of the directory, mapped into memory; raises `CheckpointError` like `open_weights`."""
+    return {name: tensor.read() for name, tensor in open_weights(directory).items()}
+
+
+def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:
+    """Writes `tensors`, one in memory at a time: one file, or several with an index beyond `max_shard_bytes`."""
+    shards = list(_shards(tensors, max_shard_bytes))
+    if len(shards) == 1:
+        write_safetensors(directory / WEIGHTS, shards[0])
+        return
+    places = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(directory / name, shard)
+        places.update(dict.fromkeys(shard, name))
+    write_json(directory / INDEX, {"metadata": {"total_size": total_bytes(tensors)}, "weight_map": places})
+
+
+def listed(problems: list[str], most: int = 20) -> str:
+    """The first of many problems, and how many there are beside them."""
+    more = len(problems) - most
+    return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTensor]:
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(
+            f"{directory / INDEX} is damaged: its weight_map does not say which tensor is in which file. "
+            "Copy or download it again."
+        )
+    tensors: dict[str, LazyTensor] = {}
+    problems: list[str] = []
+    for shard in sorted(set(places.values())):
+        path = source_file(directory, shard)
+        if path is None:
+            raise CheckpointError(f"{directory / shard} is missing, which {INDEX} names. Download it too.")
+        found = open_safetensors(path)
+        indexed = {name for name, place in places.items() if place == shard}
+        problems += [f"{name} is not in {shard}" for name in sorted(indexed - found.keys())]
+        problems += [f"{name} in {shard} is not in the index" for name in sorted(found.keys() - indexed)]
+        tensors.update(found)
+    if problems:
+        raise CheckpointError(
+            f"{directory / INDEX} does not fit its files: {listed(problems)}. Copy or download all of them again."
+        )
+    return tensors
+
+
+def _shards(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> Iterator[dict[str, LazyTensor]]:
+    """The tensors in order, as many at a time as fit; one that is larger by itself stands alone."""
+    shard: dict[str, LazyTensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and size + tensor.num_bytes > max_shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.num_bytes
+    yield shard

@@ -1,0 +1,465 @@
+"""The ``config.json`` of published models, key for key, with the number of their parameters as their makers give it.
+
+Facts about files of others: what their makers and several versions of transformers have left in them has to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Published:
+    """A configuration, the parameters of the model, and what it comes to in our terms."""
+
+    parameters: int
+    expected: Mapping[str, Any]
+    keys: Mapping[str, Any]
+
+
+PUBLISHED: dict[str, Published] = {
+    "gpt2": Published(
+        124_439_808,
+        {"d_model": 768, "num_layers": 12, "num_heads": 12, "max_seq_len": 1024, "dropout": 0.1, "tie_weights": True},
+        {
+            "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+            "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+            "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "vocab_size": 50257,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        },
+    ),
+    "gpt2-medium": Published(
+        354_823_168,
+        {"d_model": 1024, "num_layers": 24, "num_heads": 16},
+        {
+            "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+            "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1024, "n_head": 16,
+            "n_layer": 24, "n_positions": 1024, "n_special": 0, "predict_special_tokens": True, "resid_pdrop": 0.1,
+            "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+            "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50257,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        },
+    ),
+    "gpt2-xl": Published(
+        1_557_611_200,
+        {"d_model": 1600, "num_layers": 48, "num_heads": 25, "head_size": 64},
+        {
+            "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+            "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25,
+            "n_layer": 48, "n_positions": 1024, "output_past": True, "resid_pdrop": 0.1, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "vocab_size": 50257,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        },
+    ),
+    "distilgpt2": Published(
+        81_912_576,
+        {"d_model": 768, "num_layers": 6, "num_heads": 12},
+        {
+            "_num_labels": 1, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+            "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,
+            "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02, "label2id": {"LABEL_0": 0},
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+            "n_layer": 6, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "vocab_size": 50257,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        },
+    ),
+    "llama-7b": Published(
+        6_738_415_616,
+        {"d_model": 4096, "max_seq_len": 2048, "norm_eps": 1e-6},
+        {
+            "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+            "max_position_embeddings": 2048, "max_sequence_length": 2048, "model_type": "llama",
+            "num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+            "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.28.0.dev0",
+            "use_cache": True, "vocab_size": 32000,
+        },
+    ),
+    "Llama-2-7b-hf": Published(
+        6_738_415_616,
+        {"d_model": 4096, "num_layers": 32, "num_heads": 32, "kv_heads": 32, "ffn_size": 11008, "max_seq_len": 4096},
+        {
+            "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
+            "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama",
+            "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16",
+            "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000,
+        },
+    ),
+    "Llama-3.1-8B": Published(
+        8_030_261_248,
+        {"d_model": 4096, "num_layers": 32, "kv_heads": 8, "position_base": 5e5, "max_seq_len": 131072},
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072,
+            "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
+        },
+    ),
+    "Llama-3.2-1B-Instruct": Published(
+        1_235_814_400,
+        {"d_model": 2048, "num_layers": 16, "kv_heads": 8, "head_size": 64, "tie_weights": True},
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32,
+            "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256,
+        },
+    ),
+    "TinyLlama-1.1B": Published(
+        1_100_048_384,
+        {"d_model": 2048, "num_layers": 22, "kv_heads": 4, "max_seq_len": 2048},
+        {
+            "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
+            "max_position_embeddings": 2048, "model_type": "llama", "num_attention_heads": 32,
+            "num_hidden_layers": 22, "num_key_value_heads": 4, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float32",
+            "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000,
+        },
+    ),
+    "deepseek-coder-1.3b": Published(
+        1_346_471_936,
+        {"d_model": 2048, "num_layers": 24, "position_base": 1e5, "max_seq_len": 16384},
+        {
+            "architectures": ["LlamaForCausalLM"], "bos_token_id": 32013, "eos_token_id": 32014,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5504,
+            "max_position_embeddings": 16384, "model_type": "llama", "num_attention_heads": 16,
+            "num_hidden_layers": 24, "num_key_value_heads": 16, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": True, "vocab_size": 32256,
+        },
+    ),
+    "SmolLM2-135M": Published(
+        134_515_008,
+        {"d_model": 576, "num_layers": 30, "num_heads": 9, "kv_heads": 3, "position_base": 1e5, "tie_weights": True},
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576,
+            "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+            "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9,
+            "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "vocab_size": 49152,
+        },
+    ),
+    "SmolLM2-135M-Instruct": Published(
+        134_515_008,
+        {"d_model": 576, "max_seq_len": 8192},
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+            "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+            "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 9,
+            "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+            "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+            "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+        },
+    ),
+    "Mistral-7B-v0.1": Published(
+        7_241_732_096,
+        {"d_model": 4096, "num_layers": 32, "kv_heads": 8, "sliding_window": 4096, "position_base": 1e4},
+        {
+            "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+            "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 32000,
+        },
+    ),
+    "Mistral-7B-v0.3": Published(
+        7_248_023_552,
+        {"sliding_window": None, "position_base": 1e6},
+        {
+            "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+            "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": 32768,
+        },
+    ),
+    "Mistral-Nemo-Base-2407": Published(
+        12_247_782_400,
+        {"d_model": 5120, "head_size": 128, "num_layers": 40, "max_seq_len": 131072},
+        {
+            "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+            "intermediate_size": 14336, "max_position_embeddings": 131072, "model_type": "mistral",
+            "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True,
+            "vocab_size": 131072,
+        },
+    ),
+    "Mixtral-8x7B-v0.1": Published(
+        46_702_792_704,
+        {"d_model": 4096, "num_layers": 32, "kv_heads": 8, "sliding_window": None, "position_base": 1e6},
+        {
+            "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+            "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+            "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0", "use_cache": True,
+            "vocab_size": 32000,
+        },
+    ),
+    "Qwen2.5-0.5B": Published(
+        494_032_768,
+        {"d_model": 896, "num_layers": 24, "num_heads": 14, "kv_heads": 2, "sliding_window": None, "tie_weights": True},
+        {
+            "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+            "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24,
+            "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+    ),
+    "Qwen2.5-7B-Instruct": Published(
+        7_615_616_512,
+        {"d_model": 3584, "num_layers": 28, "kv_heads": 4, "tie_weights": False},
+        {
+            "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+            "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+            "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1",
+            "use_cache": True, "use_sliding_window": False, "vocab_size": 152064,
+        },
+    ),
+    "Qwen3-0.6B": Published(
+        596_049_920,
+        {"d_model": 1024, "num_layers": 28, "num_heads": 16, "kv_heads": 8, "head_size": 128, "position_base": 1e6},
+        {
+            "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+            "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+            "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+    ),
+    "Qwen3-30B-A3B": Published(
+        30_532_122_624,
+        {"d_model": 2048, "num_layers": 48, "num_heads": 32, "kv_heads": 4, "head_size": 128, "tie_weights": False},
+        {
+            "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+            "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+            "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+            "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+            "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None,
+            "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
+            "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+        },
+    ),
+    "gemma-2-2b": Published(
+        2_614_341_888,
+        {"d_model": 2304, "num_layers": 26, "num_heads": 8, "kv_heads": 4, "attention_soft_cap": 50.0,
+         "logit_soft_cap": 30.0, "sliding_window": 4096, "tie_weights": True},
+        {
+            "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02,
+            "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2",
+            "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+            "torch_dtype": "float32", "transformers_version": "4.42.4", "use_cache": True, "vocab_size": 256000,
+        },
+    ),
+    "gemma-3-1b-pt": Published(
+        999_885_952,
+        {"d_model": 1152, "num_layers": 26, "num_heads": 4, "kv_heads": 1, "sliding_window": 512,
+         "position_base": 1e6, "sliding_position_base": 1e4, "attention_soft_cap": None, "tie_weights": True},
+        {
+            "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+            "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912,
+            "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+            "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000,
+            "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+            "transformers_version": "4.50.0.dev0", "use_cache": True, "vocab_size": 262144,
+        },
+    ),
+    "gemma-3-270m": Published(
+        268_098_176,
+        {"d_model": 640, "num_layers": 18, "num_heads": 4, "kv_heads": 1, "sliding_window": 512},
+        {
+            "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1,
+            "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 640, "initializer_range": 0.02, "intermediate_size": 2048,
+            "layer_types": [*(["sliding_attention"] * 5 + ["full_attention"])] * 3,
+            "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+            "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0,
+            "sliding_window": 512, "torch_dtype": "bfloat16", "transformers_version": "4.55.0.dev0",
+            "use_bidirectional_attention": False, "use_cache": True, "vocab_size": 262144,
+        },
+    ),
+    "Phi-3-mini-4k-instruct": Published(
+        3_821_079_552,
+        {"d_model": 3072, "num_layers": 32, "num_heads": 32, "kv_heads": 32, "sliding_window": 2047},
+        {
+            "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"],
+            "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {
+                "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"
+            },
+            "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
+            "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+            "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.40.2",
+            "use_cache": True, "vocab_size": 32064,
+        },
+    ),
+    "Phi-3-mini-128k-instruct": Published(
+        3_821_079_552,
+        {"d_model": 3072, "num_layers": 32, "max_seq_len": 4096, "sliding_window": 262144},
+        {
+            "_name_or_path": "Phi-3-mini-128k-instruct", "architectures": ["Phi3ForCausalLM"],
+            "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {
+                "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"
+            },
+            "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+            "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+            # The published factors are other numbers, as many.
+            "rope_scaling": {
+                "long_factor": [1.1 + pair for pair in range(48)], "short_factor": [1.05 + pair for pair in range(48)],
+                "type": "longrope",
+            },
+            "sliding_window": 262144, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.40.2", "use_cache": True, "vocab_size": 32064,
+        },
+    ),
+    "Phi-4-mini-instruct": Published(
+        3_836_021_760,
+        {"d_model": 3072, "kv_heads": 8, "max_seq_len": 4096, "rotary_dim": 96, "tie_weights": True},
+        {
+            "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "Xenova/gpt-4o"},
+            "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1,
+            "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+            "interpolate_factor": 1, "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False,
+            "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+            "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "long_factor": [1.0 + pair for pair in range(48)], "short_factor": [1.0] * 48, "type": "longrope",
+            },
+            "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+            "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 200064,
+        },
+    ),
+    "phi-4": Published(
+        14_659_507_200,
+        {"d_model": 5120, "num_layers": 40, "num_heads": 40, "kv_heads": 10, "sliding_window": None},
+        {
+            "_name_or_path": "pretrained/phi-4", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 100257, "embd_pdrop": 0.0, "eos_token_id": 100265,
+            "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920,
+            "max_position_embeddings": 16384, "model_type": "phi3", "num_attention_heads": 40,
+            "num_hidden_layers": 40, "num_key_value_heads": 10, "original_max_position_embeddings": 16384,
+            "pad_token_id": 100349, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None,
+            "rope_theta": 250000, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.47.0", "use_cache": True, "vocab_size": 100352,
+        },
+    ),
+    "OLMo-2-0425-1B": Published(
+        1_484_916_736,
+        {"d_model": 2048, "num_layers": 16, "num_heads": 16, "position_base": 5e5, "norm_position": "output"},
+        {
+            "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "olmo2",
+            "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 100277,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+            "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": True, "vocab_size": 100352,
+        },
+    ),
+    "pythia-70m": Published(
+        70_426_624,
+        {"d_model": 512, "num_layers": 6, "num_heads": 8, "rotary_dim": 16, "parallel_residual": True},
+        {
+            "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+            "hidden_size": 512, "initializer_range": 0.02, "intermediate_size": 2048, "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 8,
+            "num_hidden_layers": 6, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+            "torch_dtype": "float16", "transformers_version": "4.24.0", "use_cache": True,
+            "use_parallel_residual": True, "vocab_size": 50304,
+        },
+    ),
+    "gpt-neox-20b": Published(
+        20_554_567_680,
+        {"d_model": 6144, "num_layers": 44, "num_heads": 64, "rotary_dim": 24, "activation": "gelu_tanh"},
+        {
+            "architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 0,
+            "eos_token_id": 0, "hidden_act": "gelu_fast", "hidden_dropout_prob": 0, "hidden_size": 6144,
+            "initializer_range": 0.02, "intermediate_size": 24576, "layer_norm_eps": 1e-05,
+            "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 64,
+            "num_hidden_layers": 44, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+            "torch_dtype": "float16", "transformers_version": "4.19.0.dev0", "use_cache": True,
+            "vocab_size": 50432,
+        },
+    ),
+    "bloom-560m": Published(
+        559_214_592,
+        {"d_model": 1024, "num_layers": 24, "num_heads": 16, "max_seq_len": 2048, "embedding_norm": True},
+        {
+            "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+            "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,
+            "pad_token_id": 3, "unk_token_id": 0, "hidden_dropout": 0.0, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True, "model_type": "bloom", "n_embed": 1024,
+            "n_inner": None, "n_layer": 24, "num_attention_heads": 16, "offset_alibi": 100, "pretraining_tp": 1,
+            "seq_length": 2048, "skip_bias_add": True, "skip_bias_add_qkv": False, "slow_but_exact": False,
+            "transformers_version": "4.20.0", "use_cache": True, "vocab_size": 250880,
+            "architectures": ["BloomForCausalLM"],
+        },
+    ),
+}  # fmt: skip
