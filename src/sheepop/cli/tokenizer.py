@@ -89,7 +89,7 @@ def encode(
         if sys.stdin.isatty():
             raise UsageError("Give the text as an argument, or pipe it in.")
         try:
-            text = sys.stdin.read()
+            text = sys.stdin.buffer.read().decode("utf-8")  # line ends as they are
         except UnicodeDecodeError as error:
             raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
     rows = encode_text(tokenizer, text, allow_special, pattern)
@@ -119,7 +119,7 @@ def show(
         return
     for key in ("algorithm", "vocab_size", "fingerprint"):
         typer.echo(f"{key:<12} {result[key]}")
-    specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items())
+    specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items()) or "none"
     typer.echo(f"{'special':<12} {specials}")
     if result["chat_templates"]:
         typer.echo(f"{'chat':<12} {', '.join(result['chat_templates'])}")

@@ -118,7 +118,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
 
 def _encoding(file: Path, pattern: str | None) -> _Encoding:
     if pattern is not None:
-        return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(pattern, -1)
+        return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(_checked(pattern), -1)
     for name, encoding in _ENCODINGS.items():
         if file.name.startswith(name):
             return encoding
@@ -127,6 +127,18 @@ def _encoding(file: Path, pattern: str | None) -> _Encoding:
         f"PATTERN --output DIR': a regular expression, or one of {', '.join(_ENCODINGS)}; a file whose name begins "
         "with one of these needs no pattern."
     )
+
+
+def _checked(pattern: str) -> str:
+    from tokenizers import Regex
+
+    try:
+        Regex(pattern)
+    except Exception as error:  # the library has no class for it
+        raise TokenizerError(f"the pattern {pattern!r} is not a regular expression: {error}.") from None
+    if not pattern:
+        raise TokenizerError(f"the pattern is empty. Give {', '.join(_ENCODINGS)} or a regular expression.")
+    return pattern
 
 
 def _read(file: Path) -> dict[bytes, int]:
