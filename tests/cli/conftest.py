@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def run_in_process(monkeypatch: pytest.MonkeyPatch, *arguments: object, stdin: s
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         if stdin is not None:
-            patch.setattr(sys, "stdin", StringIO(stdin))
+            patch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode("utf-8")), encoding="utf-8"))
         try:
             main()
             code = 0

@@ -197,8 +197,9 @@ def test_the_tokenizer_of_nothing(run: Run, tmp_path: Path) -> None:
     assert_refused(run("tokenizer", "show", tmp_path), 3, "holds no tokenizer")
 
 
-def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path) -> None:
-    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape", "latin-1"])
+def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path, encoding: str) -> None:
+    strict = {**os.environ, "PYTHONIOENCODING": encoding}
     command = [sys.executable, "-m", "sheepop", "tokenizer", "encode", str(trained)]
     answer = subprocess.run(command, input=b"caf\xe9", capture_output=True, timeout=120, check=False, env=strict)
     assert (answer.returncode, b"Standard input is not UTF-8 text" in answer.stderr) == (2, True)

@@ -144,6 +144,8 @@ def test_a_window_lets_a_long_prompt_through(run: Run, trained: Path) -> None:
 def test_tokenizer_encode_names_every_token(run: Run, trained: Path) -> None:
     rows = json.loads(run("tokenizer", "encode", trained, "Hi", "--json").out)
     assert rows == [{"id": 72, "text": "H"}, {"id": 105, "text": "i"}]
+    piped = json.loads(run("tokenizer", "encode", trained, "--json", stdin="é\r\n").out)
+    assert "".join(row["text"] for row in piped).endswith("\r\n")
     special = json.loads(run("tokenizer", "encode", trained, "<eos>", "--allow-special", "--json").out)
     assert special == [{"id": 3, "text": "<eos>"}]
 

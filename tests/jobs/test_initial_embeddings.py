@@ -63,6 +63,19 @@ def test_tokens_that_are_words_begin_with_their_vectors_and_the_others_as_they_w
     assert torch.equal(model.embedding.weight, expected)
 
 
+def test_words_that_are_there_twice_are_counted(vectors: Path, capsys: pytest.CaptureFixture[str]):
+    ours = tokenizer("bpe", 300)
+    config = ModelConfig(vocab_size=ours.vocab_size, d_model=16, num_layers=1, num_heads=2, max_seq_len=32)
+    first = build_model(config, 0)
+    set_initial_embeddings(first, ours, vectors, Console.silent())
+    with vectors.open("a") as file:
+        file.write("the " + " ".join(["7"] * 16) + "\n" + "unheard " + " ".join(["7"] * 16) + "\n")
+    again = build_model(config, 0)
+    set_initial_embeddings(again, ours, vectors, Console())
+    assert torch.equal(again.embedding.weight, first.embedding.weight)
+    assert "has 1 vectors more for words that it had before; of each the first counts" in capsys.readouterr().err
+
+
 def run_config(notes: Path, output: Path, path: Path, *, d_model: int = 16, **training: Any) -> SheepOpConfig:
     tree = {
         "data": {"paths": [str(notes)], "validation_fraction": 0.0},

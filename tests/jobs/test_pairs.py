@@ -8,13 +8,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from sheepop.checkpoint import load_model
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Corpus
+from sheepop.data.pair_batches import PairBatch
 from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
@@ -22,7 +26,7 @@ from sheepop.jobs.data import build, show_step
 from sheepop.jobs.generate import generate_text
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.train import TrainOutcome, train
-from sheepop.model import EncoderDecoder
+from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines
 
 TOY = (
@@ -55,6 +59,29 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(30):
         (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 2)
     return folder
+
+
+def test_which_token_fills_a_batch_up_changes_nothing() -> None:
+    """So a tokenizer without a padding token does: its <eos> fills up, and is masked like any other."""
+    sides = [([10, 11, 12, 13, 3], [2, 5, 3]), ([14, 3], [2, 6, 7, 8, 9, 3]), ([15, 16, 3], [2, 3])]
+    pairs = [(np.array(source), np.array(target)) for source, target in sides]
+    sizes = {"vocab_size": 20, "d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 8, "dropout": 0.0}
+    model = build_model(ModelConfig(architecture="encoder_decoder", **sizes), seed=1)
+
+    def loss_and_gradients(batch: PairBatch) -> tuple[Tensor, list[Tensor]]:
+        inputs = {name: torch.from_numpy(values) for name, values in batch.inputs().items()}
+        logits_BTV = model.lm_head(model.hidden_states(**inputs))
+        labels = torch.from_numpy(batch.labels).flatten()
+        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels, ignore_index=-100, reduction="sum")
+        return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+    alone = [loss_and_gradients(PairBatch.of([pair], 0)) for pair in pairs]
+    loss = torch.stack([one for one, _ in alone]).sum()
+    gradients = [torch.stack(found).sum(dim=0) for found in zip(*(many for _, many in alone), strict=True)]
+    for filler in (0, 3, 17):
+        found, found_gradients = loss_and_gradients(PairBatch.of(pairs, filler))
+        torch.testing.assert_close(found, loss)
+        torch.testing.assert_close(found_gradients, gradients, rtol=1e-4, atol=1e-5)
 
 
 def run(data: Path, output: Path, *settings: str, console: Console | None = None, **options: Any) -> TrainOutcome:

@@ -77,6 +77,7 @@ def test_a_word_with_spaces_is_no_other_word_and_the_first_of_two_counts(tmp_pat
     path.write_text("the 1 2 3\n. . . 4 5 6\nhello 7 8 9\nhello 0 0 0\n")
     found = read_word_vectors(path, {b".": [0], b"hello": [1], b". . .": [2]}, 3)
     assert found.ids.tolist() == [2, 1] and found.vectors.tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert (found.num_words, found.num_repeated) == (4, 1)
 
 
 def test_memory_is_that_of_the_words_found(tmp_path: Path):
@@ -116,6 +117,9 @@ def test_vectors_of_another_size_are_refused(tmp_path: Path):
         (b"2 3\na 1 2 3\nhello 1 x 3\n", "the vector of 'hello' holds what is no number"),
         (b"2 3\na 1 2 3\nhello 1 nan 3\n", "the vector of 'hello' holds numbers that are not finite"),
         (b"2 3\na 1 2 3\nhello 1 2\n", "word 2 does not have 3 numbers"),
+        (b"2 3\na 1 2 3\nhello 1 2 3 4\n", "word 2 does not have 3 numbers"),
+        (b"2 3\na 1 2 3\nhello 1 2 1e50\n", "the vector of 'hello' holds numbers that are not finite"),
+        (b"1 3\na 1 2 3\nhello 1 2 3\n", "damaged or truncated: it announces 1 words and has 2"),
         (b"2 3\na 1 2 3\n" + b"b" * 5000 + b" 1 2 3\n", "word 2 does not have 3 numbers"),
         (binary(VECTORS)[:-3], "damaged or truncated: word 4 of 4 is not whole"),
         (binary(VECTORS) + b"more 1234", "more than the 4 words that it announces"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import ByteLevelBPE, Tokenizer
+from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import BYTE_ALPHABET, cut_text
 
 UNICODE = st.characters(exclude_categories=("Cs",))
@@ -119,6 +120,16 @@ def test_cuts_lose_nothing_and_change_no_id(bpe: Tokenizer, text: str, character
     assert [i for part in parts for i in bpe.encode(part)] == bpe.encode(text)
 
 
+@pytest.mark.parametrize("pattern", ["sheepop", "gpt2"])
+def test_long_texts_are_cut_before_the_library_sees_them_by_every_pattern(pattern: str, source_texts: list[str]):
+    text = "".join(source_texts) * 2
+    tokenizer = ByteLevelBPE.train([text], 600, pattern=pattern)
+    groups = list(tokenizer._groups([text]))
+    assert len(groups[0]) > 6
+    theirs = pytest.importorskip("tokenizers").Tokenizer.from_str(tokenizer.to_json())
+    assert BackendTokenizer.encode_batch(tokenizer, [text]) == [theirs.encode(text).ids]
+
+
 @pytest.mark.parametrize("text", ["\ud800", "abc\udfff"])
 def test_a_lone_surrogate_is_refused(bpe: Tokenizer, text: str):
     with pytest.raises(TokenizerError, match=rf"lone surrogate .* at character {len(text) - 1}"):
@@ -155,18 +166,31 @@ def test_byte_lengths_sum_to_the_text(bpe: Tokenizer, source_texts: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("pattern", "text", "parts"),
     [
-        ("def f(self, x):\n        return x", ["def", " f", "(self", ",", " x", "):\n        ", "return", " x"]),
-        ("a_name.append(12345)", ["a", "_name", ".append", "(", "123", "45", ")"]),
-        ("word\n\n    word", ["word", "\n\n    ", "word"]),
-        ("don't stop", ["don", "'t", " stop"]),
-        ("x  = 1", ["x", " ", " =", " ", "1"]),
-        ("<eos>", ["<eos", ">"]),
+        ("llama3", "def f(self, x):\n        return x",
+            ["def", " f", "(self", ",", " x", "):\n", "       ", " return", " x"]),
+        ("llama3", "a_name.append(12345)", ["a", "_name", ".append", "(", "123", "45", ")"]),
+        ("llama3", "word \n\n    word", ["word", " \n\n", "   ", " word"]),
+        ("llama3", "don't STOP, it'LL", ["don", "'t", " STOP", ",", " it", "'LL"]),
+        ("llama3", "'\u017false", ["'\u017false"]),
+        ("llama3", "x  = 1", ["x", " ", " =", " ", "1"]),
+        ("llama3", "<eos>", ["<eos", ">"]),
+        ("sheepop", "def f(self, x):\n        return x",
+            ["def", " f", "(self", ",", " x", "):\n        ", "return", " x"]),
+        ("sheepop", "a_name.append(12345)", ["a", "_name", ".append", "(", "123", "45", ")"]),
+        ("sheepop", "word\n\n    word", ["word", "\n\n    ", "word"]),
+        ("sheepop", "don't stop", ["don", "'t", " stop"]),
+        ("sheepop", "x  = 1", ["x", " ", " =", " ", "1"]),
+        ("sheepop", "<eos>", ["<eos", ">"]),
+        ("gpt2", "a_name.append(12345)", ["a", "_", "name", ".", "append", "(", "12345", ")"]),
+        ("gpt2", "don't STOP", ["don", "'t", " STOP"]),
+        ("gpt2", "):\n    x", ["):", "\n   ", " x"]),
+        ("gpt2", "<eos>", ["<", "eos", ">"]),
     ],
-)
-def test_no_token_reaches_over_a_cut_of_the_pattern(text: str, parts: list[str]):
-    tokenizer = ByteLevelBPE.train([text] * 3, 260)
+)  # fmt: skip
+def test_no_token_reaches_over_a_cut_of_the_pattern(pattern: str, text: str, parts: list[str]):
+    tokenizer = ByteLevelBPE.train([text] * 3, 260, pattern=pattern)
     tokenizers = pytest.importorskip("tokenizers")
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     found = [text[start:stop] for _, (start, stop) in backend.pre_tokenizer.pre_tokenize_str(text)]

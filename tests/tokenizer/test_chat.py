@@ -171,7 +171,9 @@ def test_what_is_no_template_is_refused(template: Any, tmp_path: Path):
         ChatTemplate.of(with_template(tmp_path, template, CharTokenizer()))
 
 
-@pytest.mark.parametrize("messages", [[], ["hi"], [{"role": "user", "content": {1, 2}}], [{"x": float}]])
+@pytest.mark.parametrize(
+    "messages", [[], ["hi"], [{"role": "user", "content": {1, 2}}], [{"content": "x"}], [{"role": 1}]]
+)
 def test_what_is_no_conversation_is_refused(messages: Any, process: ChatTemplate):
     with pytest.raises(UsageError, match="conversation"):
         process.render(messages)

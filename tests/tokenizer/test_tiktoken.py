@@ -121,8 +121,10 @@ def test_a_rank_file_needs_a_pattern(ranks: dict[bytes, int], tmp_path: Path):
     assert load_tokenizer(path.rename(tmp_path / "tokenizer.model"), pattern="cl100k").encode(text) == named.encode(
         text
     )
-    with pytest.raises(TokenizerError, match="tokenizers library cannot read it"):
+    with pytest.raises(TokenizerError, match=r"the pattern '\(' is not a regular expression"):
         load_tokenizer(tmp_path, pattern="(")
+    with pytest.raises(TokenizerError, match="the pattern is empty"):
+        load_tokenizer(tmp_path, pattern="")
 
 
 BYTES = "".join(f"{base64.b64encode(bytes((byte,))).decode()} {byte}\n" for byte in range(256))

@@ -177,13 +177,23 @@ def test_a_given_tokenizer_without_a_special_token_that_is_needed_is_refused(tmp
         train_tokenizer(TokenizerConfig(path=str(tmp_path)), [], special_tokens=("<eos>", "<x>"))
 
 
-def test_the_pattern_of_gpt2_cuts_as_the_library_has_it():
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+# As Meta has published it in Llama 3's tokenizer.json.
+PUBLISHED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-    texts = ["it's a sheep's fleece:  12345 tufts\n\n", "don't count 12345 sheep", "fleece, fleece, tufts"] * 3
-    found = train_tokenizer(TokenizerConfig(vocab_size=290, pattern="gpt2"), texts, console=Console(quiet=True))
+
+@pytest.mark.parametrize("pattern", ["llama3", "gpt2"])
+def test_a_pattern_of_others_gives_the_vocabulary_and_ids_of_theirs(pattern: str):
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    texts = ["it's a sheep's fleece:  12345 tufts\n\n", "don'T count 12345 sheep", "fleece, fleece,\n  tufts"] * 3
+    found = train_tokenizer(TokenizerConfig(vocab_size=290, pattern=pattern), texts, console=Console(quiet=True))
     library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_regex = pre_tokenizers.Split(Regex(PUBLISHED), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
+    library.pre_tokenizer = as_bytes if pattern == "gpt2" else pre_tokenizers.Sequence([by_regex, as_bytes])
     library.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -194,9 +204,8 @@ def test_the_pattern_of_gpt2_cuts_as_the_library_has_it():
             show_progress=False,
         ),
     )
-    for text in (*texts, "  two  spaces\tand 99999's <eos>", "naïve 漢字 ١٢٣"):
-        expected = library.encode(text.replace("<eos>", "eos")).ids
-        assert found.encode(text.replace("<eos>", "eos")) == expected
+    for text in (*texts, "  two  spaces\tand 99999's \n \n\n eos", "naïve 漢字 ١٢٣ we'LL \u2028 it's"):
+        assert found.encode(text) == library.encode(text).ids
         assert found.decode(found.encode(text)) == text
 
 

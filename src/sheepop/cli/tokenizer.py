@@ -1,4 +1,4 @@
-"""``sheepop tokenizer train | encode | show``."""
+"""``sheepop tokenizer train | convert | encode | show``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
     algorithm: Annotated[str, typer.Option(help="bpe, wordpiece, unigram or char.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary; the most of it for char.")] = 4096,
+    pattern: Annotated[
+        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="llama3")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +38,7 @@ def train(
     """
     from sheepop.jobs.tokenizer import train_from_files
 
-    result = train_from_files(inputs, output, algorithm, vocab_size, make_console(quiet))
+    result = train_from_files(inputs, output, algorithm, vocab_size, make_console(quiet), pattern=pattern)
     if as_json:
         print_json(result)
     elif not quiet:
@@ -86,7 +89,7 @@ def encode(
         if sys.stdin.isatty():
             raise UsageError("Give the text as an argument, or pipe it in.")
         try:
-            text = sys.stdin.read()
+            text = sys.stdin.buffer.read().decode("utf-8")  # line ends as they are
         except UnicodeDecodeError as error:
             raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
     rows = encode_text(tokenizer, text, allow_special, pattern)
@@ -116,7 +119,7 @@ def show(
         return
     for key in ("algorithm", "vocab_size", "fingerprint"):
         typer.echo(f"{key:<12} {result[key]}")
-    specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items())
+    specials = ", ".join(f"{text} {number}" for text, number in result["special_tokens"].items()) or "none"
     typer.echo(f"{'special':<12} {specials}")
     if result["chat_templates"]:
         typer.echo(f"{'chat':<12} {', '.join(result['chat_templates'])}")

@@ -29,6 +29,10 @@ def set_initial_embeddings(model: Transformer, tokenizer: Tokenizer, path: Path,
         )
     with torch.no_grad():
         weight[torch.from_numpy(found.ids).to(weight.device)] = torch.from_numpy(found.vectors).to(weight)
+    if found.num_repeated:
+        console.warn(
+            f"{path} has {found.num_repeated:,} vectors more for words that it had before; of each the first counts."
+        )
     console.info(
         f"{len(found.ids):,} of {tokenizer.vocab_size:,} tokens begin with the vectors of {path}, which has "
         f"{found.num_words:,} words; the others begin at random."

@@ -35,13 +35,22 @@ def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
 
 
 def train_from_files(
-    inputs: Sequence[Path], output: Path, algorithm: str, vocab_size: int, console: Console
+    inputs: Sequence[Path],
+    output: Path,
+    algorithm: str,
+    vocab_size: int,
+    console: Console,
+    *,
+    pattern: str | None = None,
 ) -> dict[str, Any]:
-    """Trains a tokenizer on every document of `inputs` and writes it to `output`."""
-    config = validate(TokenizerConfig, {"algorithm": algorithm, "vocab_size": vocab_size})
+    """Trains a tokenizer on every document of `inputs` and writes it to `output`.
+
+    `pattern` says how bpe cuts text, as in `TokenizerConfig`; None is the default there.
+    """
+    given = {"algorithm": algorithm, "vocab_size": vocab_size, "pattern": pattern}
+    config = validate(TokenizerConfig, {key: value for key, value in given.items() if value is not None})
     data = validate(DataConfig, {"paths": [str(path) for path in inputs], "validation_fraction": 0.0})
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
+    _require_free(output)
     with storage_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         # The corpus is made for its documents, and removed when the tokenizer is trained.
@@ -61,8 +70,7 @@ def train_from_files(
 
 def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[str, Any]:
     """Writes the tokenizer that `source` means as ``tokenizer.json`` to the directory `output`, with the same ids."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
+    _require_free(output)
     tokenizer = find_tokenizer(source, pattern)
     tokenizer.save(output)
     return {
@@ -71,6 +79,11 @@ def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[s
         "vocab_size": tokenizer.vocab_size,
         "fingerprint": tokenizer.fingerprint(),
     }
+
+
+def _require_free(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
 
 
 def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None = None) -> list[dict[str, Any]]:

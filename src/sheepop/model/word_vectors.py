@@ -24,11 +24,15 @@ _Record = tuple[bytes, "bytes | Sequence[bytes]"]
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors (N, D) of the tokens `ids` (N,), and how many words the file has."""
+    """The vectors (N, D) of the tokens `ids` (N,), and how many words the file has.
+
+    `num_repeated` of them are wanted words that were there before.
+    """
 
     ids: NDArray[np.int64]
     vectors: NDArray[np.float32]
     num_words: int
+    num_repeated: int
 
 
 def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimension: int) -> WordVectors:
@@ -45,17 +49,21 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
                 f"(model.d_model). Set model.d_model={header.dimension}, or take vectors of that size."
             )
         found: dict[bytes, NDArray[np.float32]] = {}
-        num_words = 0
+        num_words = num_repeated = 0
         for word, numbers in _records(file, header, path):
             num_words += 1
-            if word in ids_of and word not in found:
+            if word in found:
+                num_repeated += 1
+            elif word in ids_of:
                 found[word] = _vector(numbers, word, path)
         if header.num_words is not None and num_words != header.num_words:
-            raise DataError(f"{path} is truncated: it announces {header.num_words:,} words and has {num_words:,}.")
+            raise DataError(
+                f"{path} is damaged or truncated: it announces {header.num_words:,} words and has {num_words:,}."
+            )
     ids = [token_id for word in found for token_id in ids_of[word]]
     vectors = [vector for word, vector in found.items() for _ in ids_of[word]]
     table = np.array(vectors, dtype=np.float32).reshape(len(ids), dimension)
-    return WordVectors(np.array(ids, dtype=np.int64), table, num_words)
+    return WordVectors(np.array(ids, dtype=np.int64), table, num_words, num_repeated)
 
 
 def vector_dimension(path: Path) -> int:
@@ -123,10 +131,13 @@ def _text_records(file: BinaryIO, dimension: int, path: Path) -> Iterator[_Recor
 
 
 def _split(line: bytes, dimension: int) -> _Record | None:
-    """A word, which may hold spaces, and what should be its numbers."""
+    """A word, which may hold spaces, and what should be its numbers; None for a line with too few or too many."""
     word, *numbers = line.strip(b"\r\n ").rsplit(b" ", dimension)
-    # Most words are not wanted, so one number alone is looked at here.
-    return (word, numbers) if len(numbers) == dimension and _is_number(numbers[-1]) else None
+    # Most words are not wanted, so one number alone is looked at here, and what would be one too many.
+    if len(numbers) != dimension or not _is_number(numbers[-1]):
+        return None
+    _, space, last = word.rpartition(b" ")
+    return None if space and last[-1:].isdigit() and _is_number(last) else (word, numbers)
 
 
 def _is_number(text: bytes) -> bool:
@@ -164,7 +175,8 @@ def _vector(numbers: bytes | Sequence[bytes], word: bytes, path: Path) -> NDArra
         if isinstance(numbers, bytes):
             vector = np.frombuffer(numbers, dtype="<f4").astype(np.float32)
         else:
-            vector = np.array([float(number) for number in numbers], dtype=np.float32)
+            with np.errstate(over="ignore"):  # infinity, which is refused below
+                vector = np.array([float(number) for number in numbers]).astype(np.float32)
     except ValueError:
         raise DataError(f"{path} is damaged: the vector of {shown!r} holds what is no number.") from None
     if not np.isfinite(vector).all():

@@ -19,7 +19,7 @@ from sheepop.tokenizer.interface import (
     Tokenizer,
     outside_vocabulary,
 )
-from sheepop.tokenizer.pattern import CUT, SPLIT, cut_text
+from sheepop.tokenizer.pattern import CUT, begins_with_known_cut, cut_text
 from sheepop.tokenizer.settings import check_special_ids, role_text, with_roles
 from sheepop.tokenizer.vocabulary import ALGORITHMS, check_model, texts_by_id
 
@@ -197,11 +197,10 @@ class BackendTokenizer(Tokenizer):
     def _may_be_cut(self) -> bool:
         """Whether the parts that `cut_text` makes of a text give the same ids one by one as together."""
         normalizer, pre_tokenizer = self._description["normalizer"], self._description["pre_tokenizer"]
-        steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
         if pre_tokenizer == _BERT_PRE_TOKENIZER:
             cuts = normalizer is None or normalizer["type"] == "BertNormalizer"
         else:
-            cuts = normalizer is None and steps[0] == SPLIT
+            cuts = normalizer is None and begins_with_known_cut(pre_tokenizer or {})
         return cuts and not any(_looks_around(token) for token in self._description["added_tokens"])
 
 

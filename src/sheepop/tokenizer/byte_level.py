@@ -14,45 +14,16 @@ from sheepop.tokenizer.alphabet import BYTE_ALPHABET, characters_as_bytes, text_
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.decoding import Decoding
+from sheepop.tokenizer.encoder import parse
+from sheepop.tokenizer.gpt2_files import byte_level_json
 from sheepop.tokenizer.interface import SPECIAL_TOKENS, TOKENIZER_FILE
-from sheepop.tokenizer.parts import KnownPattern, PartEncoder
-from sheepop.tokenizer.pattern import ASCII_PATTERN, PATTERN, SPLIT, cut_text, surrogate_error, unicode_texts
+from sheepop.tokenizer.parts import PartEncoder
+from sheepop.tokenizer.pattern import PATTERNS, cut_text, find_pattern, surrogate_error, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, standard_settings
 from sheepop.tokenizer.vocabulary import check_options, require_size
 
 if TYPE_CHECKING:
     import tokenizers
-
-_PRE_TOKENIZER = {
-    "type": "Sequence",
-    "pretokenizers": [
-        SPLIT,
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-    ],
-}
-
-# The pattern of GPT-2 (Radford et al. 2019), which the library has built in.
-_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_GPT2_ASCII_PATTERN = "|".join(
-    (
-        r"'(?:[stmd]|re|ve|ll)",
-        r" ?[A-Za-z]+",
-        r" ?[0-9]+",
-        r" ?[^0-9A-Za-z\t-\r ]+",
-        r"[\t-\r ]+(?![^\t-\r ])",
-        r"[\t-\r ]+",
-    )
-)
-_GPT2_PRE_TOKENIZER = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-
-_KNOWN_PATTERNS = (
-    KnownPattern(_PRE_TOKENIZER, PATTERN, ASCII_PATTERN),
-    # Offsets play no part in ids.
-    *(
-        KnownPattern({**_GPT2_PRE_TOKENIZER, "trim_offsets": trim}, _GPT2_PATTERN, _GPT2_ASCII_PATTERN)
-        for trim in (False, True)
-    ),
-)
 
 _SMALLEST = SMALLEST_VOCABULARY["bpe"]
 
@@ -70,12 +41,12 @@ class ByteLevelBPE(BackendTokenizer):
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, pattern: str = "sheepop"
+        cls, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, pattern: str = "llama3"
     ) -> ByteLevelBPE:
         """Learns merges from `texts`, which are read once; the same texts give the same file.
 
         There are ``vocab_size - 260`` merges, less one for each of `special_tokens`: further special tokens, which
-        take the last ids. Text is cut by the `pattern` ``sheepop`` or ``gpt2``, which other programs know as well.
+        take the last ids. Text is cut by the `pattern` of that name in `PATTERNS`.
         Raises `TokenizerError` when the texts have too few different parts for so many tokens.
         """
         smallest = _SMALLEST + len(special_tokens)
@@ -84,13 +55,9 @@ class ByteLevelBPE(BackendTokenizer):
                 f"A byte-level vocabulary has at least {smallest} tokens ({len(SPECIAL_TOKENS) + len(special_tokens)} "
                 f"special tokens and 256 bytes), got vocab_size={vocab_size}."
             )
-        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+        from tokenizers import decoders, pre_tokenizers, trainers
 
-        backend = Tokenizer(models.BPE())
-        by_gpt2 = pattern == "gpt2"
-        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)
-        split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
-        backend.pre_tokenizer = as_bytes if by_gpt2 else pre_tokenizers.Sequence([split, as_bytes])
+        backend = parse(byte_level_json({}, [], PATTERNS[pattern].pre_tokenizer, []))
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(special_tokens),
@@ -145,13 +112,10 @@ class ByteLevelBPE(BackendTokenizer):
     @cached_property
     def _part_encoder(self) -> PartEncoder | None:
         """None where text is rewritten first, or cut by a pattern that is not known here."""
-        description = self._description
-        if description["normalizer"] is not None:
+        if self._description["normalizer"] is not None:
             return None
-        for known in _KNOWN_PATTERNS:
-            if description["pre_tokenizer"] == known.pre_tokenizer:
-                return PartEncoder(self._ordinary.library, known, text_as_characters)
-        return None
+        pattern = find_pattern(self._description["pre_tokenizer"])
+        return None if pattern is None else PartEncoder(self._ordinary.library, pattern, text_as_characters)
 
     @cached_property
     def _ordinary_added(self) -> list[str]:

@@ -111,8 +111,13 @@ class ChatTemplate:
         Raises `UsageError` for what is no conversation, and `TokenizerError` when the template is damaged, refuses the
         conversation, or exceeds a limit.
         """
-        if not messages or not all(isinstance(message, Mapping) for message in messages):
-            raise UsageError("A conversation is a list of at least one message, each an object with role and content.")
+        if not messages or not all(
+            isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
+        ):
+            raise UsageError(
+                "A conversation is a list of at least one message, each an object with content and a role, which is a "
+                "text such as user."
+            )
         seen = {
             "messages": [_message(message) for message in messages],
             "tools": tools,

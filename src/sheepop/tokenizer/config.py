@@ -22,8 +22,9 @@ class TokenizerConfig(Config):
     """
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
-    pattern: Literal["sheepop", "gpt2"] = Field(
-        default="sheepop", description="where bpe cuts text into parts: by our rules for prose and code, or by GPT-2's"
+    pattern: Literal["llama3", "sheepop", "gpt2"] = Field(
+        default="llama3",
+        description="where bpe cuts text into parts: as Llama 3 does, by our rules for code, or as GPT-2 does",
     )
     vocab_size: int = Field(default=4096, le=2**24)
     path: str | None = None
@@ -40,6 +41,6 @@ class TokenizerConfig(Config):
 
     @model_validator(mode="after")
     def _pattern_is_read(self) -> TokenizerConfig:
-        if self.pattern != "sheepop" and self.algorithm != "bpe":
+        if self.pattern != "llama3" and self.algorithm != "bpe":
             raise ValueError(f"pattern: {self.pattern} is for algorithm: bpe, not {self.algorithm}")
         return self

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.pattern import byte_level_step
 from sheepop.tokenizer.settings import SPECIAL_FLAGS, read_text
 
 MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
@@ -17,7 +18,6 @@ VOCABULARY_OF = {merges: vocabulary for vocabulary, merges in MERGES_OF.items()}
 
 _LARGEST_FILE = 2**26
 _END_OF_TEXT = "<|endoftext|>"
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path) -> str:
@@ -38,7 +38,8 @@ def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path) -> str:
                 f"{merges_file.name} does not fit {vocabulary_file.name}: merge {number} makes {left + right!r} of "
                 f"{left!r} and {right!r}, and the vocabulary lacks {missing[0]!r}."
             )
-    return byte_level_json(vocabulary, merges, _BYTE_LEVEL, [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else [])
+    special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else []
+    return byte_level_json(vocabulary, merges, byte_level_step(use_regex=True), special)
 
 
 def byte_level_json(
@@ -58,7 +59,7 @@ def byte_level_json(
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": _BYTE_LEVEL,
+        "decoder": byte_level_step(use_regex=True),
         "model": {
             "type": "BPE",
             "dropout": None,

@@ -7,48 +7,37 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sheepop.tokenizer.pattern import Pattern
+
 if TYPE_CHECKING:
     import tokenizers
 
 # Few characters, so that one that is not ASCII sends little text through the slower, general pattern.
 _WINDOW = 2**10
-# A known pattern decides where a part ends by looking at no more than this many characters behind that end.
+# A pattern decides where a part ends by looking at no more than this many characters behind that end. White space is
+# apart: where it is cut may depend on its last line end.
 _LOOKAHEAD = 3
 _ENTRIES = 2**18
 _LONGEST_REMEMBERED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPattern:
-    """A way of cutting text: `pre_tokenizer` as it stands in ``tokenizer.json``, and two patterns that cut the same.
-
-    `pattern` is for the `regex` library, whose classes of characters are trusted only where they are found equal;
-    `ascii_pattern` is for Python's own, and text of ASCII characters only.
-    """
-
-    pre_tokenizer: dict[str, Any]
-    pattern: str
-    ascii_pattern: str
-
-
 class PartEncoder:
     """Encodes with the model of `backend` exactly as the library does, remembering the ids of at most 2^18 parts.
 
-    `backend` has no normaliser, its pre-tokenizer is that of `known`, and `part_text` gives the text that stands for
+    `backend` has no normaliser, its pre-tokenizer is that of `pattern`, and `part_text` gives the text that stands for
     a part in its vocabulary. Safe to share between threads.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, known: KnownPattern, part_text: Callable[[str], str]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, pattern: Pattern, part_text: Callable[[str], str]) -> None:
         self._pre_tokenizer = backend.pre_tokenizer
-        self._known = known
-        self._ascii_parts = re.compile(known.ascii_pattern).findall
+        self._pattern = pattern
+        self._ascii_parts = re.compile(pattern.ascii_regex).findall
         self._ids_of = _Memo(backend.model, part_text).__getitem__
         self._agreed: set[str] = set()
 
@@ -66,7 +55,7 @@ class PartEncoder:
                 return None
             held_back = 0
             if start + size < len(text):
-                while parts and held_back < _LOOKAHEAD:
+                while parts and (held_back < _LOOKAHEAD or parts[-1].isspace()):
                     held_back += len(parts.pop())
                 if not parts:
                     size *= 2
@@ -89,7 +78,7 @@ class PartEncoder:
     def _general_parts(self) -> Callable[[str], list[str]]:
         import regex  # type: ignore[import-untyped, unused-ignore]
 
-        findall: Callable[[str], list[str]] = regex.compile(self._known.pattern).findall
+        findall: Callable[[str], list[str]] = regex.compile(self._pattern.regex).findall
         return findall
 
     def _is_same_class(self, character: str) -> bool:

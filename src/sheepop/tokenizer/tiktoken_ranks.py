@@ -16,6 +16,7 @@ from typing import Any
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.alphabet import bytes_as_characters
 from sheepop.tokenizer.gpt2_files import byte_level_json
+from sheepop.tokenizer.pattern import split_bytes
 from sheepop.tokenizer.settings import check_file_size
 
 SUFFIX = ".tiktoken"
@@ -105,12 +106,10 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         raise TokenizerError(f"it is damaged or incomplete: no token has the rank {holes[0]}.")
     special |= {f"<|reserved_{token_id}|>": token_id for token_id in holes}
     special = dict(sorted(special.items(), key=lambda item: item[1]))
-    split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
-    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     content = byte_level_json(
         vocabulary | special,
         _merges(ranks),
-        {"type": "Sequence", "pretokenizers": [split, step]},
+        split_bytes(encoding.pattern),
         list(special),
         ignore_merges=True,  # a part of text that is a token is that token, whatever its merges
     )
@@ -119,7 +118,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
 
 def _encoding(file: Path, pattern: str | None) -> _Encoding:
     if pattern is not None:
-        return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(pattern, -1)
+        return _ENCODINGS.get(pattern.removesuffix("_base")) or _Encoding(_checked(pattern), -1)
     for name, encoding in _ENCODINGS.items():
         if file.name.startswith(name):
             return encoding
@@ -128,6 +127,18 @@ def _encoding(file: Path, pattern: str | None) -> _Encoding:
         f"PATTERN --output DIR': a regular expression, or one of {', '.join(_ENCODINGS)}; a file whose name begins "
         "with one of these needs no pattern."
     )
+
+
+def _checked(pattern: str) -> str:
+    from tokenizers import Regex
+
+    try:
+        Regex(pattern)
+    except Exception as error:  # the library has no class for it
+        raise TokenizerError(f"the pattern {pattern!r} is not a regular expression: {error}.") from None
+    if not pattern:
+        raise TokenizerError(f"the pattern is empty. Give {', '.join(_ENCODINGS)} or a regular expression.")
+    return pattern
 
 
 def _read(file: Path) -> dict[bytes, int]:

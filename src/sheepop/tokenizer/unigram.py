@@ -14,7 +14,7 @@ from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.config import SMALLEST_VOCABULARY
 from sheepop.tokenizer.frequent_characters import PRINTABLE_ASCII, frequent_characters
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
-from sheepop.tokenizer.pattern import PATTERN, SPLIT, unicode_texts
+from sheepop.tokenizer.pattern import SHEEPOP, unicode_texts
 from sheepop.tokenizer.settings import further_special_tokens, special_token_entries, standard_settings
 from sheepop.tokenizer.unigram_training import LONGEST_WORD, learn_pieces
 from sheepop.tokenizer.vocabulary import require_size
@@ -58,7 +58,7 @@ def _words(texts: Iterable[str], alphabet: Sequence[str]) -> dict[str, int]:
     """The parts that text is cut into with how often each occurs, without characters that are not in `alphabet`."""
     import regex  # type: ignore[import-untyped, unused-ignore]
 
-    find = regex.compile(PATTERN).findall
+    find = regex.compile(SHEEPOP.regex).findall
     parts: Counter[str] = Counter()
     for text in texts:
         parts.update(find(text))
@@ -89,7 +89,7 @@ def _file(pieces: Sequence[tuple[str, float]], special_tokens: Sequence[str]) ->
         "padding": None,
         "added_tokens": special_token_entries() + special_token_entries(len(vocabulary), further),
         "normalizer": None,
-        "pre_tokenizer": SPLIT,
+        "pre_tokenizer": SHEEPOP.step,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
         "model": {"type": "Unigram", "unk_id": 1, "vocab": vocabulary, "byte_fallback": True},

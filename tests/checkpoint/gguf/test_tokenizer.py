@@ -173,10 +173,20 @@ def test_characters_are_spelled_in_bytes() -> None:
     assert "leaves out characters that are not in the vocabulary" in notes[0]
 
 
-def test_a_tokenizer_of_our_own_cut_is_refused() -> None:
-    tokenizer = ByteLevelBPE.train([TEXT], 270)
+@pytest.mark.parametrize(("pattern", "name"), [("llama3", "smaug-bpe"), ("gpt2", "gpt-2")])
+def test_tokenizers_that_are_trained_here_have_a_name_there(pattern: str, name: str) -> None:
+    tokenizer = ByteLevelBPE.train([TEXT] * 9, 300, pattern=pattern)
+    metadata = written(tokenizer)
+    assert metadata["tokenizer.ggml.pre"] == text(name)
+    assert tokenizer_from_metadata(metadata, 300, PATH).fingerprint() == tokenizer.fingerprint()
+    back = tokenizer_from_metadata(stranger(tokenizer), 300, PATH)
+    assert back.encode(TEXT) == tokenizer.encode(TEXT)
+    assert back.special_tokens == tokenizer.special_tokens
+
+
+def test_a_cut_that_llama_cpp_lacks_is_refused() -> None:
     with pytest.raises(CheckpointError, match="no way of cutting text that equals this tokenizer's"):
-        written(tokenizer)
+        written(ByteLevelBPE.train([TEXT] * 9, 300, pattern="sheepop"))
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
     if name is None:
         raise CheckpointError(
             "llama.cpp knows no way of cutting text that equals this tokenizer's, and would give other ids. Of "
-            "byte-level BPE it knows those of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=gpt2 "
-            "trains one of GPT-2's. Export without the tokenizer for a program that brings its own."
+            "byte-level BPE it knows those of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, "
+            "the default, trains one of Llama 3's. Export without the tokenizer for a program that brings its own."
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]

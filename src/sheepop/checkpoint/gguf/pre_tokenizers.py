@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sheepop.tokenizer.pattern import LLAMA3, byte_level_step, split_bytes, without_offsets
+
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
 
 
 def _words_and_digits(digits: str) -> dict[str, Any]:
     """The cut of cl100k and its descendants, which differ in how many digits stay together."""
-    return _split(
+    return split_bytes(
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
@@ -27,7 +20,7 @@ def _words_and_digits(digits: str) -> dict[str, Any]:
 
 _DIGITS_APART = {
     "type": "Sequence",
-    "pretokenizers": [{"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)],
+    "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level_step(use_regex=True)],
 }
 _THREE_DIGITS, _ONE_DIGIT = _words_and_digits(r"\p{N}{1,3}"), _words_and_digits(r"\p{N}")
 
@@ -36,32 +29,34 @@ _THREE_DIGITS, _ONE_DIGIT = _words_and_digits(r"\p{N}{1,3}"), _words_and_digits(
 class PreTokenizer:
     """A cut, whether a part that is a token itself is left unmerged, and the names llama.cpp has for the two.
 
-    The first name is written. `add_bos` is what llama.cpp takes for a file that does not say it.
+    The first name is written, for the cuts in `same` as well, which are those of `description` to llama.cpp. `add_bos`
+    is what llama.cpp takes for a file that does not say it.
     """
 
     names: tuple[str, ...]
     description: dict[str, Any]
     ignore_merges: bool = False
     add_bos: bool = False
+    same: tuple[dict[str, Any], ...] = ()
 
 
 _TABLE = (
-    PreTokenizer(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4"), _byte_level(use_regex=True)),
+    PreTokenizer(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4"), byte_level_step(use_regex=True)),
     PreTokenizer(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _THREE_DIGITS, ignore_merges=True, add_bos=True
     ),
-    PreTokenizer(("smaug-bpe", "dbrx"), _THREE_DIGITS),
+    PreTokenizer(("smaug-bpe", "dbrx"), _THREE_DIGITS, same=(LLAMA3.pre_tokenizer,)),
     PreTokenizer(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan", "solar-open"), _ONE_DIGIT),
     PreTokenizer(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_APART),
-    PreTokenizer(("bloom", "gpt3-finnish", "poro-chat"), _split(r" ?[^(\s|[.,!?…。，、।۔،])]+")),
+    PreTokenizer(("bloom", "gpt3-finnish", "poro-chat"), split_bytes(r" ?[^(\s|[.,!?…。，、।۔،])]+")),
 )
 
 
 def find_name(description: Any, ignore_merges: bool) -> str | None:
     """llama.cpp's name for a cut; None when it has none."""
-    wanted = _without_offsets(description)
+    wanted = without_offsets(description)
     for row in _TABLE:
-        if row.ignore_merges == ignore_merges and _without_offsets(row.description) == wanted:
+        if row.ignore_merges == ignore_merges and wanted in map(without_offsets, (row.description, *row.same)):
             return row.names[0]
     return None
 
@@ -74,10 +69,3 @@ def find_pre_tokenizer(name: str) -> PreTokenizer | None:
 def known_names() -> list[str]:
     """Every name that is read."""
     return [name for row in _TABLE for name in row.names]
-
-
-def _without_offsets(description: Any) -> Any:
-    """A description without what plays no part in ids."""
-    if isinstance(description, dict):
-        return {key: _without_offsets(value) for key, value in description.items() if key != "trim_offsets"}
-    return [_without_offsets(item) for item in description] if isinstance(description, list) else description
