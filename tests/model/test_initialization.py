@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any, get_args
 
 import pytest
@@ -205,6 +207,19 @@ def test_a_network_on_the_meta_device_takes_weights_and_computes():
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(laid_out.eval()(ids), built(ids))
     assert laid_out.lm_head.weight is laid_out.embedding.weight
+
+
+def test_laying_out_a_network_loads_no_compiler():
+    """It takes more than a second, which everyone would wait for who lets a model write."""
+    lines = (
+        "import sys, torch",
+        "from sheepop.model import ModelConfig, blank_model",
+        "torch.set_default_device('meta')",
+        "blank_model(ModelConfig(vocab_size=32, d_model=16, num_layers=1, num_heads=1))",
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_dropout_acts_in_training_only_and_repeats_with_its_seed():

@@ -146,6 +146,13 @@ def test_offline_mode_is_named(hub: LoopbackHub, tmp_path: Path, monkeypatch: py
         download_dataset("wikitext-2", tmp_path)
 
 
+def test_offline_mode_is_not_waited_for():
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    assert not network.passing_fault(OfflineModeIsEnabled("offline"))
+    assert network.passing_fault(ConnectionError("refused"))
+
+
 @pytest.mark.parametrize(
     "content", [b"<html>welcome</html>", b"{}", b"[]", b'{"id": "o/d"}', b'{"id": "o/d", "sha": 3}']
 )

@@ -26,8 +26,12 @@ class BrokenOff(Exception):  # noqa: N818 - it is a state of the connection; who
 
 def passing_fault(error: BaseException) -> bool:
     """Whether the same request may succeed in a moment: no answer, a broken connection, an overloaded server."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     if isinstance(error, BrokenOff):
         return True
+    if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that stays
+        return False
     status = status_of(error)
     if status is not None:
         return status in _PASSING_STATUS
