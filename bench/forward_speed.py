@@ -1,8 +1,9 @@
 """The forward pass of every family of models that can be imported, beside that of transformers.
 
 A model of each family with random weights is saved by transformers, imported, and run by both on the same tokens in
-the same data type, in turn, in one process. Logits must agree. Shown are median times, and their ratio: above 1
-SheepOp is faster. The processor's own time is compared as well, which other programs disturb less.
+the same data type, in turn, in one process. Logits must agree. Shown are median times, and the median of the ratios of
+neighbouring passes, which what slows the machine down for a while changes less than the times: above 1 SheepOp is
+faster. The processor's own time is compared as well, which other programs disturb less.
 
 python bench/forward_speed.py --quick
 python bench/forward_speed.py --json bench/results/forward_speed.json
@@ -189,7 +190,7 @@ def contestants(
 
 
 def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> dict[str, Any]:
-    """Median seconds of both, wall and processor time, taken in turn."""
+    """Median seconds and ratios of both, wall and processor time, taken in turn; who is first changes."""
     tokens = torch.randint(4, size.vocabulary, (size.rows, size.length), generator=torch.Generator().manual_seed(1))
     tokens = tokens.to(device)
     times: dict[str, list[tuple[float, float]]] = {"transformers": [], "sheepop": []}
@@ -200,8 +201,10 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         expected, found = theirs(tokens).float(), ours(tokens).float()
         distance = ((found - expected).abs().max() / expected.abs().max()).item()
         del expected, found
+        turn = [("transformers", theirs), ("sheepop", ours)]
         for number in range(-2, rounds):
-            for contestant, run in (("transformers", theirs), ("sheepop", ours)):
+            turn.reverse()
+            for contestant, run in turn:
                 synchronize(device)
                 wall, processor = time.perf_counter(), time.process_time()
                 run(tokens)
@@ -209,6 +212,9 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
                 if number >= 0:
                     times[contestant].append((time.perf_counter() - wall, time.process_time() - processor))
     medians = {who: [statistics.median(column) for column in zip(*found, strict=True)] for who, found in times.items()}
+    pairs = zip(times["transformers"], times["sheepop"], strict=True)
+    ratios = zip(*((there[0] / here[0], there[1] / here[1]) for there, here in pairs), strict=True)
+    ratio, processor_ratio = map(statistics.median, ratios)
     return {
         "family": name,
         "precision": precision,
@@ -218,8 +224,8 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         "equal": distance < TOLERANCES[precision],
         "seconds": {who: wall for who, (wall, _) in medians.items()},
         "processor_seconds": {who: processor for who, (_, processor) in medians.items()},
-        "ratio": medians["transformers"][0] / medians["sheepop"][0],
-        "processor_ratio": medians["transformers"][1] / medians["sheepop"][1],
+        "ratio": ratio,
+        "processor_ratio": processor_ratio,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -67,8 +68,8 @@ class Router(nn.Module):
 
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (N, E), the weights of the chosen experts (N, k), and which they are (N, k)."""
-        exact = torch.promote_types(x_ND.dtype, torch.float32)
-        with torch.autocast(x_ND.device.type, enabled=False):
+        exact, device = torch.promote_types(x_ND.dtype, torch.float32), x_ND.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             logits_NE = self.logits(F.linear(x_ND.to(exact), self.weight.to(exact)))
         scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
         chosen_Nk = (scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices
