@@ -3,7 +3,8 @@
 A model of each family with random weights is saved by transformers, imported, and run by both on the same tokens in
 the same data type, in turn, in one process. Logits must agree. Shown are median times, and the median of the ratios of
 neighbouring passes, which what slows the machine down for a while changes less than the times: above 1 SheepOp is
-faster. The processor's own time is compared as well, which other programs disturb less.
+faster. The processor's own time is compared as well, which other programs disturb less, and transformers with itself,
+in the same way: how far that is from 1 is how little a difference means.
 
 python bench/forward_speed.py --quick
 python bench/forward_speed.py --json bench/results/forward_speed.json
@@ -193,7 +194,7 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
     """Median seconds and ratios of both, wall and processor time, taken in turn; who is first changes."""
     tokens = torch.randint(4, size.vocabulary, (size.rows, size.length), generator=torch.Generator().manual_seed(1))
     tokens = tokens.to(device)
-    times: dict[str, list[tuple[float, float]]] = {"transformers": [], "sheepop": []}
+    times: dict[str, list[tuple[float, float]]] = {"transformers": [], "sheepop": [], "again": []}
     with (
         contestants(FAMILIES[name], size, DTYPES[precision], device) as (theirs, ours),
         torch.inference_mode(),
@@ -201,7 +202,7 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         expected, found = theirs(tokens).float(), ours(tokens).float()
         distance = ((found - expected).abs().max() / expected.abs().max()).item()
         del expected, found
-        turn = [("transformers", theirs), ("sheepop", ours)]
+        turn = [("transformers", theirs), ("sheepop", ours), ("again", theirs)]
         for number in range(-2, rounds):
             turn.reverse()
             for contestant, run in turn:
@@ -212,9 +213,11 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
                 if number >= 0:
                     times[contestant].append((time.perf_counter() - wall, time.process_time() - processor))
     medians = {who: [statistics.median(column) for column in zip(*found, strict=True)] for who, found in times.items()}
-    pairs = zip(times["transformers"], times["sheepop"], strict=True)
-    ratios = zip(*((there[0] / here[0], there[1] / here[1]) for there, here in pairs), strict=True)
-    ratio, processor_ratio = map(statistics.median, ratios)
+
+    def ratio(other: str, clock: int) -> float:
+        pairs = zip(times["transformers"], times[other], strict=True)
+        return statistics.median(theirs[clock] / found[clock] for theirs, found in pairs)
+
     return {
         "family": name,
         "precision": precision,
@@ -224,8 +227,9 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         "equal": distance < TOLERANCES[precision],
         "seconds": {who: wall for who, (wall, _) in medians.items()},
         "processor_seconds": {who: processor for who, (_, processor) in medians.items()},
-        "ratio": ratio,
-        "processor_ratio": processor_ratio,
+        "ratio": ratio("sheepop", 0),
+        "processor_ratio": ratio("sheepop", 1),
+        "ratio_to_itself": ratio("again", 0),
     }
 
 
@@ -248,7 +252,9 @@ def main() -> int:
     size = Size(**{**vars(SIZES[name]), **changes})
     threads = torch.get_num_threads()
     print(f"{name}, {size.rows} x {size.length} tokens, {options.precision}, {device}, {threads} threads")
-    print(f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'distance':>9}")
+    print(
+        f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'itself':>7} {'distance':>9}"
+    )
     results = []
     for family in options.families:
         row = measure(family, size, options.precision, device, options.rounds)
@@ -257,7 +263,7 @@ def main() -> int:
         differs = "" if row["equal"] else "  logits differ"
         print(
             f"{family:<10} {theirs:>10,.1f} ms {ours:>7,.1f} ms {row['ratio']:>6.2f} {row['processor_ratio']:>10.2f} "
-            f"{row['distance']:>9.1e}{differs}",
+            f"{row['ratio_to_itself']:>7.2f} {row['distance']:>9.1e}{differs}",
             flush=True,
         )
     import transformers
