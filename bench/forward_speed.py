@@ -252,9 +252,8 @@ def main() -> int:
     size = Size(**{**vars(SIZES[name]), **changes})
     threads = torch.get_num_threads()
     print(f"{name}, {size.rows} x {size.length} tokens, {options.precision}, {device}, {threads} threads")
-    print(
-        f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'itself':>7} {'distance':>9}"
-    )
+    columns = f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'itself':>7}"
+    print(f"{columns} {'distance':>9}")
     results = []
     for family in options.families:
         row = measure(family, size, options.precision, device, options.rounds)
