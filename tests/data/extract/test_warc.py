@@ -250,7 +250,8 @@ def test_an_archive_cut_off_anywhere_gives_what_comes_before_and_says_that_it_is
 def test_damaged_archives_are_read_or_refused(read_as: ReadAs, damaged: Callable[..., Iterator[bytes]]) -> None:
     for compressed in (True, False):
         archive = Archive(compressed=compressed).response("http://a.example/1").response("http://a.example/2")
-        archive.response("http://a.example/3", chunked(gzip.compress(PAGE, mtime=0)), headers=(("Content-Encoding", "gzip"),))
+        body = chunked(gzip.compress(PAGE, mtime=0))
+        archive.response("http://a.example/3", body, headers=(("Content-Encoding", "gzip"),))
         for copy in damaged(archive.data):
             for item in read_as("warc", copy):
                 assert isinstance(item, Refused) or item.text.strip()
