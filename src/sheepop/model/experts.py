@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
-from sheepop.model.feedforward import ACTIVATIONS, FeedForward
+from sheepop.model.feedforward import ACTIVATIONS, FeedForward, apply_gate
 from sheepop.model.grouped_product import grouped_product
 from sheepop.model.probe import Probe
 
@@ -113,7 +113,8 @@ class Experts(nn.Module):
         if self.gate_proj is None:
             hidden_MF = self.activation(self.pre_activation(up_MF))
         else:
-            hidden_MF = self.activation(self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))) * up_MF
+            gate_MF = self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))
+            hidden_MF = apply_gate(self.activation(gate_MF), up_MF)
         return apply(self.dropout(self.hidden(hidden_MF)), self.down_proj, self.down_bias)
 
 

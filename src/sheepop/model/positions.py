@@ -43,7 +43,7 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     width = cos.shape[-1]
     first, second, rest = torch.split(x_BHTC, [width, width, x_BHTC.shape[-1] - 2 * width], dim=-1)
     # Each product is added where it is computed: attention waits for memory here, not for arithmetic.
-    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
+    turned = ((first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin))
     return torch.cat((*(part.to(x_BHTC.dtype) for part in turned), rest), dim=-1)
 
 
