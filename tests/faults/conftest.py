@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from .launcher import Launcher
+
 SETTINGS = (
     "tokenizer.algorithm=char",
     "model.d_model=16",
@@ -78,15 +80,18 @@ class Reference:
 
     text: Path
     path: Path
+    launcher: Launcher
     settings: tuple[str, ...] = SETTINGS
 
-    @classmethod
-    def made(cls, text: Path, path: Path, *settings: str) -> Reference:
-        """Trains it on `text`, with `settings` in place of the usual ones where they differ."""
-        reference = cls(text, path, (*SETTINGS, *settings))
-        done = finished([sys.executable, "-m", "sheepop", *reference.options(reference.path)])
+    def made(self, text: Path, path: Path, *settings: str) -> Reference:
+        """Another such run, on `text`, with `settings` in place of the usual ones where they differ."""
+        return Reference(text, path, self.launcher, (*SETTINGS, *settings)).trained()
+
+    def trained(self) -> Reference:
+        """Itself, after the run; by a process that loads its libraries itself, as all others then prove equal to."""
+        done = finished([sys.executable, "-m", "sheepop", *self.options(self.path)])
         assert done.returncode == 0, done.stderr
-        return reference
+        return self
 
     def options(self, run: Path, *settings: str, data: Path | None = None, resume: bool = False) -> list[str]:
         """What ``sheepop`` is told for a run like this one."""
@@ -99,8 +104,8 @@ class Reference:
 
     def killed(self, module: str, name: str, count: int, run: Path) -> None:
         """Begins a run and kills it at the call number `count` of a function."""
-        action = "os.kill(os.getpid(), signal.SIGKILL)"
-        done = finished(self.disturbed(action, module, name, count, self.options(run)))
+        disturbance = ["os.kill(os.getpid(), signal.SIGKILL)", module, name, str(count)]
+        done = self.launcher.run([*disturbance, *self.options(run)], DISTURBED)
         assert done.returncode == -signal.SIGKILL, done.stderr
 
     @contextmanager
@@ -119,7 +124,7 @@ class Reference:
 
     def resume(self, run: Path, **options: Any) -> str:
         """Goes on with a run to its end, at which it must be equal to this one; what was said on the way."""
-        done = finished([sys.executable, "-m", "sheepop", *self.options(run, resume=True, **options)])
+        done = self.launcher.run(self.options(run, resume=True, **options))
         assert done.returncode == 0, done.stderr
         self.require_equal(run)
         return done.stderr
@@ -153,13 +158,21 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def reference(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Forty steps."""
-    return Reference.made(text_folder, tmp_path_factory.mktemp("reference") / "run")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="session")
-def short_reference(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(text_folder: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Forty steps."""
+    return Reference(text_folder, tmp_path_factory.mktemp("reference") / "run", launcher).trained()
+
+
+@pytest.fixture(scope="session")
+def short_reference(text_folder: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A run of few checkpoints, all of which but one are removed again."""
     settings = ("training.max_steps=12", "training.eval_interval=6", "training.keep_checkpoints=1")
-    return Reference.made(text_folder, tmp_path_factory.mktemp("short") / "run", *settings)
+    path = tmp_path_factory.mktemp("short") / "run"
+    return Reference(text_folder, path, launcher, (*SETTINGS, *settings)).trained()

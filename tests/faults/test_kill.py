@@ -113,15 +113,14 @@ SLICES = 8  # each with its own time limit
 def moments(short_reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many moments at the disk a whole run has."""
     run = tmp_path_factory.mktemp("counted") / "run"
-    program = [sys.executable, "-c", AT_THE_DISK, "0", *short_reference.options(run)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=True)
+    done = short_reference.launcher.run(["0", *short_reference.options(run)], AT_THE_DISK)
+    assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
 
 
 def kill_at_the_disk(reference: Reference, run: Path, moment: int) -> None:
     """Kills a run there and resumes it to the end."""
-    program = [sys.executable, "-c", AT_THE_DISK, str(moment), *reference.options(run)]
-    killed = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    killed = reference.launcher.run([str(moment), *reference.options(run)], AT_THE_DISK)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     reference.resume(run)
 
@@ -142,15 +141,7 @@ def test_killed_in_every_rename_and_flush(short_reference: Reference, moments: i
 
 def kill_somewhere(reference: Reference, run: Path, seconds: float) -> bool:
     """Kills a run after so many seconds and resumes it to the end; false when it had ended before."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sheepop", *reference.options(run)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    was_killed = process.returncode == -signal.SIGKILL
+    was_killed = reference.launcher.run(reference.options(run), kill_after=seconds).returncode == -signal.SIGKILL
     reference.resume(run)
     return was_killed
 
@@ -160,7 +151,7 @@ def lifetime(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> 
     """Seconds that a whole run takes."""
     run = tmp_path_factory.mktemp("timed") / "run"
     started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "sheepop", *reference.options(run)], capture_output=True, check=True)
+    assert reference.launcher.run(reference.options(run)).returncode == 0
     return time.monotonic() - started
 
 
