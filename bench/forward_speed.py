@@ -1,10 +1,10 @@
 """The forward pass of every family of models that can be imported, beside that of transformers.
 
 A model of each family with random weights is saved by transformers, imported, and run by both on the same tokens in
-the same data type, in turn, in one process. Logits must agree. Shown are median times, and the median of the ratios of
-neighbouring passes, which what slows the machine down for a while changes less than the times: above 1 SheepOp is
-faster. The processor's own time is compared as well, which other programs disturb less, and transformers with itself,
-in the same way: how far that is from 1 is how little a difference means.
+the same data type, in turn, in one process. Logits must agree. Shown are median times, and the median of how many times
+as long as one of our passes those of transformers before and after it took, on average: what slows the machine down
+for a while changes that less than the times. Above 1 SheepOp is faster. `+-` is the standard error of that median; the
+processor's own time is compared as well.
 
 python bench/forward_speed.py --quick
 python bench/forward_speed.py --json bench/results/forward_speed.json
@@ -14,6 +14,7 @@ python bench/forward_speed.py --device cuda --size large --precision bf16
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -191,10 +192,17 @@ def contestants(
 
 
 def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> dict[str, Any]:
-    """Median seconds and ratios of both, wall and processor time, taken in turn; who is first changes."""
+    """Median seconds and ratios of both, wall and processor time, taken in turn."""
     tokens = torch.randint(4, size.vocabulary, (size.rows, size.length), generator=torch.Generator().manual_seed(1))
     tokens = tokens.to(device)
-    times: dict[str, list[tuple[float, float]]] = {"transformers": [], "sheepop": [], "again": []}
+
+    def timed(run: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, float]:
+        synchronize(device)
+        wall, processor = time.perf_counter(), time.process_time()
+        run(tokens)
+        synchronize(device)
+        return time.perf_counter() - wall, time.process_time() - processor
+
     with (
         contestants(FAMILIES[name], size, DTYPES[precision], device) as (theirs, ours),
         torch.inference_mode(),
@@ -202,22 +210,17 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         expected, found = theirs(tokens).float(), ours(tokens).float()
         distance = ((found - expected).abs().max() / expected.abs().max()).item()
         del expected, found
-        turn = [("transformers", theirs), ("sheepop", ours), ("again", theirs)]
-        for number in range(-2, rounds):
-            turn.reverse()
-            for contestant, run in turn:
-                synchronize(device)
-                wall, processor = time.perf_counter(), time.process_time()
-                run(tokens)
-                synchronize(device)
-                if number >= 0:
-                    times[contestant].append((time.perf_counter() - wall, time.process_time() - processor))
-    medians = {who: [statistics.median(column) for column in zip(*found, strict=True)] for who, found in times.items()}
-
-    def ratio(other: str, clock: int) -> float:
-        pairs = zip(times["transformers"], times[other], strict=True)
-        return statistics.median(theirs[clock] / found[clock] for theirs, found in pairs)
-
+        for _ in range(2):
+            timed(theirs), timed(ours)
+        others, own = [timed(theirs)], []
+        for _ in range(rounds):
+            own.append(timed(ours))
+            others.append(timed(theirs))
+    (wall, processor), (seconds, processor_seconds) = (
+        [statistics.median(column) for column in zip(*found, strict=True)] for found in (others, own)
+    )
+    turns = list(zip(others[:-1], own, others[1:], strict=True))
+    ratios = [[(before[clock] + after[clock]) / 2 / found[clock] for before, found, after in turns] for clock in (0, 1)]
     return {
         "family": name,
         "precision": precision,
@@ -225,12 +228,19 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         "length": size.length,
         "distance": distance,
         "equal": distance < TOLERANCES[precision],
-        "seconds": {who: wall for who, (wall, _) in medians.items()},
-        "processor_seconds": {who: processor for who, (_, processor) in medians.items()},
-        "ratio": ratio("sheepop", 0),
-        "processor_ratio": ratio("sheepop", 1),
-        "ratio_to_itself": ratio("again", 0),
+        "seconds": {"transformers": wall, "sheepop": seconds},
+        "processor_seconds": {"transformers": processor, "sheepop": processor_seconds},
+        "ratio": statistics.median(ratios[0]),
+        "processor_ratio": statistics.median(ratios[1]),
+        "standard_error": standard_error(ratios[0]),
     }
+
+
+def standard_error(values: list[float]) -> float:
+    """Of their median, for values that are spread normally but for some strays: by the median absolute deviation."""
+    middle = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return (math.pi / 2 / len(values)) ** 0.5 * deviation
 
 
 def main() -> int:
@@ -252,7 +262,7 @@ def main() -> int:
     size = Size(**{**vars(SIZES[name]), **changes})
     threads = torch.get_num_threads()
     print(f"{name}, {size.rows} x {size.length} tokens, {options.precision}, {device}, {threads} threads")
-    columns = f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'processor':>10} {'itself':>7}"
+    columns = f"{'family':<10} {'transformers':>13} {'SheepOp':>10} {'ratio':>6} {'+-':>6} {'processor':>10}"
     print(f"{columns} {'distance':>9}")
     results = []
     for family in options.families:
@@ -261,8 +271,8 @@ def main() -> int:
         theirs, ours = (1e3 * row["seconds"][who] for who in ("transformers", "sheepop"))
         differs = "" if row["equal"] else "  logits differ"
         print(
-            f"{family:<10} {theirs:>10,.1f} ms {ours:>7,.1f} ms {row['ratio']:>6.2f} {row['processor_ratio']:>10.2f} "
-            f"{row['ratio_to_itself']:>7.2f} {row['distance']:>9.1e}{differs}",
+            f"{family:<10} {theirs:>10,.1f} ms {ours:>7,.1f} ms {row['ratio']:>6.3f} {row['standard_error']:>6.3f} "
+            f"{row['processor_ratio']:>10.3f} {row['distance']:>9.1e}{differs}",
             flush=True,
         )
     import transformers

@@ -6,8 +6,8 @@
 `files`: the quickstart's defaults, and nanoGPT's model with its best small recipe for a CPU (4 layers, d 128, T 64, 12
 rows, AdamW at 1e-3), get the same files, the same tokenizer and the same minutes; the quickstart's minutes include
 its tokenizer, measurements and validations, nanoGPT's are steps alone. `shakespeare`: 2,000 steps of that recipe by
-characters, and of the same size with SheepOp's present defaults (rotary positions, RMSNorm, SwiGLU, Muon). The
-held-out text is the same for both, every token counted once.
+characters, and recipes/shakespeare-characters.yaml, which has the same size. The held-out text is the same for both,
+every token counted once.
 
 PATH is a checkout of nanoGPT, whose ``model.py`` is imported.
 """
@@ -40,6 +40,7 @@ from sheepop.jobs.training_data import build_batches
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 12, 64, 128, 4, 4
 RATE, LOWEST_RATE, WARMUP, CLIP = 1e-3, 1e-4, 100, 1.0
 STEPS = 2000
+RECIPE = Path(__file__).parent.parent / "recipes" / "shakespeare-characters.yaml"
 PUBLISHED = 1.88  # the loss on held-out text that nanoGPT's documentation names for this recipe
 Progress = Callable[[int], float]
 
@@ -116,41 +117,22 @@ def compare_files(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def compare_shakespeare(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Both for `STEPS` steps of the same size on one text, letter by letter."""
-    tree = {
-        "model": {
-            "d_model": WIDTH,
-            "num_layers": LAYERS,
-            "num_heads": HEADS,
-            "max_seq_len": LENGTH,
-            "dropout": 0.0,
-            "position_encoding": "rope",
-            "norm": "rmsnorm",
-            "activation": "swiglu",
-            "bias": False,
-        },
-        "tokenizer": {"algorithm": "char"},
-        "data": {"paths": options.data, "split": "tail", "validation_fraction": 0.1},
-        "training": {
-            "max_steps": STEPS,
-            "global_batch_size": ROWS,
-            "optimizer": "muon",
-            "learning_rate": 8e-3,
-            "warmup_steps": WARMUP,
-            "eval_interval": STEPS // 20,
-            "eval_tokens": 16384,
-            "sample_interval": STEPS,
-        },
+    changes = {
+        "data": {"paths": options.data},
+        "training": {"max_steps": STEPS, "eval_interval": STEPS // 20, "eval_tokens": 16384, "sample_interval": STEPS},
         "output_dir": str(work / "run"),
         "device": "cpu",
     }
-    config = load_config(base=tree)
+    config = load_config(RECIPE, options=changes)
+    sizes = config.model.d_model, config.model.num_layers, config.model.max_seq_len, config.training.global_batch_size
+    assert sizes == (WIDTH, LAYERS, LENGTH, ROWS), sizes
     outcome = run_training(config, console=Console(quiet=True))
     assert outcome.scores is not None
     rows = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
     corpus = Corpus.open(work / "run" / "corpus")
     model, _, seconds = train_nanogpt(options.against, corpus, lambda step: step / STEPS)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
-    reached = next((row for row in rows if row["split"] == "val" and row["loss"] <= PUBLISHED), None)
+    reached = next((row for row in rows if row["split"] == "validation" and row["loss"] <= PUBLISHED), None)
     return {
         "steps": STEPS,
         "rows": batches.num_samples,
