@@ -15,12 +15,8 @@ def resolve_device(name: str) -> str:
 
     For ``cuda`` the library of matrix products is told to give the same bits every time, unless the environment says
     otherwise: it looks at its variable once, at the first product, and deterministic training is refused without.
-    On a CPU torch is told to take large tensors from huge pages, which it decides at its first tensor: a fresh tensor
-    of 150 MB is otherwise written at a fifth of the speed, since the system hands it over page by page.
     """
     import torch
-
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
     present = {
         "cuda": torch.cuda.is_available(),

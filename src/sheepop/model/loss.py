@@ -251,7 +251,10 @@ class _WeightGradient:
 
 def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
     """``c tanh(logits / c)`` (Gemma 2, 2024), or the logits as they are."""
-    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+    if soft_cap is None:
+        return logits
+    bounded = (logits / soft_cap).tanh_()  # of new memory, which a large vocabulary makes dear
+    return bounded * soft_cap if torch.is_grad_enabled() else bounded.mul_(soft_cap)
 
 
 def _losses_then_gradients(

@@ -35,7 +35,8 @@ def attend_stepwise(
     rows_BKRC = (q_BHTC * (scale if soft_cap is None else scale / soft_cap)).reshape(batch, kv_heads, -1, width)
     scores_BHTS = (rows_BKRC @ k_BKSC.transpose(-2, -1)).view(batch, heads, queries, keys)
     if soft_cap is not None:
-        scores_BHTS = torch.tanh(scores_BHTS)
+        # The backward pass of a product does not ask for its result.
+        scores_BHTS = scores_BHTS.tanh_()
     scores_BHTS = _masked(scores_BHTS, mask, 1.0 if soft_cap is None else soft_cap)
     if probes is not None:
         scores_BHTS = probes[0](scores_BHTS)
@@ -62,4 +63,7 @@ def _masked(scores_BHTS: Tensor, mask: AttentionMask, factor: float) -> Tensor:
         if allowed is None:
             return scores_BHTS if factor == 1.0 else scores_BHTS * factor
         added = scores_BHTS.new_zeros(()).masked_fill(~allowed, -torch.inf)
-    return torch.add(added.to(scores_BHTS.dtype), scores_BHTS, alpha=factor)
+    added = added.to(scores_BHTS.dtype)
+    if torch.is_grad_enabled():
+        return torch.add(added, scores_BHTS, alpha=factor)
+    return (scores_BHTS if factor == 1.0 else scores_BHTS.mul_(factor)).add_(added)
