@@ -211,7 +211,8 @@ def measure(name: str, size: Size, precision: str, device: str, rounds: int) -> 
         distance = ((found - expected).abs().max() / expected.abs().max()).item()
         del expected, found
         for _ in range(2):
-            timed(theirs), timed(ours)
+            timed(theirs)
+            timed(ours)
         others, own = [timed(theirs)], []
         for _ in range(rounds):
             own.append(timed(ours))
