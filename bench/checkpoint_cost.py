@@ -1,27 +1,31 @@
-"""What asynchronous checkpoints cost the training loop: the same training without any and with one every few steps.
+"""What asynchronous checkpoints cost the training loop: the steps behind one beside the steps long after it.
 
-python bench/checkpoint_cost.py --preset llama-15m --steps 120 --every 30 --json bench/results/checkpoint_cost.json
+python bench/checkpoint_cost.py --preset llama-4m --checkpoints 20 --every 30 --json bench/results/checkpoint_cost.json
 
-Both are whole runs of the loop as `sheepop train` has it, in turn, on the same corpus, of the standard library. The
-seconds are those between the first and the last row of ``metrics.jsonl``, by the clock on the wall: the copies that
-the loop waits for are in it, and what the writing takes away from the steps beside it. The checkpoint at the end of a
-run, for which there is nothing left to overlap with, is not. The ratio is the median over the rounds.
+One whole run of the loop as `sheepop train` has it, on a corpus of the standard library, with a checkpoint every few
+steps. Each step is timed by the clock on the wall, from one row of ``metrics.jsonl`` to the next: the copies that the
+loop waits for are in it, and what the writing takes away from the steps beside it. Of the steps from one checkpoint to
+the next the first half bears its cost and the second half does not; the difference of their means, over all of
+them, is what a checkpoint costs. The one at the end of the run, for which there is nothing left to overlap with, is
+left out. How much longer the first steps took one by one shows that the writing was over within its half.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from record import add_json_option, write_record
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.jobs.config import load_config
+from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.train import run_training
 from sheepop.model.cost import num_parameters
@@ -31,7 +35,7 @@ from texts import code_files
 
 VOCABULARY = 2048
 CODE_BYTES = 1_500_000
-FIRST_ROW = 5  # steps before the timed ones
+SHOWN = 8  # steps behind a checkpoint in the table
 MEBIBYTE = 2**20
 
 
@@ -49,49 +53,41 @@ def write_corpus(place: Path) -> Path:
     return place / "corpus"
 
 
-def train_once(corpus: Path, run: Path, options: argparse.Namespace, every: int, *settings: str) -> dict[str, Any]:
-    """Trains once; the seconds of the timed steps, the loss of the last, and the bytes of a checkpoint."""
+def train(corpus: Path, run: Path, options: argparse.Namespace) -> SheepOpConfig:
+    """Trains in the precision and compilation that a run chooses here; returns the resolved configuration."""
     given = (
         f"data.paths={corpus}",
         f"output_dir={run}",
         f"device={options.device}",
         f"model.preset={options.preset}",
-        f"training.max_steps={options.steps}",
+        f"training.max_steps={(options.checkpoints + 1) * options.every}",
         f"training.global_batch_size={options.rows}",
-        f"training.checkpoint_interval={every}",
-        f"training.sample_interval={options.steps}",
-        f"training.log_interval={FIRST_ROW}",
-        *settings,
+        f"training.checkpoint_interval={options.every}",
+        f"training.sample_interval={(options.checkpoints + 1) * options.every}",
+        "training.log_interval=1",
     )
+    # A run keeps checkpoints of these shares of its steps whatever it is told.
+    vars(loop)["MILESTONES"] = ()
     run_training(load_config(overrides=given))
-    rows, _ = read_json_lines(run / "metrics.jsonl")
-    checkpoint = RunDirectory(run).checkpoint(options.steps)
-    return {
-        "seconds": rows[-1]["seconds"] - rows[0]["seconds"],
-        "loss": rows[-1]["loss"],
-        "bytes": sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()),
-    }
+    return load_config(base=read_config_file(run / "config.yaml"))
+
+
+def seconds_by_distance(rows: list[dict[str, Any]], every: int) -> NDArray[np.float64]:
+    """Seconds of the steps (checkpoints, `every`): in column i those of the step that is i + 1 behind a checkpoint."""
+    at = np.array([row["seconds"] for row in rows if row["split"] == "train"])
+    steps = np.diff(at)  # of the second step and those after it
+    return steps[every - 1 :].reshape(-1, every)
 
 
 def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """Both in turn, `options.rounds` times, in the precision and compilation that a run chooses here."""
-    # A run keeps checkpoints of these shares of its steps whatever it is told; here they would be in both.
-    vars(loop)["MILESTONES"] = ()
-    corpus = write_corpus(place)
-    first = train_once(corpus, place / "first", options, options.steps)
-    config = load_config(base=read_config_file(place / "first" / "config.yaml"))
-    chosen = (f"training.precision={config.training.precision}", f"training.compile={config.training.compile}")
-    rounds: list[dict[str, float]] = []
-    for number in range(options.rounds):
-        found = {}
-        for name, every in (("none", options.steps), ("checkpoints", options.every)):
-            done = train_once(corpus, place / f"{name}-{number}", options, every, *chosen)
-            if done["loss"] != first["loss"]:
-                raise SystemExit(f"a training lost {done['loss']}, another {first['loss']}: it is not the same work")
-            found[name] = done["seconds"]
-        rounds.append(found)
-    count = (options.steps - 1) // options.every
-    medians = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
+    """The cost of a checkpoint, its standard error over the checkpoints, and what it is a share of."""
+    config = train(write_corpus(place), place / "run", options)
+    rows, _ = read_json_lines(place / "run" / "metrics.jsonl")
+    checkpoint = RunDirectory(place / "run").checkpoint((options.checkpoints + 1) * options.every)
+    seconds, half = seconds_by_distance(rows, options.every), options.every // 2
+    costs = half * (seconds[:, :half].mean(1) - seconds[:, half:].mean(1))
+    step = float(seconds[:, half:].mean())
+    between = options.every * step
     return {
         "preset": options.preset,
         "parameters": num_parameters(config.model),
@@ -99,14 +95,14 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
         "precision": config.training.precision,
         "compiled": config.training.compile,
         "rows": options.rows,
-        "steps": options.steps - FIRST_ROW,
         "every": options.every,
-        "checkpoints": count,
-        "checkpoint_bytes": first["bytes"],
-        "seconds": medians,
-        "seconds_per_checkpoint": (medians["checkpoints"] - medians["none"]) / count,
-        "ratio": statistics.median(found["checkpoints"] / found["none"] for found in rounds),
-        "rounds": rounds,
+        "checkpoints": len(costs),
+        "checkpoint_bytes": sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()),
+        "seconds_per_step": step,
+        "seconds_per_checkpoint": float(costs.mean()),
+        "share": float(costs.mean()) / between,
+        "standard_error": float(costs.std(ddof=1)) / len(costs) ** 0.5 / between,
+        "longer_by_distance": (np.median(seconds, axis=0) / np.median(seconds[:, half:]) - 1).tolist(),
     }
 
 
@@ -115,28 +111,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="llama-4m", help="model preset")
     parser.add_argument("--rows", type=int, default=8, help="rows of a step")
-    parser.add_argument("--steps", type=int, default=120, help="steps of a training")
+    parser.add_argument("--checkpoints", type=int, default=20, help="checkpoints whose cost is measured")
     parser.add_argument("--every", type=int, default=30, help="steps from one checkpoint to the next")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     add_json_option(parser)
     options = parser.parse_args()
-    if not FIRST_ROW < options.every < options.steps:
-        parser.error(f"--every must be more than {FIRST_ROW} and less than --steps")
+    if options.every < 4 or options.checkpoints < 2:
+        parser.error("--every must be at least 4 and --checkpoints at least 2")
     options.device = resolve_device(options.device)
     with tempfile.TemporaryDirectory() as place:
         found = measure(options, Path(place))
     print(
-        f"{found['preset']} ({found['parameters']:,} parameters), {found['precision']}, {found['rows']} rows a step, "
-        f"{found['checkpoint_bytes'] / MEBIBYTE:,.0f} MiB a checkpoint"
+        f"{found['preset']} ({found['parameters']:,} parameters), {found['precision']}, {found['rows']} rows a step of "
+        f"{found['seconds_per_step'] * 1e3:,.0f} ms, {found['checkpoint_bytes'] / MEBIBYTE:,.0f} MiB a checkpoint"
     )
-    print(f"{'training':<24} {'checkpoints':>11} {'seconds':>9} {'step':>10} {'ratio':>7}")
-    lines = (
-        ("without", 0, found["seconds"]["none"], 1.0),
-        (f"one every {options.every} steps", found["checkpoints"], found["seconds"]["checkpoints"], found["ratio"]),
+    print(
+        f"{found['checkpoints']} checkpoints, one every {options.every} steps: "
+        f"{found['seconds_per_checkpoint'] * 1e3:,.0f} ms each, "
+        f"{found['share']:.2%} of the time (standard error {found['standard_error']:.2%})"
     )
-    for name, count, seconds, ratio in lines:
-        print(f"{name:<24} {count:>11} {seconds:>9.2f} {seconds / found['steps'] * 1e3:>7,.0f} ms {ratio:>7.3f}")
+    longer = ", ".join(f"{share:+.0%}" for share in found["longer_by_distance"][:SHOWN])
+    print(f"the steps behind a checkpoint took longer by: {longer}")
     write_record(options.json, found)
 
 

@@ -114,7 +114,7 @@ def score_tokens(
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in work.chunks(labels_N, _places(labels_N), None):
-                logits_RV = hidden_ND[rows].to(work.dtype) @ work.weight.t()
+                logits_RV = work.logits(hidden_ND[rows].to(work.dtype))
                 for part, wanted in work.blocks(logits_RV, labels_N[rows]):
                     loss += F.cross_entropy(cap(part.to(work.exact), soft_cap), wanted, reduction="sum")
                     correct += (part.argmax(-1) == wanted).sum()
@@ -126,13 +126,14 @@ def _places(labels_N: Tensor) -> Places:
     return slice(None) if bool(supervised.all()) else supervised.nonzero()[:, 0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
     """In what arithmetic logits are computed, and how many rows at a time."""
 
     dtype: torch.dtype  # of matrix products
     exact: torch.dtype  # of exponentials and sums
     weight: Tensor  # (V, D), in `dtype`
+    memory: Tensor | None = None  # of the logits of a chunk
 
     @classmethod
     def of(cls, hidden_ND: Tensor, weight_VD: Tensor, weight_cast: Tensor | None) -> _Work:
@@ -154,6 +155,13 @@ class _Work:
         for start in range(0, count, max(1, size)):
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """The logits of a chunk (R, V), in the memory of those before: on a CPU, fresh memory of that size is dear."""
+        rows, size = hidden_RD.shape[0], self.weight.shape[0]
+        if self.memory is None or self.memory.shape[0] < rows:
+            self.memory = torch.empty(rows, size, dtype=self.dtype, device=hidden_RD.device)
+        return torch.mm(hidden_RD, self.weight.t(), out=self.memory[:rows])
 
     def blocks(self, logits_RV: Tensor, labels_R: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels cut into as many rows as are worked through together."""
@@ -197,7 +205,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in work.chunks(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(work.dtype)
-                logits_RV = hidden_RD @ work.weight.t()
+                logits_RV = work.logits(hidden_RD)
                 for part, wanted in work.blocks(logits_RV, labels_N[rows]):
                     sums += _losses_then_gradients(part, wanted, terms, soft_cap, work.exact)
                 if grad_hidden is not None:

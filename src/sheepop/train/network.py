@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,16 +94,33 @@ class Network:
 class _CastEmbedding(nn.Embedding):
     """Looks up float32 vectors and casts what was found.
 
-    A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. It is sparse
-    where the output projection, which is the same parameter, has filled in the rest by then.
+    A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. Where the output
+    projection is the same parameter, its gradient is there by then, and only the rows of the tokens that occur are
+    added to it: `sparse` does so.
     """
 
     def __init__(self, embedding: nn.Embedding, dtype: torch.dtype, sparse: bool) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
         self.weight, self._dtype = embedding.weight, dtype
+        if sparse and embedding.weight.requires_grad:
+            # A leaf of its own in the same memory: autograd would add a sparse gradient to a copy of the dense one.
+            self.weight = nn.Parameter(embedding.weight.detach())
+            self.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_add_rows, embedding.weight)
+            )
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return super().forward(input_ids).to(self._dtype)
+
+
+def _add_rows(master: nn.Parameter, embedding: Tensor) -> None:
+    """Adds the sparse gradient of `embedding` to that of `master`."""
+    rows, embedding.grad = embedding.grad, None
+    assert rows is not None
+    if master.grad is None:
+        master.grad = rows.to_dense()
+    else:
+        master.grad.add_(rows)
 
 
 def _computed_with(model: Transformer) -> list[nn.Parameter]:
