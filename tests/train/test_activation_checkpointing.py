@@ -244,8 +244,8 @@ def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:
     with Products() as products:
         hidden, labels = torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.long)
         linear_cross_entropy(hidden, torch.zeros(40_000, 2), labels)
-    assert logits_bytes(1000, 40_000, torch.float32, "cpu") == max(products.sizes) < 64 << 20
-    assert len(products.sizes) == 3
+    assert logits_bytes(1000, 40_000, torch.float32, "cpu") == max(products.sizes) < 128 << 20
+    assert len(products.sizes) == 2
 
 
 # State and loss 950, twice the rest is 150, four blocks of 100: 1500. Selective keeps 50 of a block and full 10, and

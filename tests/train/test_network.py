@@ -200,8 +200,8 @@ def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
         expected = rounded.hidden_states(batch)
     assert hidden.dtype == torch.bfloat16
     assert (hidden.float() - expected).norm() / expected.norm() < 0.02
-    assert network.head_cast is not None
-    assert torch.equal(network.head_cast, model.lm_head.weight.bfloat16())
+    assert network.head.cast is not None
+    assert torch.equal(network.head.cast, model.lm_head.weight.bfloat16())
 
 
 def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
@@ -209,8 +209,41 @@ def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
     network = Network(model, precision="fp32", device="cpu")
     own = {parameter.data_ptr() for parameter in model.parameters()}
     assert {parameter.data_ptr() for parameter in network.modules.parameters()} == own
-    assert network.head is model.lm_head.weight
-    assert network.head_cast is None
+    assert network.head.weight is model.lm_head.weight
+    assert network.head.cast is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(precision: str) -> None:
+    """Those of a step after another equal those of a first one; where they are kept, both add up."""
+
+    def gradients(model: Transformer) -> list[torch.Tensor]:
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    def steps(*rows: int, keep: bool) -> list[torch.Tensor]:
+        model = make_model()
+        network = Network(model, precision=precision, device="cpu")
+        for count in rows:
+            model.zero_grad() if not keep else None
+            accumulate_gradients(network, NextToken(), prepared(count, 2))
+        return gradients(model)
+
+    first, second = steps(4, keep=False), steps(6, keep=False)
+    assert len(first) == len(list(make_model().parameters()))
+    for alone, after in zip(second, steps(4, 6, keep=False), strict=True):
+        assert torch.equal(after, alone)
+    for one, other, both in zip(first, second, steps(4, 6, keep=True), strict=True):
+        torch.testing.assert_close(both, one + other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_projection() -> None:
+    model = make_model()
+    network = Network(model, precision="fp32", device="cpu")
+    torch.autograd.backward(network.modules.embedding(torch.tensor([[1, 3, 3]])).sum())
+    expected = torch.zeros(V, 32)
+    expected[1], expected[3] = 1.0, 2.0
+    assert model.embedding.weight.grad is not None
+    assert torch.equal(model.embedding.weight.grad, expected)
 
 
 def test_the_objective_and_the_plain_loss_are_told_apart() -> None:

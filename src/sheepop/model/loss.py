@@ -21,7 +21,7 @@ IGNORE_INDEX = -100
 Places = Tensor | slice
 
 # Rows whose logits are computed by one matrix product, in bytes: enough rows for the product to be efficient.
-_CHUNK_BYTES = {"cpu": 64 << 20}
+_CHUNK_BYTES = {"cpu": 128 << 20}
 _CHUNK_BYTES_ELSEWHERE = 256 << 20
 # Rows that go through exponential, sum and scaling together, in bytes: on a CPU they stay in its cache meanwhile.
 _BLOCK_BYTES = {"cpu": 4 << 20}
@@ -61,6 +61,33 @@ class LossTerms:
     label_smoothing: float = 0.0
 
 
+@dataclass
+class LossMemory:
+    """Memory that calls of `linear_cross_entropy` hand on to each other: on a CPU, fresh pages cost more than numbers.
+
+    `gradient` (V, D) is where the next call makes the gradient of the weight; it is then the caller's, who may put it
+    back here once nobody reads it any more. `logits` are those of a chunk, which nobody but the call itself reads.
+    """
+
+    logits: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
+        """Memory of `rows` times `size` numbers of the data type of `like` and beside it."""
+        known = self.logits
+        if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
+            known = self.logits = like.new_empty(rows, size)
+        return known[:rows]
+
+    def take_gradient(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory of the shape of the weight, which is not handed out again."""
+        known, self.gradient = self.gradient, None
+        if known is None or known.shape != weight_VD.shape or known.dtype != dtype:
+            return torch.empty_like(weight_VD, dtype=dtype)
+        # A tensor of its own, which autograd takes as the gradient without a copy.
+        return known.detach()
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight_VD: Tensor,
@@ -71,6 +98,7 @@ def linear_cross_entropy(
     weight_cast: Tensor | None = None,
     soft_cap: float | None = None,
     chunk_bytes: int | None = None,
+    memory: LossMemory | None = None,
 ) -> LossSums:
     """The loss of `hidden` (..., D) under the output projection `weight_VD`, for `labels` (...), -100 for none.
 
@@ -80,7 +108,8 @@ def linear_cross_entropy(
 
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
     the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
-    time. Raises `ValueError` when shapes do not fit.
+    time, and `memory` keeps them, and what else is large, for the next call. Raises `ValueError` when shapes do not
+    fit.
     """
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
@@ -90,7 +119,15 @@ def linear_cross_entropy(
     if places is None:
         places = _places(labels_N)
     objective, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2), weight_VD, labels_N, places, weight_cast, terms or LossTerms(), soft_cap, chunk_bytes
+        hidden.flatten(0, -2),
+        weight_VD,
+        labels_N,
+        places,
+        weight_cast,
+        terms or LossTerms(),
+        soft_cap,
+        chunk_bytes,
+        memory or LossMemory(),
     )
     return LossSums(objective, plain)
 
@@ -109,7 +146,7 @@ def score_tokens(
     """
     with torch.no_grad():
         hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
-        work = _Work.of(hidden_ND, weight_VD, None)
+        work = _Work.of(hidden_ND, weight_VD, None, LossMemory())
         loss = torch.zeros((), dtype=work.exact, device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -126,17 +163,17 @@ def _places(labels_N: Tensor) -> Places:
     return slice(None) if bool(supervised.all()) else supervised.nonzero()[:, 0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Work:
     """In what arithmetic logits are computed, and how many rows at a time."""
 
     dtype: torch.dtype  # of matrix products
     exact: torch.dtype  # of exponentials and sums
     weight: Tensor  # (V, D), in `dtype`
-    memory: Tensor | None = None  # of the logits of a chunk
+    memory: LossMemory
 
     @classmethod
-    def of(cls, hidden_ND: Tensor, weight_VD: Tensor, weight_cast: Tensor | None) -> _Work:
+    def of(cls, hidden_ND: Tensor, weight_VD: Tensor, weight_cast: Tensor | None, memory: LossMemory) -> _Work:
         device = hidden_ND.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -146,7 +183,7 @@ class _Work:
             dtype = weight_VD.dtype
         exact = torch.float32 if dtype.itemsize < 4 else dtype
         weight = weight_VD if weight_cast is None else weight_cast
-        return cls(dtype, exact, weight.detach().to(dtype))
+        return cls(dtype, exact, weight.detach().to(dtype), memory)
 
     def chunks(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """The supervised rows in parts of about equal size."""
@@ -157,11 +194,9 @@ class _Work:
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """The logits of a chunk (R, V), in the memory of those before: on a CPU, fresh memory of that size is dear."""
-        rows, size = hidden_RD.shape[0], self.weight.shape[0]
-        if self.memory is None or self.memory.shape[0] < rows:
-            self.memory = torch.empty(rows, size, dtype=self.dtype, device=hidden_RD.device)
-        return torch.mm(hidden_RD, self.weight.t(), out=self.memory[:rows])
+        """The logits of a chunk (R, V), in the memory of the chunk before."""
+        memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
+        return torch.mm(hidden_RD, self.weight.t(), out=memory)
 
     def blocks(self, logits_RV: Tensor, labels_R: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits and labels cut into as many rows as are worked through together."""
@@ -196,9 +231,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         terms: LossTerms,
         soft_cap: float | None,
         chunk_bytes: int | None,
+        memory: LossMemory,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        work = _Work.of(hidden_ND, weight_VD, weight_cast)
+        work = _Work.of(hidden_ND, weight_VD, weight_cast, memory)
         sums = torch.zeros(2, dtype=work.exact, device=hidden_ND.device)
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
         grad_weight = _WeightGradient(work) if for_weight else None
@@ -226,7 +262,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:
                 gradient.mul_(grad_objective)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 class _WeightGradient:
@@ -243,7 +279,7 @@ class _WeightGradient:
     def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
         first = self._sum is None
         if self._sum is None:
-            self._sum = torch.empty_like(self._work.weight, dtype=self._work.exact)
+            self._sum = self._work.memory.take_gradient(self._work.weight, self._work.exact)
         if self._work.dtype == self._work.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return

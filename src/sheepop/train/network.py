@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model import Transformer
+from sheepop.train.output_head import OutputHead
 from sheepop.train.precision import autocast, working_dtype
 
 
 class Network:
-    """Hidden states and the output projection of `model` for training steps; the gradients arrive in `model`.
+    """Hidden states and `head`, the output projection, of `model` for training steps; the gradients arrive in `model`.
 
     In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones. Modules are
     copied, parameters and buffers shared, so that what is compiled here is compiled for training steps only: they have
@@ -25,22 +26,21 @@ class Network:
 
     def __init__(self, model: Transformer, *, precision: str, device: str, compiled: bool = False) -> None:
         self.precision, self.device = precision, device
-        self._head_weight = model.lm_head.weight
-        self._head_cast: Tensor | None = None
         self._masters: list[Tensor] = []
         self._working: list[Tensor] = []
         dtype = working_dtype(precision)
+        self.head = OutputHead(model, dtype, device)
         replaced: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         if dtype is not None:
             replaced |= {id(master): self._working_weight(master, dtype) for master in _computed_with(model)}
         # Tensors are looked up before they are copied: shared, or replaced by their working copy.
         self.modules = copy.deepcopy(model, replaced).train()
-        if dtype is not None:
-            self._head_cast = torch.empty_like(self._head_weight, dtype=dtype, requires_grad=False)
-            self._masters.append(self._head_weight)
-            self._working.append(self._head_cast)
-            sparse = device == "cpu" and self._head_weight is model.embedding.weight
-            self.modules.embedding = _CastEmbedding(model.embedding, dtype, sparse)
+        if self.head.cast is not None:
+            self._masters.append(self.head.weight)
+            self._working.append(self.head.cast)
+        sparse = device == "cpu" and self.head.weight is model.embedding.weight
+        if dtype is not None or sparse:
+            self.modules.embedding = _Embedding(model.embedding, dtype, sparse)
         if compiled:
             self.modules.compile_blocks()
 
@@ -49,6 +49,7 @@ class Network:
         if self._working:
             with torch.no_grad():
                 torch._foreach_copy_(self._working, self._masters)
+        self.head.begin_step()
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The context that forward passes and losses are computed in."""
@@ -57,21 +58,6 @@ class Network:
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """As `hidden_states` of the model, which `inputs` are the arguments of."""
         return self.modules.hidden_states(**inputs)
-
-    @property
-    def head(self) -> Tensor:
-        """The output projection (V, D), whose gradient the loss gives."""
-        return self._head_weight
-
-    @property
-    def logit_soft_cap(self) -> float | None:
-        """What bounds the logits, if anything does."""
-        return self.modules.config.logit_soft_cap
-
-    @property
-    def head_cast(self) -> Tensor | None:
-        """The output projection in the data type of the working copy, if there is one."""
-        return self._head_cast
 
     def _working_weight(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         working = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=master.requires_grad)
@@ -91,15 +77,15 @@ class Network:
         return working
 
 
-class _CastEmbedding(nn.Embedding):
-    """Looks up float32 vectors and casts what was found.
+class _Embedding(nn.Embedding):
+    """Looks up float32 vectors and casts what was found to `dtype`, if one is given.
 
     A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. Where the output
     projection is the same parameter, its gradient is there by then, and only the rows of the tokens that occur are
     added to it: `sparse` does so.
     """
 
-    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype, sparse: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype | None, sparse: bool) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
         self.weight, self._dtype = embedding.weight, dtype
         if sparse and embedding.weight.requires_grad:
@@ -110,10 +96,11 @@ class _CastEmbedding(nn.Embedding):
             )
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return super().forward(input_ids).to(self._dtype)
+        found = super().forward(input_ids)
+        return found if self._dtype is None else found.to(self._dtype)
 
 
-def _add_rows(master: nn.Parameter, embedding: Tensor) -> None:
+def _add_rows(master: Tensor, embedding: Tensor) -> None:
     """Adds the sparse gradient of `embedding` to that of `master`."""
     rows, embedding.grad = embedding.grad, None
     assert rows is not None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.data import Batch
-from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, linear_cross_entropy
+from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
 from sheepop.train.config import TrainingConfig
 from sheepop.train.network import Network
 
@@ -114,15 +114,7 @@ class NextToken(Objective):
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """``-sum log p(label)`` over those positions, without and with the added terms."""
         hidden_BTD = network.hidden_states(batch.inputs)
-        return linear_cross_entropy(
-            hidden_BTD,
-            network.head,
-            batch.labels,
-            self.terms,
-            places=batch.supervised,
-            weight_cast=network.head_cast,
-            soft_cap=network.logit_soft_cap,
-        )
+        return network.head.cross_entropy(hidden_BTD, batch.labels, self.terms, batch.supervised)
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
         """What was minimised, where that is not the cross-entropy."""
