@@ -30,6 +30,7 @@ from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.plan import measure_step
 from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from skipped_products import skip_products
 
 Step = Callable[[int], float]  # the number of a step to its loss
 
@@ -77,6 +78,7 @@ class Contestant:
     precision: str = "fp32"  # fp32, bf16 (float32 weights), all-bf16
     compiled: bool = False
     nanogpt: str | None = None  # the folder of the checkout; SheepOp without one
+    products: bool = True  # false leaves out products of matrices and attention
 
     def to_json(self) -> str:
         """The contestant as an argument of a command."""
@@ -239,6 +241,8 @@ def serve(contestant: Contestant) -> None:
     sys.stdout = sys.stderr  # what a library prints is no answer
     if contestant.nanogpt is None:
         resolve_device(contestant.device)
+    if not contestant.products:
+        skip_products()
     step, parameters = (sheepop if contestant.nanogpt is None else nanogpt)(contestant)
     number = 0
     print(json.dumps({"parameters": parameters}), file=answers, flush=True)

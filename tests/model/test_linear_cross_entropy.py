@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, LossTerms, linear_cross_entropy, score_tokens
+from sheepop.model.loss import LossMemory
 
 N, D, V = 12, 6, 9
 
@@ -113,6 +114,35 @@ def test_the_size_of_a_chunk_makes_no_difference(
         )
         results.append((sums.objective, sums.cross_entropy, *torch.autograd.grad(sums.objective, (hidden, weight))))
     torch.testing.assert_close(*results)
+
+
+def test_calls_share_memory_and_give_what_they_give_without() -> None:
+    memory = LossMemory()
+    for seed, chunk_bytes in ((0, 5 * V * 8), (1, 3 * V * 8), (2, None)):
+        hidden, weight, labels = inputs()
+        hidden = (hidden.detach() + seed).requires_grad_()
+        memory.gradient = kept = torch.full((V, D), torch.nan, dtype=torch.float64)
+        expected = linear_cross_entropy(hidden, weight, labels, chunk_bytes=chunk_bytes)
+        of_expected = torch.autograd.grad(expected.objective, (hidden, weight))
+        found = linear_cross_entropy(hidden, weight, labels, chunk_bytes=chunk_bytes, memory=memory)
+        of_found = torch.autograd.grad(found.objective, (hidden, weight))
+        assert found == expected
+        assert all(torch.equal(one, other) for one, other in zip(of_found, of_expected, strict=True))
+        assert of_found[1].data_ptr() == kept.data_ptr()
+        # It is the caller's now: the next call makes another.
+        assert memory.gradient is None
+        again = linear_cross_entropy(hidden, weight, labels, memory=memory)
+        assert torch.autograd.grad(again.objective, weight)[0].data_ptr() != kept.data_ptr()
+
+
+@pytest.mark.parametrize("fitting", ["shape", "dtype"])
+def test_memory_that_does_not_fit_is_not_used(fitting: str) -> None:
+    hidden, weight, labels = inputs()
+    rows, dtype = (V, torch.float32) if fitting == "shape" else (V + 1, torch.float64)
+    memory = LossMemory(torch.zeros(2, rows, dtype=dtype), torch.zeros(rows, D, dtype=dtype))
+    found = linear_cross_entropy(hidden, weight, labels, memory=memory)
+    expected = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum")
+    torch.testing.assert_close(torch.autograd.grad(found.objective, weight), torch.autograd.grad(expected, weight))
 
 
 def test_a_head_that_is_also_the_embedding_gets_both_gradients() -> None:

@@ -27,7 +27,7 @@ class OutputHead:
         self._gradient: Tensor | None = None
 
     def begin_step(self) -> None:
-        """Called before the first micro-batch of every step; a further one adds to the gradient that this one left."""
+        """Called before the first micro-batch of a step: the memory of the last gradient is free if that is gone."""
         if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
             if self._gradient is None:
                 self._gradient = torch.empty_like(self.weight, requires_grad=False)
