@@ -224,7 +224,8 @@ def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(pr
         model = make_model()
         network = Network(model, precision=precision, device="cpu")
         for count in rows:
-            model.zero_grad() if not keep else None
+            if not keep:
+                model.zero_grad()
             accumulate_gradients(network, NextToken(), prepared(count, 2))
         return gradients(model)
 
