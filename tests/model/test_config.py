@@ -130,6 +130,24 @@ def test_sequences_that_do_not_fit_are_refused():
         model(torch.zeros(1, 3, dtype=torch.long), logits_to_keep=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("positions", (3,)),
+        ("positions", (2, 4)),
+        ("positions", (3, 3)),
+        ("document_ids", (1, 3)),
+        ("document_ids", (3,)),
+    ],
+)
+def test_arguments_of_another_shape_are_refused(name, shape):
+    """With three heads and three tokens, positions without a batch would turn every head by another angle."""
+    sizes = {"vocab_size": 9, "d_model": 12, "num_layers": 1, "num_heads": 3, "max_seq_len": 4}
+    model = blank_model(ModelConfig(**sizes, position_encoding="rope"))
+    with pytest.raises(ValueError, match=rf"{name} have shape \({shape[0]},.*input_ids \(2, 3\)"):
+        model(torch.zeros(2, 3, dtype=torch.long), **{name: torch.zeros(shape, dtype=torch.long)})
+
+
 def test_logits_to_keep_are_the_last_ones():
     model = Transformer(ModelConfig(vocab_size=9, d_model=8, num_layers=1, num_heads=2, max_seq_len=8)).eval()
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
