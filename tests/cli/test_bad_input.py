@@ -154,6 +154,8 @@ def test_a_corpus_built_with_another_tokenizer(
         (("--prompt", "x", "--beams", "0"), ("num_beams",)),
         (("--prompt", "x", "--beams", "3", "--temperature", "0.5"), ("num_beams = 3", "temperature")),
         (("--prompt", "x", "--beams", "3", "--window"), ("num_beams = 3", "on_overflow")),
+        (("--prompt", "x", "--length-penalty", "2"), ("length_penalty = 2.0", "num_beams")),
+        (("--prompt", "x", "--greedy", "--temperature", "0.5"), ("--greedy", "--temperature is 0.5")),
         (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
         (("prompt without option",), ("--prompt",)),
     ],

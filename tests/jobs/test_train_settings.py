@@ -34,6 +34,12 @@ def test_a_pattern_without_a_match_is_refused_before_anything_is_left(run: Run, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_backend_that_this_machine_lacks_is_refused_before_anything_is_left(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="flex needs an NVIDIA GPU"):
+        run(tmp_path / "run", "device=cpu", "model.attention_backend=flex", "model.dropout=0")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "rates"),
     [

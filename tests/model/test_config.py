@@ -49,6 +49,16 @@ def test_sizes_left_out_are_derived_and_those_given_win():
     assert (config.num_layers, config.activation, config.d_model, config.vocab_size) == (2, "relu", 768, None)
 
 
+@pytest.mark.parametrize("no", [False, 0, "n", "false", "off"])
+def test_biases_are_left_out_everywhere_however_no_is_written(no):
+    config = validate(ModelConfig, {"bias": no})
+    names = ("bias", "feed_forward_bias", "attention_bias", "attention_output_bias", "norm_bias")
+    assert [getattr(config, name) for name in names] == [False] * 5
+    with torch.device("meta"):
+        model = blank_model(config.replace(vocab_size=9))
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
@@ -75,6 +85,7 @@ def test_sizes_left_out_are_derived_and_those_given_win():
         ({"num_layers": 10_001}, "num_layers = 10001: input should be less than or equal to 10000"),
         ({"position_encoding": "alibi", "position_base": 500.0}, "position_base is not read by .* alibi"),
         ({"rotary_fraction": 0.5}, "rotary_fraction is not read by position_encoding: sinusoidal"),
+        ({"initialization": "he", "initial_std": 0.1}, "initial_std is not read by initialization: he"),
         ({"rotary_scaling": {"kind": "linear", "factor": 2}}, "rotary_scaling is for position_encoding: rope"),
         (
             {"position_encoding": "rope", "rotary_scaling": {"kind": "yarn", "factor": 2}},
@@ -117,6 +128,24 @@ def test_sequences_that_do_not_fit_are_refused():
         model(torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match="logits_to_keep must be at least 1, got 0"):
         model(torch.zeros(1, 3, dtype=torch.long), logits_to_keep=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("positions", (3,)),
+        ("positions", (2, 4)),
+        ("positions", (3, 3)),
+        ("document_ids", (1, 3)),
+        ("document_ids", (3,)),
+    ],
+)
+def test_arguments_of_another_shape_are_refused(name, shape):
+    """With three heads and three tokens, positions without a batch would turn every head by another angle."""
+    sizes = {"vocab_size": 9, "d_model": 12, "num_layers": 1, "num_heads": 3, "max_seq_len": 4}
+    model = blank_model(ModelConfig(**sizes, position_encoding="rope"))
+    with pytest.raises(ValueError, match=rf"{name} have shape \({shape[0]},.*input_ids \(2, 3\)"):
+        model(torch.zeros(2, 3, dtype=torch.long), **{name: torch.zeros(shape, dtype=torch.long)})
 
 
 def test_logits_to_keep_are_the_last_ones():

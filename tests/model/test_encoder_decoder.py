@@ -353,6 +353,9 @@ def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
         model(tokens(1, 13), targets[:1])
     with pytest.raises(ValueError, match=r"source_mask has shape \(2, 5\)"):
         model(sources, targets, torch.ones(2, 5, dtype=torch.bool))
+    # Numbers would be added to the scores.
+    with pytest.raises(ValueError, match=r"source_mask holds torch\.int64; make it boolean"):
+        model(sources, targets, torch.ones_like(sources))
     with pytest.raises(ValueError, match=r"source_ids must be \(B, S\)"):
         model(sources[0], targets)
 

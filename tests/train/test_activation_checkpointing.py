@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
-from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy_sum
+from sheepop.model import ModelConfig, Transformer, activations, build_model, cross_entropy_sum
 from sheepop.model.activations import Activations, BlockBytes, count_activations
 from sheepop.model.cost import TrainingBytes, num_parameters, training_bytes
 from sheepop.model.loss import linear_cross_entropy, logits_bytes
@@ -187,6 +187,24 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
         # The token ids are kept too, and were there before.
         assert hidden is not None
         assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gemma", {"attention_backend": "eager"}),
+        ("mistral", {"attention_backend": "sdpa"}),
+        ("mistral", {"value_head_dim": 8}),
+    ],
+)
+def test_where_blocks_can_be_computed_only_attention_that_takes_them_is_counted_as_such(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU with the kernel for blocks: who asks for another form of attention keeps what that form keeps."""
+    config = ARCHITECTURES[name].replace(**{"head_dim": 16, **settings})
+    expected = count_activations(config, 3, 12)
+    monkeypatch.setattr(activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
+    assert count_activations(config, 3, 12) == expected
 
 
 @pytest.mark.parametrize("name", ["sheepop", "llama", "deepseek", "switch"])

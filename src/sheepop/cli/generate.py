@@ -72,6 +72,8 @@ def generate(
             "from standard input."
         )
     prompts = read_prompts(prompt or [], file or [], sys.stdin if standard_input == "-" else None)
+    if greedy and temperature:
+        raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
     drawn = 0.0 if greedy else temperature
     config = validate(
         GenerationConfig,

@@ -26,7 +26,11 @@ class GenerationConfig(Config):
         description="above 1 makes tokens of the prompt and of the text so far less likely",
     )
     num_beams: int = Field(
-        default=1, ge=1, le=1024, description="texts that beam search follows at a time, without drawing; 1 does not"
+        default=1,
+        ge=1,
+        le=1024,
+        strict=True,
+        description="texts that beam search follows at a time, without drawing; 1 does not",
     )
     length_penalty: float = Field(
         default=0.6, ge=0.0, le=10.0, description="of beam search: 0 compares probabilities, which favours short texts"
@@ -55,16 +59,26 @@ class GenerationConfig(Config):
 
     @model_validator(mode="after")
     def _check_search(self) -> GenerationConfig:
+        def is_set(name: str) -> bool:
+            return bool(getattr(self, name) != type(self).model_fields[name].default)
+
         if self.num_beams == 1:
+            if is_set("length_penalty"):
+                raise ValueError(
+                    f"length_penalty = {self.length_penalty} is read by beam search only. Set num_beams above 1, or "
+                    "leave it out"
+                )
             return self
         if not self.greedy:
             raise ValueError(
                 f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
                 f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
             )
-        for name, usual in (("repetition_penalty", 1.0), ("stop", ()), ("on_overflow", "refuse")):
-            if (value := getattr(self, name)) != usual:
-                raise ValueError(f"num_beams = {self.num_beams} does not go with {name} = {value!r}; leave one out")
+        for name in ("top_k", "top_p", "repetition_penalty", "stop", "on_overflow"):
+            if is_set(name):
+                raise ValueError(
+                    f"num_beams = {self.num_beams} does not go with {name} = {getattr(self, name)!r}; leave one out"
+                )
         return self
 
     @field_validator("stop", mode="before")

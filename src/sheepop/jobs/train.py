@@ -33,6 +33,7 @@ from sheepop.jobs.training_data import (
 )
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
 from sheepop.model import blank_model
+from sheepop.model.mask import require_backend
 from sheepop.model.speed import matrix_peak
 from sheepop.train import (
     Scores,
@@ -204,6 +205,8 @@ def _start(
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
     config = fit_model_to_tokenizer(config, corpus)
+    narrowest = min(config.model.head_size, config.model.value_size)
+    require_backend(config.model.attention_backend, torch.device(device), narrowest)
     if config.training.initial_embeddings is not None:
         check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
     batches = build_batches(config, corpus.train, corpus.tokenizer())

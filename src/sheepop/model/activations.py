@@ -97,7 +97,9 @@ def count_activations(
     counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the
     kernels are chosen for; it has to be one of this machine.
     """
-    if config.dropout == 0 and has_block_kernel(torch.device(device), config.head_size):
+    narrowest = min(config.head_size, config.value_size)
+    in_blocks = config.attention_backend in ("auto", "flex") and config.dropout == 0
+    if in_blocks and has_block_kernel(torch.device(device), narrowest):
         # Windows and soft caps are then computed in blocks, by a kernel that keeps what the plain one keeps.
         plain = dict.fromkeys(("sliding_window", "sliding_layers", "sliding_position_base", "attention_soft_cap"))
         config = config.replace(attention_backend="sdpa", **plain)

@@ -31,6 +31,7 @@ Initialization = Literal[
     "mup",
 ]
 GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
+_WITH_STD = frozenset({"gpt2", "normal", "mup"})
 # Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers. Bounded, because a
 # configuration may come from a file of someone else's.
 _LARGEST = 2**31 - 1
@@ -129,7 +130,9 @@ class ModelConfig(Config):
     logit_soft_cap: float | None = Field(None, gt=0.0, description="logits become c tanh(logit / c)")
 
     initialization: Initialization = "gpt2"
-    initial_std: float = Field(0.02, gt=0.0, description="of the schemes gpt2, normal and mup")
+    initial_std: float = Field(
+        0.02, gt=0.0, description="of gpt2, normal and mup, and of embeddings (unless positions are sinusoidal)"
+    )
     mup_base_d_model: PositiveInt | None = Field(
         None, description="the width at which the hyperparameters of a muP model were found"
     )
@@ -164,7 +167,9 @@ class ModelConfig(Config):
         bias = values.get("bias", cls.model_fields["bias"].default)
         for name in ("feed_forward_bias", "attention_bias", "attention_output_bias"):
             _fill(values, name, bias)
-        _fill(values, "norm_bias", bias and values.get("norm", cls.model_fields["norm"].default) == "layernorm")
+        # Not `bias and ...`: it may still be a text that means true or false.
+        is_layernorm = values.get("norm", cls.model_fields["norm"].default) == "layernorm"
+        _fill(values, "norm_bias", bias if is_layernorm else False)
         _fill(values, "final_norm", values.get("norm_position", "pre") != "post")
         if values.get("architecture") == "encoder_decoder":
             _fill(values, "num_encoder_layers", values.get("num_layers", cls.model_fields["num_layers"].default))
@@ -218,6 +223,12 @@ class ModelConfig(Config):
             yield f"norm_bias is for norm: layernorm; {self.norm} has no bias"
         if self.parallel_residual and self.norm_position == "post":
             yield "parallel_residual has two branches at one sum, and post-norm one norm behind each; choose another"
+        drawn_with_std = self.initialization in _WITH_STD or self.position_encoding != "sinusoidal"
+        if not drawn_with_std and self.initial_std != type(self).model_fields["initial_std"].default:
+            yield (
+                f"initial_std is not read by initialization: {self.initialization} under sinusoidal positions, whose "
+                "embedding begins at a scale of its own"
+            )
         if (self.initialization == "mup") != (self.mup_base_d_model is not None):
             yield "initialization: mup and mup_base_d_model need each other"
         if self.mup_base_head_dim is not None and self.initialization != "mup":

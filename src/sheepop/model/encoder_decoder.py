@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from sheepop.model.block import Block
@@ -57,7 +58,7 @@ class EncoderDecoder(Transformer):
         """Source ids (B, S) to the states that the decoder looks at.
 
         `source_mask` (B, S) is False at padding, which stands behind the tokens of a row; a row has at least one
-        token. Raises `ValueError` for a source longer than `max_seq_len`, or an argument of another shape.
+        token. Raises `ValueError` for a source longer than `max_seq_len`, or an argument of another shape or kind.
         """
         if source_ids.ndim != 2:
             raise ValueError(f"source_ids must be (B, S), got shape {tuple(source_ids.shape)}")
@@ -66,6 +67,8 @@ class EncoderDecoder(Transformer):
                 f"source_mask has shape {tuple(source_mask.shape)}, source_ids {tuple(source_ids.shape)}; "
                 "both are (B, S)"
             )
+        if source_mask is not None and source_mask.dtype != torch.bool:
+            raise ValueError(f"source_mask holds {source_mask.dtype}; make it boolean, True where a token is")
         length = source_ids.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"a source of {length} positions does not fit max_seq_len = {self.config.max_seq_len}")

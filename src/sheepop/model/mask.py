@@ -129,6 +129,15 @@ def cross_attention_mask(key_mask: Tensor | None, kind: AttentionKind = PLAIN) -
     return AttentionMask(allowed=allowed, eager=kind.eager, causal=False)
 
 
+def require_backend(backend: str, device: torch.device, narrowest: int) -> None:
+    """Raises `ConfigError` when `backend` cannot compute heads of at least `narrowest` columns on `device`."""
+    if backend == "flex" and not has_block_kernel(device, narrowest):
+        raise ConfigError(
+            "model.attention_backend: flex needs an NVIDIA GPU from 2020 on, with Triton and a C compiler, and heads "
+            f"of at least 16 columns; this network runs on {device.type} with {narrowest}. Set it to auto."
+        )
+
+
 def _dense_mask(
     num_queries: int,
     num_keys: int,
@@ -154,12 +163,8 @@ def _dense_mask(
 def _takes_blocks(kind: AttentionKind, documents: Tensor | None, device: torch.device) -> bool:
     """Whether a pass over whole rows is computed in blocks: where it saves work, or where it is asked for."""
     narrowest = min(kind.head_dim, kind.value_dim)
+    require_backend(kind.backend, device, narrowest)
     able = has_block_kernel(device, narrowest)
-    if kind.backend == "flex" and not able:
-        raise ConfigError(
-            "model.attention_backend: flex needs an NVIDIA GPU from 2020 on, with Triton and a C compiler, and heads "
-            f"of at least 16 columns; this network runs on {device.type} with {narrowest}. Set it to auto."
-        )
     pays = documents is not None or kind.window is not None or kind.soft_cap
     chosen = kind.backend == "flex" or (kind.backend == "auto" and pays and not kind.cached)
     return able and chosen and kind.causal and kind.dropout == 0 and not kind.stepwise

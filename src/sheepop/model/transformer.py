@@ -90,9 +90,9 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
 
-        `positions` (B, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its left
-        padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError` for a
-        sequence longer than `max_seq_len`, or an argument of another shape.
+        `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its
+        left padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError`
+        for a sequence longer than `max_seq_len`, or an argument of another shape.
         """
         return self._decode(input_ids, positions, document_ids, cache)
 
@@ -108,7 +108,11 @@ class Transformer(nn.Module):
         """As `hidden_states`; `memory` and its mask are those of `BlockInputs`."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
-        num_tokens = input_ids.shape[1]
+        rows, num_tokens = input_ids.shape
+        if positions is not None and tuple(positions.shape) not in ((rows, num_tokens), (1, num_tokens)):
+            raise ValueError(f"positions have shape {tuple(positions.shape)}, input_ids {(rows, num_tokens)}")
+        if document_ids is not None and document_ids.shape != input_ids.shape:
+            raise ValueError(f"document_ids have shape {tuple(document_ids.shape)}, input_ids {(rows, num_tokens)}")
         past = 0 if cache is None else cache.length
         if num_tokens > self.config.max_seq_len or (positions is None and past + num_tokens > self.config.max_seq_len):
             raise ValueError(f"{past + num_tokens} positions do not fit max_seq_len = {self.config.max_seq_len}")
