@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -193,6 +194,14 @@ def test_a_damaged_model_is_named_and_not_used(run: Run, trained: Path, tmp_path
 def test_a_path_without_a_model(run: Run, tmp_path: Path) -> None:
     assert_refused(run("generate", tmp_path / "nowhere", "--prompt", "S"), 3, "does not exist")
     assert_refused(run("generate", tmp_path, "--prompt", "S"), 3, "is not a model")
+
+
+def test_what_a_file_holds_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps({"model_type": "llama", "a\x1b]0;title\x07": 1}))
+    result = run("import", tmp_path / "source", "--output", tmp_path / "model")
+    assert_refused(result, 3, "a\\x1b]0;title\\x07")
+    assert "\x1b" not in result.err
 
 
 def test_the_tokenizer_of_nothing(run: Run, tmp_path: Path) -> None:

@@ -180,6 +180,15 @@ def test_a_directory_says_what_stands_around_a_text_and_which_tokens_were_added(
         load_tokenizer(tmp_path)
 
 
+def test_without_a_space_in_front_the_text_begins_as_it_stands(models: dict[tuple[str, str], Path], tmp_path: Path):
+    (tmp_path / "tokenizer.model").write_bytes(models["bpe", "llama"].read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    ours = load_tokenizer(tmp_path)
+    assert ours.encode(" return self") == theirs.encode("return self") != ours.encode("return self")
+    assert ours.decode(ours.encode("return self")) == "return self"
+
+
 def test_a_symbol_that_normalization_changes_is_refused(corpus: Path, tmp_path: Path):
     sentencepiece.SentencePieceTrainer.train(
         input=str(corpus),

@@ -12,6 +12,9 @@ from sheepop.core.errors import CheckpointError
 
 CONFIG = "config.json"
 _LARGEST_JSON = 64 * 2**20
+# The directory of further chat templates, and the endings of the files that a tokenizer consists of.
+_TEMPLATES = "additional_chat_templates"
+_OF_TOKENIZERS = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".bpe")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -67,6 +70,20 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
     return table
 
 
+def check_tokenizer_files(directory: Path) -> None:
+    """Raises `CheckpointError` for a file that a tokenizer may be read from and that is none, or a link out of here.
+
+    What such a link led to would become a part of the model.
+    """
+    further = directory / _TEMPLATES
+    if further.is_symlink():
+        raise CheckpointError(f"{further} is a link. Put the directory itself there.")
+    for place in (directory, further):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.suffix in _OF_TOKENIZERS and (path.is_symlink() or not path.is_dir()):
+                source_file(place, path.name)
+
+
 def refuse_pickles(directory: Path) -> None:
     """Raises `CheckpointError` with the command that converts them, when the weights are there as pickles only."""
     found = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
@@ -85,8 +102,9 @@ def refuse_pickles(directory: Path) -> None:
 
 
 def _allowed(directory: Path) -> tuple[Path, ...]:
-    if directory.parent.name == "snapshots":
-        return directory, directory.parent.parent / "blobs"
+    snapshot = directory.parent if directory.name == _TEMPLATES else directory
+    if snapshot.parent.name == "snapshots":
+        return directory, snapshot.parent.parent / "blobs"
     return (directory,)
 
 

@@ -50,8 +50,9 @@ def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[T
 def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) -> dict[str, Any]:
     """The keys of ``tokenizer_config.json`` without the tokens in `surplus`, but for the roles that texts need."""
     kept = dict(settings)
-    if _is_one_of(kept.get("pad_token"), surplus):
-        del kept["pad_token"]
+    for role in ("pad_token", "sep_token", "cls_token", "mask_token"):
+        if _is_one_of(kept.get(role), surplus):
+            del kept[role]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(kept.get(key), list):
             kept[key] = [token for token in kept[key] if not _is_one_of(token, surplus)]

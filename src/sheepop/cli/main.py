@@ -15,6 +15,7 @@ import typer
 import sheepop
 from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
 from sheepop.core.errors import SheepOpError
+from sheepop.core.facts import visible
 
 _INTERRUPTED = 128 + signal.SIGINT
 # Batch systems send SIGUSR1 ahead of the time at which they take a machine away.
@@ -105,5 +106,5 @@ def _terminating_cleanly() -> Iterator[None]:
 def _report(message: str, exit_code: int) -> int:
     prefix = "" if exit_code == _INTERRUPTED or exit_code in _ENDINGS else "Error: "
     sys.stdout.flush()
-    print(f"{prefix}{message}", file=sys.stderr)
+    print(visible(f"{prefix}{message}"), file=sys.stderr)
     return exit_code

@@ -57,7 +57,7 @@ class ByteLevelBPE(BackendTokenizer):
             )
         from tokenizers import decoders, pre_tokenizers, trainers
 
-        backend = parse(byte_level_json({}, [], PATTERNS[pattern].pre_tokenizer, []))
+        backend = parse(byte_level_json({}, [], PATTERNS[pattern].pre_tokenizer, [], {}))
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(special_tokens),

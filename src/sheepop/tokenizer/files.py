@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.added_tokens import with_recorded_tokens
 from sheepop.tokenizer.backend import BackendTokenizer
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
 from sheepop.tokenizer.character import CharTokenizer, is_character_tokenizer
 from sheepop.tokenizer.gpt2_files import MERGES_OF, VOCABULARY_OF, read_vocabulary_and_merges
 from sheepop.tokenizer.interface import TOKENIZER_FILE, Tokenizer
 from sheepop.tokenizer.sentencepiece import read_sentencepiece
-from sheepop.tokenizer.settings import read_settings, read_text, with_special_roles
+from sheepop.tokenizer.settings import read_settings, read_text
 from sheepop.tokenizer.tiktoken_ranks import SUFFIX, is_rank_file, read_ranks
 from sheepop.tokenizer.vocabulary import ALGORITHMS
 
@@ -35,8 +36,8 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
 
     A directory holds ``tokenizer.json``, or one of: a SentencePiece model, a rank file of tiktoken, and the pair
     ``encoder.json`` and ``vocab.bpe`` (``vocab.json`` and ``merges.txt``). ``tokenizer_config.json``,
-    ``special_tokens_map.json`` and ``chat_template.jinja`` beside it say which special token plays which role and how a
-    chat is written.
+    ``special_tokens_map.json``, ``added_tokens.json`` and ``chat_template.jinja`` beside it say which tokens were
+    added, which special token plays which role and how a chat is written.
     `pattern` says how a rank file cuts text, which it does not say itself: the name of an encoding (``cl100k``) or a
     regular expression; a file that is named after a known encoding needs none.
 
@@ -63,9 +64,9 @@ def tokenizer_from_json(content: str, settings: Mapping[str, Any] | None = None)
     kind = description["model"]["type"]
     if kind == "WordLevel" and is_character_tokenizer(description):
         return CharTokenizer.from_json(content, settings)
-    with_roles = with_special_roles(description, settings)
-    if with_roles is not description:
-        content = json.dumps(with_roles, ensure_ascii=False)
+    whole = with_recorded_tokens(description, settings)
+    if whole is not description:
+        content = json.dumps(whole, ensure_ascii=False)
     if kind == "BPE" and is_byte_level(description):
         return ByteLevelBPE(content, settings)
     return BackendTokenizer(content, settings)
@@ -130,7 +131,8 @@ def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Con
 
 def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
     vocabulary = file.with_name(VOCABULARY_OF.get(file.name, file.name))
-    return read_vocabulary_and_merges(vocabulary, vocabulary.with_name(MERGES_OF[vocabulary.name])), settings
+    merges = vocabulary.with_name(MERGES_OF[vocabulary.name])
+    return read_vocabulary_and_merges(vocabulary, merges, settings), settings
 
 
 def _read_sentencepiece(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.added_tokens import recorded_tokens
+from sheepop.tokenizer.around import post_processor
+from sheepop.tokenizer.interface import SETTINGS_FILE, TOKENIZER_FILE
 from sheepop.tokenizer.pattern import byte_level_step
 from sheepop.tokenizer.settings import SPECIAL_FLAGS, read_text
 
@@ -17,14 +20,24 @@ MERGES_OF = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
 VOCABULARY_OF = {merges: vocabulary for vocabulary, merges in MERGES_OF.items()}
 
 _LARGEST_FILE = 2**26
+# Classes of transformers that cut text as GPT-2 does and put nothing else around it.
+_SAME_CUT = ("GPT2Tokenizer", "GPTNeoXTokenizer", "PreTrainedTokenizer")
 _END_OF_TEXT = "<|endoftext|>"
 
 
-def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path) -> str:
+def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, settings: Mapping[str, Any]) -> str:
     """The pair as the content of a ``tokenizer.json`` that cuts text as GPT-2 does.
 
-    Raises `TokenizerError` when a file is missing or damaged, or when the two do not belong together.
+    `settings` are those of the directory. Raises `TokenizerError` when a file is missing or damaged, when the two do
+    not belong together, and for a class of tokenizers that may cut text otherwise, of which the pair says nothing.
     """
+    kind = settings.get("tokenizer_class")
+    if kind is not None and str(kind).removesuffix("Fast") not in _SAME_CUT:
+        raise TokenizerError(
+            f"{SETTINGS_FILE} names the class {kind!r:.80}, and {vocabulary_file.name} with {merges_file.name} does "
+            f'not say how that cuts text. Let transformers write a {TOKENIZER_FILE}: python -c "from transformers '
+            "import AutoTokenizer as T; T.from_pretrained('DIR').save_pretrained('converted')\""
+        )
     for file in (vocabulary_file, merges_file):
         if not file.is_file():
             raise TokenizerError(
@@ -39,7 +52,8 @@ def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path) -> str:
                 f"{left!r} and {right!r}, and the vocabulary lacks {missing[0]!r}."
             )
     special = [_END_OF_TEXT] if _END_OF_TEXT in vocabulary else []
-    return byte_level_json(vocabulary, merges, byte_level_step(use_regex=True), special)
+    cut = {**byte_level_step(use_regex=True), "add_prefix_space": settings.get("add_prefix_space") is True}
+    return byte_level_json(vocabulary, merges, cut, special, settings)
 
 
 def byte_level_json(
@@ -47,10 +61,14 @@ def byte_level_json(
     merges: list[tuple[str, str]],
     pre_tokenizer: Mapping[str, Any],
     special: list[str],
+    settings: Mapping[str, Any],
     *,
     ignore_merges: bool = False,
 ) -> str:
-    """The content of a ``tokenizer.json`` of byte-level BPE; `special` are entries of the vocabulary."""
+    """The content of a ``tokenizer.json`` of byte-level BPE; `special` are entries of the vocabulary.
+
+    `settings` say what is put around a text.
+    """
     description = {
         "version": "1.0",
         "truncation": None,
@@ -58,7 +76,7 @@ def byte_level_json(
         "added_tokens": [{"id": vocabulary[text], "content": text, **SPECIAL_FLAGS} for text in special],
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
-        "post_processor": None,
+        "post_processor": post_processor(settings, _ids(vocabulary, settings)),
         "decoder": byte_level_step(use_regex=True),
         "model": {
             "type": "BPE",
@@ -74,6 +92,11 @@ def byte_level_json(
         },
     }
     return json.dumps(description, ensure_ascii=False)
+
+
+def _ids(vocabulary: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of all entries, and of the tokens that were added to them."""
+    return {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()} | dict(vocabulary)
 
 
 def _read_vocabulary(file: Path) -> dict[str, int]:

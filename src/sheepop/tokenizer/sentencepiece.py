@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.added_tokens import recorded_tokens
+from sheepop.tokenizer.around import post_processor
 from sheepop.tokenizer.charsmap import CHARSMAP_MATCHING, LONGEST, Charsmap
 from sheepop.tokenizer.interface import SPECIAL_TOKENS
 from sheepop.tokenizer.sentencepiece_model import PieceType, SentencePieceModel, read_model
 from sheepop.tokenizer.sentencepiece_normalizer import SPACE, normalizer_of
-from sheepop.tokenizer.settings import SPECIAL_FLAGS, read_table
+from sheepop.tokenizer.settings import SPECIAL_FLAGS
 
-_ADDED_TOKENS = "added_tokens.json"
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
-
-# What transformers puts around a text where ``tokenizer_config.json`` names the class and does not say: bos, eos.
-_AROUND = {
-    "LlamaTokenizer": (True, False),
-    "LlamaTokenizerFast": (True, False),
-    "CodeLlamaTokenizer": (True, False),
-    "CodeLlamaTokenizerFast": (True, False),
-    "GemmaTokenizer": (True, False),
-    "GemmaTokenizerFast": (True, False),
-    "T5Tokenizer": (False, True),
-    "T5TokenizerFast": (False, True),
-}
 
 
 def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A model file as the content of a ``tokenizer.json``, and its settings.
 
-    `settings` are those of the directory; where they are silent, the model says which token plays which role. Tokens
-    that they, or ``added_tokens.json``, add behind the model's own keep their ids. Raises `TokenizerError` when the
-    file is damaged or uses what cannot be expressed.
+    `settings` are those of the directory; where they are silent, the model says which token plays which role, and
+    whether a space is put in front of a text. Tokens that they add behind the model's own keep their ids. Raises
+    `TokenizerError` when the file is damaged or uses what cannot be expressed.
     """
     model = read_model(file)
+    if settings.get("add_prefix_space") is False:
+        model = replace(model, normalizer=replace(model.normalizer, add_dummy_prefix=False))
     settings = {**_roles(model), **settings}
     symbols = _symbols(model)
-    added = _added_tokens(model, set(symbols), settings, file.parent)
+    added = _added_tokens(model, set(symbols), settings)
     description = {
         "version": "1.0",
         "truncation": None,
@@ -49,7 +41,7 @@ def read_sentencepiece(file: Path, settings: Mapping[str, Any]) -> tuple[str, di
         # In a Unigram model such symbols are entries of the vocabulary, in BPE they are cut out first.
         "normalizer": normalizer_of(model.normalizer, symbols if model.type == "bpe" else []),
         "pre_tokenizer": None,
-        "post_processor": _post_processor(settings, added),
+        "post_processor": post_processor(settings, {token["content"]: token["id"] for token in added}),
         "decoder": _decoder(model),
         "model": _unigram(model) if model.type == "unigram" else _bpe(model),
     }
@@ -142,9 +134,7 @@ def _decoder(model: SentencePieceModel) -> dict[str, Any]:
     return {"type": "Sequence", "decoders": steps}
 
 
-def _added_tokens(
-    model: SentencePieceModel, symbols: set[str], settings: Mapping[str, Any], directory: Path
-) -> list[dict[str, Any]]:
+def _added_tokens(model: SentencePieceModel, symbols: set[str], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = []
     for token_id, piece in enumerate(model.pieces):
         if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL):
@@ -152,19 +142,12 @@ def _added_tokens(
         elif piece.text in symbols and model.type == "bpe":
             # Found in text that is normalised already, where SentencePiece looks for them.
             entries.append({"id": token_id, "content": piece.text, **_FLAGS, "normalized": True, "special": False})
-    return entries + _further_tokens(len(model.pieces), settings, directory)
+    return entries + _further_tokens(len(model.pieces), settings)
 
 
-def _further_tokens(first: int, settings: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+def _further_tokens(first: int, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Entries for the tokens that were added to the model afterwards, whose ids follow its own."""
-    added, recorded = read_table(directory / _ADDED_TOKENS), settings.get("added_tokens_decoder") or {}
-    try:
-        further = {int(token_id): {"content": content, **SPECIAL_FLAGS} for content, token_id in added.items()}
-        further |= {int(token_id): {**SPECIAL_FLAGS, **token} for token_id, token in recorded.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise TokenizerError(
-            f"added_tokens_decoder must be a table from id to token, and {_ADDED_TOKENS} one from text to id."
-        ) from None
+    further = recorded_tokens(settings)
     beyond = sorted(token_id for token_id in further if token_id >= first)
     if beyond != list(range(first, first + len(beyond))):
         raise TokenizerError(
@@ -172,33 +155,3 @@ def _further_tokens(first: int, settings: Mapping[str, Any], directory: Path) ->
             f"follow its own {first:,} without gaps. The files are not of the same tokenizer."
         )
     return [{"id": token_id, **further[token_id]} for token_id in beyond]
-
-
-def _post_processor(settings: Mapping[str, Any], added: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What is put around a text: ``add_bos_token`` and ``add_eos_token``, or what is usual for the class named."""
-    usual = _AROUND.get(str(settings.get("tokenizer_class")), (False, False))
-    asked = [settings.get(key, default) for key, default in zip(("add_bos_token", "add_eos_token"), usual, strict=True)]
-    ids = {token["content"]: token["id"] for token in added}
-    texts = []
-    for role, wanted in zip(("bos", "eos"), asked, strict=True):
-        named = settings.get(f"{role}_token")
-        text = named.get("content") if isinstance(named, dict) else named
-        texts.append(text if wanted is True and isinstance(text, str) and text in ids else None)
-    if texts == [None, None]:
-        return None
-
-    def template(*sequences: str) -> list[dict[str, Any]]:
-        parts = []
-        for number, name in enumerate(sequences):
-            around = [None if text is None else {"SpecialToken": {"id": text, "type_id": number}} for text in texts]
-            parts += [around[0], {"Sequence": {"id": name, "type_id": number}}, around[1]]
-        return [part for part in parts if part is not None]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": template("A"),
-        "pair": template("A", "B"),
-        "special_tokens": {
-            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in texts if text is not None
-        },
-    }

@@ -13,7 +13,13 @@ from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, SPECIAL_TO
 
 SPECIAL_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
+# Further special tokens: by role, and in lists or tables.
+FURTHER_ROLES = ("sep_token", "cls_token", "mask_token")
+FURTHER_LISTS = ("additional_special_tokens", "extra_special_tokens")
+RECORDED = "added_tokens_decoder"
+
 _SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+_ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_FILE = "chat_template.jinja"
 _FURTHER_TEMPLATES = "additional_chat_templates"
 _LARGEST_SETTINGS = 2**26
@@ -29,16 +35,20 @@ _CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """The keys of ``tokenizer_config.json`` in `directory`, with the roles and chat templates of its neighbours.
+    """The keys of ``tokenizer_config.json`` in `directory`, with the roles, tokens and templates of its neighbours.
 
-    ``special_tokens_map.json`` fills in the roles that it alone names. ``chat_template.jinja``, and what lies in
-    ``additional_chat_templates``, stand in place of templates in ``tokenizer_config.json``, as in transformers.
+    ``special_tokens_map.json`` fills in the roles that it alone names, and ``added_tokens.json`` what
+    ``added_tokens_decoder`` lacks. ``chat_template.jinja``, and what lies in ``additional_chat_templates``, stand in
+    place of templates in ``tokenizer_config.json``, as in transformers.
     Empty where there is no such file; raises `TokenizerError` for one that is damaged or too large.
     """
     settings = read_table(directory / SETTINGS_FILE)
+    named = {*(f"{role}_token" for role in SPECIAL_TOKENS), *FURTHER_ROLES, *FURTHER_LISTS}
     for key, value in read_table(directory / _SPECIAL_TOKENS_MAP).items():
-        if key in {f"{role}_token" for role in SPECIAL_TOKENS} and settings.get(key) is None:
+        if key in named and settings.get(key) is None:
             settings[key] = value
+    if added := _added_tokens(directory):
+        settings[RECORDED] = added | (settings.get(RECORDED) or {})
     templates = _template_files(directory)
     if templates.keys() == {"default"}:
         settings[CHAT_TEMPLATE] = templates["default"]
@@ -56,6 +66,14 @@ def read_table(file: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise TokenizerError(f"{file} is damaged: it is not a table of keys and values.")
     return table
+
+
+def _added_tokens(directory: Path) -> dict[str, Any]:
+    """``added_tokens.json`` in the form of ``added_tokens_decoder``."""
+    table = read_table(directory / _ADDED_TOKENS)
+    if not all(type(token_id) is int for token_id in table.values()):
+        raise TokenizerError(f"{directory / _ADDED_TOKENS} is damaged: it is not a table from text to id.")
+    return {str(token_id): {"content": text, **SPECIAL_FLAGS} for text, token_id in table.items()}
 
 
 def _template_files(directory: Path) -> dict[str, str]:
@@ -134,39 +152,6 @@ def further_special_tokens(names: Iterable[str], taken: Container[str]) -> list[
     return names
 
 
-def with_special_roles(description: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`description` with every token of its vocabulary that plays a role in `settings` among its special tokens.
-
-    Some files have such a token as an ordinary entry, and only ``tokenizer_config.json`` calls it special.
-    """
-    roles = {text for role in SPECIAL_TOKENS if (text := role_text(settings, role)) is not None}
-    added = description.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        return description
-    texts = [token.get("content") for token in added]
-    if not all(isinstance(text, str) for text in texts):
-        return description
-    if roles <= {text for text, token in zip(texts, added, strict=True) if token.get("special") is True}:
-        return description
-    marked = [{**token, "special": True} if token.get("content") in roles else token for token in added]
-    missing = roles.difference(texts)
-    # In the order of the ids, in which the library adds them.
-    found = sorted((token_id, text) for text, token_id in _vocabulary(description).items() if text in missing)
-    entries = [{"id": token_id, "content": text, **SPECIAL_FLAGS} for token_id, text in found]
-    return {**description, "added_tokens": entries + marked}
-
-
-def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
-    model = description.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, list):
-        pairs = [entry for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str)]
-        return {entry[0]: token_id for token_id, entry in enumerate(pairs)} if len(pairs) == len(vocabulary) else {}
-    if isinstance(vocabulary, dict) and all(isinstance(token_id, int) for token_id in vocabulary.values()):
-        return vocabulary
-    return {}
-
-
 def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> None:
     """Raises `TokenizerError` unless the roles and ids that `settings` names are those in `ids` (text -> id)."""
     for role in SPECIAL_TOKENS:
@@ -176,7 +161,7 @@ def check_special_ids(settings: Mapping[str, Any], ids: Mapping[str, int]) -> No
                 f"{SETTINGS_FILE} names {text!r} as {role}_token, but {TOKENIZER_FILE} has no special token of "
                 "that text. Use the two files of the same tokenizer."
             )
-    recorded = settings.get("added_tokens_decoder", {})
+    recorded = settings.get(RECORDED, {})
     if not isinstance(recorded, dict):
         raise TokenizerError(f"{SETTINGS_FILE}: added_tokens_decoder must be a table from id to token.")
     for token_id, token in recorded.items():

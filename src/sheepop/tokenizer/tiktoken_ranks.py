@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import TokenizerError
+from sheepop.tokenizer.added_tokens import recorded_tokens
 from sheepop.tokenizer.alphabet import bytes_as_characters
 from sheepop.tokenizer.gpt2_files import byte_level_json
 from sheepop.tokenizer.pattern import split_bytes
@@ -92,7 +93,8 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
     """
     encoding = _encoding(file, pattern)
     ranks = _read(file)
-    special = _special_tokens(settings) or (dict(encoding.special) if len(ranks) == encoding.num_ranks else {})
+    recorded = {token["content"]: token_id for token_id, token in recorded_tokens(settings).items()}
+    special = recorded or (dict(encoding.special) if len(ranks) == encoding.num_ranks else {})
     vocabulary = {bytes_as_characters(token): rank for token, rank in ranks.items()}
     taken = set(vocabulary.values())
     for text, token_id in special.items():
@@ -111,6 +113,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
         _merges(ranks),
         split_bytes(encoding.pattern),
         list(special),
+        settings,
         ignore_merges=True,  # a part of text that is a token is that token, whatever its merges
     )
     return content, settings
@@ -170,14 +173,6 @@ def _parsed(line: bytes) -> tuple[bytes, int] | None:
     except (binascii.Error, ValueError):
         return None
     return (token, int(parts[1])) if 0 < len(token) <= _LONGEST_TOKEN else None
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, int]:
-    recorded = settings.get("added_tokens_decoder") or {}
-    try:
-        return {str(token["content"]): int(token_id) for token_id, token in recorded.items() if int(token_id) >= 0}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise TokenizerError("added_tokens_decoder must be a table from id to token.") from None
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:

@@ -259,6 +259,28 @@ def test_a_link_that_leads_out_of_the_directory(make, tmp_path: Path, name: str)
     refused(directory, name, "leads out of the directory")
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/a.jinja"]
+)
+def test_a_file_of_the_tokenizer_that_is_a_link_out_of_the_directory(make, tmp_path: Path, name: str) -> None:
+    directory = make()
+    (tmp_path / "secret").write_text("{}")
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(tmp_path / "secret")
+    refused(directory, name, "leads out of the directory")
+
+
+def test_links_of_other_files_and_directories(make, tmp_path: Path) -> None:
+    directory = make()
+    (tmp_path / "secret").write_text("secret")
+    (directory / "README.md").symlink_to(tmp_path / "secret")
+    assert read_hugging_face(directory).config.d_model == 8
+    (tmp_path / "templates").mkdir()
+    (directory / "additional_chat_templates").symlink_to(tmp_path / "templates")
+    refused(directory, "additional_chat_templates is a link")
+
+
 def test_links_into_the_store_of_a_hub_cache_are_followed(make, tmp_path: Path) -> None:
     source = make()
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "123", tmp_path / "models--a--b" / "blobs"
@@ -267,7 +289,12 @@ def test_links_into_the_store_of_a_hub_cache_are_followed(make, tmp_path: Path) 
     for number, file in enumerate(source.iterdir()):
         file.rename(blobs / str(number))
         (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
-    assert read_hugging_face(snapshot).config.d_model == 8
+    (blobs / "template").write_text("{{ messages }}")
+    (snapshot / "additional_chat_templates").mkdir()
+    (snapshot / "additional_chat_templates" / "a.jinja").symlink_to("../../../blobs/template")
+    model = read_hugging_face(snapshot)
+    assert model.config.d_model == 8
+    assert model.tokenizer.settings()["chat_template"] == [{"name": "a", "template": "{{ messages }}"}]
 
 
 @pytest.mark.parametrize("places", [None, [], {"model.norm.weight": 3}, "x"])

@@ -21,7 +21,7 @@ from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
-from sheepop.checkpoint.source_directory import CONFIG, read_table
+from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights
 from sheepop.core.errors import CheckpointError, TokenizerError
@@ -82,6 +82,7 @@ def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) ->
 
 
 def _own_tokenizer(directory: Path) -> Tokenizer:
+    check_tokenizer_files(directory)
     try:
         return load_tokenizer(directory)
     except TokenizerError as error:
