@@ -277,7 +277,8 @@ class Trainer:
                 seconds=self._seconds(),
             )
             self.console.info(f"Step {self.state.step:,}: held out {scores}")
-            if self.state.best_loss is None or scores.loss < self.state.best_loss:
+            best = self.state.best_loss
+            if scores.loss < (math.inf if best is None else best):  # a loss that is no number is never the best
                 due = (*self.state.due, *([] if SAVE in self.state.due else [SAVE]))
                 self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step, due=due)
             self.state = self._early_stopping.after(self.state, scores.loss)
