@@ -32,6 +32,7 @@ from sheepop.jobs.training_data import (
     warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
+from sheepop.jobs.training_samples import check_samples
 from sheepop.model import blank_model
 from sheepop.model.speed import matrix_peak
 from sheepop.train import (
@@ -157,6 +158,8 @@ def _locked_run(
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
+        check_samples(config, corpus.tokenizer())
+        _check_early_stopping(config, corpus)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
@@ -211,11 +214,8 @@ def _start(
     training = config.training
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
-    if training.early_stopping is not None and corpus.validation.num_tokens == 0:
-        raise ConfigError(
-            "training.early_stopping watches the loss of held-out text, and none is held out. "
-            "Raise data.validation_fraction, or leave early_stopping out."
-        )
+    check_samples(config, corpus.tokenizer())
+    _check_early_stopping(config, corpus)
     if training.compile and device == "cpu" and not _has_compiler():
         if training.compile is True:
             console.warn(
@@ -276,6 +276,14 @@ def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConf
             "Leave it out to take the tokenizer's size."
         )
     return config
+
+
+def _check_early_stopping(config: SheepOpConfig, corpus: Corpus) -> None:
+    if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "Raise data.validation_fraction, or leave early_stopping out."
+        )
 
 
 def _make_deterministic(wanted: bool) -> None:

@@ -103,7 +103,7 @@ class Trainer:
             closing(self.checkpointer),
         ):
             peak = measured_peak(self.peak_flops, self.resolved.precision)
-            self._view = LiveView(progress, total, self.state.step, peak, self.device)
+            self._view = LiveView(progress, total, self.state.step, peak, self.device, self.state.best)
             self._prune(self.state.step)  # which a kill may have kept from being done
             self._save_the_beginning()
             try:
@@ -336,6 +336,7 @@ class Trainer:
             if row["split"] == "trouble":  # the batches that they name stay left out
                 self.metrics.append(row)
         self._throughput.restart()
+        self._view.best = state.best
         return state
 
     @property
