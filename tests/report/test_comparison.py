@@ -45,7 +45,9 @@ def test_every_run_that_is_drawn_is_named_as_it_is_called() -> None:
 
 
 def test_a_single_value_can_be_seen() -> None:
-    one = [Curves("one", [{"step": 5, "split": split, "loss": 3.0, "seconds": 1.0} for split in ("train", "validation")])]
+    one = [
+        Curves("one", [{"step": 5, "split": split, "loss": 3.0, "seconds": 1.0} for split in ("train", "validation")])
+    ]
     assert [axes.lines[0].get_marker() for axes in comparison_figure(one).axes] == ["o"] * 4
     for split in ("train", "validation"):
         assert loss_comparison_chart(one, split, over="step").data[0].mode == "lines+markers"

@@ -145,3 +145,9 @@ def test_a_warm_up_is_derived_as_the_schedule_needs_it() -> None:
     assert resolve(max_steps=3, schedule="inverse_sqrt").warmup_steps == 1
     assert resolve(max_steps=100, schedule="piecewise", schedule_points=[[0, 1.0]]).warmup_steps == 0
     assert resolve(max_steps=100).resolved().decay_steps == 0
+
+
+@pytest.mark.parametrize(("steps", "given", "warmup", "decay"), [(1, None, 0, 1), (2, None, 1, 1), (100, 97, 3, 97)])
+def test_a_derived_warm_up_leaves_room_for_the_decay(steps: int, given: int | None, warmup: int, decay: int) -> None:
+    resolved = resolve(max_steps=steps, schedule="wsd", decay_steps=given)
+    assert (resolved.warmup_steps, resolved.decay_steps) == (warmup, decay)

@@ -130,8 +130,7 @@ def _locked_run(
     require_sinks(config.training.sinks)
     device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
-    choose_matrix_arithmetic(device)
-    _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
+    choose_arithmetic(config, device)  # before a step is measured: deterministic algorithms may be slower
     origin = None
     if stored is None:
         with (
@@ -286,11 +285,13 @@ def _check_early_stopping(config: SheepOpConfig, corpus: Corpus) -> None:
         )
 
 
-def _make_deterministic(wanted: bool) -> None:
-    torch.use_deterministic_algorithms(wanted)
+def choose_arithmetic(config: SheepOpConfig, device: str) -> None:
+    """Sets for this process how `device` computes, as `config.deterministic` says."""
+    choose_matrix_arithmetic(device)
+    torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time; no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = not wanted
+    torch.backends.cudnn.benchmark = not config.deterministic
 
 
 def _has_compiler() -> bool:

@@ -130,7 +130,11 @@ def _warmup_steps(config: TrainingConfig, steps: int) -> int:
     if config.warmup_steps is not None:
         return config.warmup_steps
     # The points of a piecewise schedule say its warm-up.
-    return 0 if config.schedule == "piecewise" else min(steps, math.ceil(steps * _WARMUP_SHARE))
+    if config.schedule == "piecewise":
+        return 0
+    # The decay of wsd needs a step of its own.
+    room = steps - (config.decay_steps or 1) if config.schedule == "wsd" else steps
+    return max(0, min(room, math.ceil(steps * _WARMUP_SHARE)))
 
 
 def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
