@@ -4,7 +4,7 @@ import pytest
 
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.plan import StepTime, resolve_training
+from sheepop.train.plan import StepTime, measuring_seconds, resolve_training
 
 
 def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:
@@ -98,6 +98,14 @@ def test_validations_take_at_most_a_fifth_of_a_short_budget() -> None:
     resolved = resolve(StepTime("fp32", 0.6), max_minutes=1.0, global_batch_size=10)
     assert resolved.max_steps == int((54.6 - 10) / 0.6) == 74
     assert resolved.eval_interval == 7
+
+
+def test_a_long_budget_is_not_spent_on_measuring() -> None:
+    config = TrainingConfig(max_minutes=600.0, eval_interval=10**9, global_batch_size=10)
+    assert measuring_seconds(config) == 30.0
+    assert measuring_seconds(TrainingConfig(max_minutes=5.0)) == 12.0
+    resolved = resolve(StepTime("fp32", 1.0), max_minutes=600.0, global_batch_size=10, eval_interval=10**9)
+    assert resolved.max_steps == 36_000 - 30 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time
 
 
 def test_minutes_need_a_measurement() -> None:
