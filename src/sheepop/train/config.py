@@ -87,7 +87,9 @@ class TrainingConfig(Config):
     decay_steps: Count | None = Field(None, description="of wsd, at the end; null is 20 percent of the steps")
     schedule_points: tuple[SchedulePoint, ...] | None = Field(None, description="of piecewise: [step, factor] pairs")
     betas: tuple[Beta, Beta] | None = Field(None, description="null is the customary pair of the optimizer")
-    eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = Field(None, description="null is the customary one of the optimizer")
+    eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = Field(
+        None, description="null is the customary one of the optimizer"
+    )
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import DataError, Interrupted
+from sheepop.core.errors import DataError, Interrupted, TrainingError
 from sheepop.core.random import seed_torch
 from sheepop.data import StepPlan
 from sheepop.model import Transformer
@@ -114,7 +114,7 @@ class Trainer:
                     self._do_what_is_due(interruption)
             except StopRequestedError:
                 self.save()
-            except DataError:
+            except (DataError, TrainingError):
                 self.save()
                 self.checkpointer.wait()
                 raise
