@@ -81,6 +81,21 @@ def test_a_wrong_setting(
     assert_refused(result, 2, *parts)
 
 
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--profile-steps", 2), "add --profile"),
+        (("--find-learning-rate", "--fork", "runs/other"), "--fork"),
+    ],
+)
+def test_an_option_that_would_have_no_effect(
+    run: Run, text_folder: Path, tmp_path: Path, options: tuple[Any, ...], part: str
+) -> None:
+    result = run("train", "--data", text_folder, "--output", tmp_path / "run", *options)
+    assert_refused(result, 2, part)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_where_there_is_none(run: Run, text_folder: Path, tmp_path: Path, tiny: tuple[str, ...]) -> None:
     result = run("train", "--data", text_folder, "--output", tmp_path / "run", "--device", "cuda", "-q", *tiny)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import ConfigError, UsageError
 from sheepop.jobs import learning_rate
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.learning_rate import find_rate
@@ -41,6 +41,17 @@ def test_its_first_batch_is_that_of_a_run(
     train(configured(tmp_path / "run", "model.dropout=0", "training.max_steps=1", "training.log_interval=1"))
     first = read_json_lines(tmp_path / "run" / "metrics.jsonl")[0][0]
     assert (first["step"], first["loss"]) == (1, found.test.losses[0])
+
+
+def test_it_computes_as_a_run_does(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16 with a scale, without which Adam's steps are made of what is left of the gradients."""
+    monkeypatch.setattr(learning_rate, "NUM_STEPS", 20)
+    usual = find_rate(configured(tmp_path / "usual", "model.dropout=0"))
+    scaled = find_rate(configured(tmp_path / "scaled", "model.dropout=0", "training.precision=fp16"))
+    assert scaled.test.losses == pytest.approx(usual.test.losses, rel=5e-3)
+    with pytest.raises(ConfigError, match=r"training\.checkpointed_blocks = 9, but the network has"):
+        checkpointed = ("training.activation_checkpointing=full", "training.checkpointed_blocks=9")
+        find_rate(configured(tmp_path / "checkpointed", *checkpointed))
 
 
 def test_a_place_that_holds_a_run_is_refused(configured: Configured, tmp_path: Path) -> None:

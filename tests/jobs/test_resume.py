@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from sheepop.core.config import read_config_file
+from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, StorageError
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.train import train
+from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines
 
 Start = Callable[..., Path]
@@ -122,6 +123,41 @@ def test_what_is_derived_once_cannot_be_unset(run: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"not resolved yet: training.{key}"):
         resume(run, f"training.{key}=null")
     assert resolved(run)["training"][key] == 5
+
+
+def test_a_resumed_run_may_change_what_auto_chose_for_its_memory(run: Path, start: Start, tmp_path: Path) -> None:
+    config = validate(SheepOpConfig, resolved(run))
+    config = config.replace(model={**config.model.model_dump(), "num_layers": 6})
+    needed = bytes_of_a_step(config, config.training, config.model.max_seq_len, "cpu")
+    budget = (needed.peak("full", 6) + needed.peak("none", 0)) / 2e9
+    auto = ("training.activation_checkpointing=auto", f"training.memory_budget={budget}")
+    other = start(tmp_path / "other", "model.num_layers=6", *auto)
+    chosen = resolved(other)["training"]
+    assert chosen["activation_checkpointing"] != "none"
+    assert chosen["checkpointed_blocks"] is not None
+    resume(other, "training.max_steps=5", "training.activation_checkpointing=none", "training.memory_budget=null")
+    after = resolved(other)["training"]
+    assert (after["activation_checkpointing"], after["checkpointed_blocks"]) == ("none", None)
+    assert steps(other) == 5
+
+
+@pytest.mark.parametrize("prompts", ['["the", ""]', "['" + "the sheep " * 200 + "']"])
+def test_a_prompt_that_cannot_be_continued_is_refused_before_a_step(
+    run: Path, start: Start, tmp_path: Path, prompts: str
+) -> None:
+    before = timeless(run)
+    with pytest.raises(ConfigError, match=r"training\.sample_prompts: (Prompt 2 is empty|The prompt has .* tokens)"):
+        resume(run, "training.max_steps=6", f"training.sample_prompts={prompts}")
+    assert timeless(run) == before
+    with pytest.raises(ConfigError, match=r"training\.sample_prompts"):
+        start(tmp_path / "new", f"training.sample_prompts={prompts}")
+    assert not (tmp_path / "new" / "config.yaml").exists()
+
+
+def test_patience_without_held_out_text_is_refused_when_a_run_goes_on(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "data.validation_fraction=0")
+    with pytest.raises(ConfigError, match="early_stopping watches the loss of held-out text, and none is held out"):
+        resume(run, "training.max_steps=6", "training.early_stopping=2")
 
 
 def test_other_text_is_refused_and_not_ignored(run: Path, tmp_path: Path) -> None:

@@ -59,6 +59,16 @@ def folder(tmp_path: Path) -> Path:
     return runs
 
 
+def test_runs_of_one_name_are_told_apart_and_none_is_listed_twice(tmp_path: Path) -> None:
+    one, other, third = tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "alone"
+    for place, path in enumerate((one, other, third)):
+        make_run(path, [3.0 + place])
+    comparison = compare_runs([one, tmp_path / "b", one.parent])
+    assert [run.summary.name for run in comparison.listing.runs] == [str(one), str(other), "alone"]
+    with pytest.raises(UsageError, match="needs two runs, and 1 was found"):
+        compare_runs([one, one / ".." / "run"])
+
+
 def test_runs_are_listed_best_first_with_their_scores(folder: Path) -> None:
     listing = list_runs([folder])
     found = [run.summary.to_dict() for run in listing.runs]

@@ -34,6 +34,25 @@ def test_panels_hold_losses_over_steps_and_over_time() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
 
 
+def test_every_run_that_is_drawn_is_named_as_it_is_called() -> None:
+    """Whatever a folder is called, and in whichever panel its first curve is."""
+    trained_only = [row for row in rows("", 2.0).metrics if row["split"] == "train"]
+    names = ["_hidden", "a$b$", r"$\frac{$", "_hidden"]
+    runs = [rows(name, 1.0) for name in names[:3]] + [Curves(names[3], trained_only)]
+    figure = comparison_figure(runs)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    figure.canvas.draw()  # parses whatever is taken for a formula
+
+
+def test_a_single_value_can_be_seen() -> None:
+    one = [
+        Curves("one", [{"step": 5, "split": split, "loss": 3.0, "seconds": 1.0} for split in ("train", "validation")])
+    ]
+    assert [axes.lines[0].get_marker() for axes in comparison_figure(one).axes] == ["o"] * 4
+    for split in ("train", "validation"):
+        assert loss_comparison_chart(one, split, over="step").data[0].mode == "lines+markers"
+
+
 def test_runs_that_have_not_begun_are_drawn_as_such() -> None:
     figure = comparison_figure([Curves("empty", []), Curves("other", [])])
     assert [axes.texts[0].get_text() for axes in figure.axes] == ["No values yet"] * 4

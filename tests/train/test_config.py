@@ -72,6 +72,11 @@ def test_schedule_free_wants_a_constant_rate(schedule: str) -> None:
         ({"layers": [{"pattern": ""}]}, r"layers\.0\.pattern"),
         ({"layers": [{"pattern": "a", "learning_rat": 1}]}, r"Did you mean layers\.learning_rate\?"),
         ({"ema_decay": 1.0}, "ema_decay = 1"),
+        ({"eps": 1e-40}, "eps = 1e-40"),  # would be rounded in float32, and at last to 0
+        ({"max_epochs": 1e300}, "max_epochs = 1e"),
+        ({"max_minutes": 1e300}, "max_minutes = 1e"),
+        ({"max_steps": 10**400}, "max_steps = 1"),
+        ({"max_tokens": 10**400}, "max_tokens = 1"),
         ({"momentum": 1.0, "optimizer": "sgd"}, "momentum = 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -50,6 +51,15 @@ def test_the_run_ends_when_patience_does(
     script(trainer, LOSSES)
     assert trainer.run().step == last
     assert trainer.checkpointer.run.pointer("latest") == last
+
+
+def test_a_loss_that_is_no_number_is_never_the_best_and_counts_as_no_improvement(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", early_stopping=3, **SETTINGS)
+    script(trainer, [math.nan, math.inf, 5.0, math.nan, 4.0, math.inf, math.nan, 4.5, 1.0])
+    state = trainer.run()
+    assert (state.step, state.best_loss, state.best_step, state.reference_loss) == (16, 4.0, 10, 4.0)
+    assert trainer.checkpointer.run.pointer("best") == 10
+    assert trainer.checkpointer.load(16) == state
 
 
 def slow_count(losses: Sequence[float], patience: int, delta: float) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sheepop.core.facts import Fact
+from sheepop.train import Trainer
 from sheepop.train.live_view import LiveView, measured_peak
 
 
@@ -38,6 +40,27 @@ def view(shown: Shown, done: int = 0) -> tuple[LiveView, list[float]]:
     now = [1000.0]
     peak = measured_peak(2.0e12, "bf16")
     return LiveView(shown, 1000, done, peak, "cpu", clock=lambda: now[0]), now
+
+
+def test_the_best_of_earlier_sessions_is_remembered(make_trainer: Callable[..., Trainer]) -> None:
+    first = make_trainer("run", max_steps=8)
+    first.run()
+    assert first.state.best == (first.state.best_loss, first.state.best_step)
+    resumed = make_trainer("run", resume=True, max_steps=12, learning_rate=30.0)
+    assert resumed.state.best == first.state.best
+    resumed.run()
+    (loss, step), last = first.state.best, resumed._view._validation["loss"]
+    assert last > loss
+    assert f"(best {loss:.4f} at step {step})" in resumed._view._scores()
+
+
+def test_a_loss_that_is_no_number_is_not_shown_as_the_best() -> None:
+    shown = Shown()
+    live, _ = view(shown)
+    live.heard(held_out(100, math.nan))
+    assert "best" not in shown.facts["Held out"]
+    live.heard(held_out(200, 4.0))
+    assert shown.facts["Held out"].endswith("the best so far")
 
 
 def test_numbers_stand_in_the_panel() -> None:

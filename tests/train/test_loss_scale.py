@@ -73,6 +73,25 @@ def test_an_overflow_skips_the_step_and_the_run_goes_on(make_trainer: MakeTraine
     assert all(scale == 2.0 ** (34 - skipped) for scale, skipped in scales)
 
 
+def test_a_scale_at_its_floor_ends_the_run_with_every_step_saved(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", precision="fp16", checkpoint_interval=100, eval_interval=100, max_steps=100)
+    norm = next(parameter for name, parameter in trainer.model.named_parameters() if "norm" in name)
+
+    def overflow(step: int) -> list[dict[str, object]]:
+        trainer.state = trainer.state.after(loss_scale=LossScale(1.0))
+        norm.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+        return []
+
+    trainer.sample = overflow  # after step 3
+    with pytest.raises(TrainingError, match="Gradients overflow float16 even with loss scale 1"):
+        trainer.run()
+    assert trainer.checkpointer.run.pointer("latest") == 3
+    saved = make_trainer("run", resume=True, precision="fp16", max_steps=100)
+    assert saved.state == trainer.state
+    for one, other in zip(saved.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_scaled_gradients_give_the_step_that_unscaled_ones_give(make_trainer: MakeTrainer) -> None:
     """In float32 nothing overflows or underflows here, and a power of two changes no bit."""
     plain, scaled = make_trainer("plain", max_steps=3), make_trainer("scaled", max_steps=3)

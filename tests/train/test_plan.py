@@ -4,7 +4,7 @@ import pytest
 
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.plan import StepTime, resolve_training
+from sheepop.train.plan import StepTime, measuring_seconds, resolve_training
 
 
 def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:
@@ -100,6 +100,14 @@ def test_validations_take_at_most_a_fifth_of_a_short_budget() -> None:
     assert resolved.eval_interval == 7
 
 
+def test_a_long_budget_is_not_spent_on_measuring() -> None:
+    config = TrainingConfig(max_minutes=600.0, eval_interval=10**9, global_batch_size=10)
+    assert measuring_seconds(config) == 30.0
+    assert measuring_seconds(TrainingConfig(max_minutes=5.0)) == 12.0
+    resolved = resolve(StepTime("fp32", 1.0), max_minutes=600.0, global_batch_size=10, eval_interval=10**9)
+    assert resolved.max_steps == 36_000 - 30 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time
+
+
 def test_minutes_need_a_measurement() -> None:
     with pytest.raises(ValueError, match="measured step time"):
         resolve(max_minutes=1.0)
@@ -145,3 +153,9 @@ def test_a_warm_up_is_derived_as_the_schedule_needs_it() -> None:
     assert resolve(max_steps=3, schedule="inverse_sqrt").warmup_steps == 1
     assert resolve(max_steps=100, schedule="piecewise", schedule_points=[[0, 1.0]]).warmup_steps == 0
     assert resolve(max_steps=100).resolved().decay_steps == 0
+
+
+@pytest.mark.parametrize(("steps", "given", "warmup", "decay"), [(1, None, 0, 1), (2, None, 1, 1), (100, 97, 3, 97)])
+def test_a_derived_warm_up_leaves_room_for_the_decay(steps: int, given: int | None, warmup: int, decay: int) -> None:
+    resolved = resolve(max_steps=steps, schedule="wsd", decay_steps=given)
+    assert (resolved.warmup_steps, resolved.decay_steps) == (warmup, decay)

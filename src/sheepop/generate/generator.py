@@ -93,6 +93,10 @@ class Generator:
                 run(requests[first : first + size], config, on_text, should_stop)
         return [request.completion() for request in requests]
 
+    def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
+        """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
+        self._requests(prompts, config, seed=0)
+
     def _run(
         self,
         active: list[Request],

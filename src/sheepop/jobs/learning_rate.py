@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,18 +18,20 @@ from sheepop.data import SampleOrder
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
-from sheepop.jobs.train import fit_model_to_tokenizer
+from sheepop.jobs.train import choose_arithmetic, fit_model_to_tokenizer
 from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
-from sheepop.model import build_model
+from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_optimizers, clip_gradients
+from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.expert_balance import with_experts
+from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.optimizers import set_learning_rate, unscale_gradients
 from sheepop.train.precision import candidates
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients, clear_gradients
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
 RESULT, PICTURE = "learning-rate.json", "learning-rate.png"
@@ -49,6 +52,7 @@ def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> Found
     """
     console = console or Console.silent()
     device = resolve_device(config.device)
+    choose_arithmetic(config, device)
     directory = Path(config.output_dir) if config.output_dir else _default_directory()
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run, and a range test is none. Choose another --output.")
@@ -69,10 +73,14 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     refuse_ignored_settings(asked, corpus)
     require_fitting_corpus(config, corpus)
     config = fit_model_to_tokenizer(config, corpus)
-    training = config.training
     batches = build_batches(config, corpus.train, corpus.tokenizer())
+    precision = candidates(config.training.precision, device)[-1]
+    training = config.training.replace(precision=precision)
+    training = resolve_activation_checkpointing(
+        training, lambda: bytes_of_a_step(config, training, batches.max_length, device), device
+    )
     order = SampleOrder(batches.num_samples, config.seed)
-    model = build_model(config.model, config.seed, device)
+    model = build_network(config, training, device)
     if training.initial_embeddings is not None:
         set_initial_embeddings(model, corpus.tokenizer(), Path(training.initial_embeddings), console)
     model.train()
@@ -80,24 +88,33 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     objective = with_experts(NextToken.configured(training), config.model)
     size = training.global_batch_size
     micro_batch_size = training.micro_batch_size or size
-    precision = candidates(training.precision, device)[-1]
     network = Network(model, precision=precision, device=device)
-    taken = 0
+    taken, scale = 0, initial_loss_scale(precision)
 
     def step(rate: float) -> float:
-        nonlocal taken
+        nonlocal taken, scale
         batch = batches.batch(order.indices(taken * size, size))
         losses = accumulate_gradients(
             network,
             objective,
             PreparedStep.of(batch, micro_batch_size, objective, device=device),
+            loss_scale=scale.scale if scale else 1.0,
             before_forward=lambda number: seed_torch(config.seed, "range test", taken, number),
         )
-        clip_gradients(model.parameters(), training.max_grad_norm)
+        taken += 1
+        if scale:
+            unscale_gradients(model.parameters(), scale.scale)
+        norm = clip_gradients(model.parameters(), training.max_grad_norm)
+        loss = losses.means()[1]
+        if scale and math.isfinite(loss):
+            is_finite = math.isfinite(norm.item())
+            scale = scale.after(finite=is_finite)
+            if not is_finite:
+                clear_gradients(optimizers)
+                return loss
         set_learning_rate(optimizers, rate)
         apply_gradients(optimizers)
-        taken += 1
-        return losses.means()[1]
+        return loss
 
     with console.progress("Range test", NUM_STEPS, "steps") as progress:
 

@@ -51,6 +51,7 @@ _MAY_CHANGE = {
     "training.verify_interval",
     "training.activation_checkpointing",
     "training.checkpointed_blocks",
+    "training.memory_budget",
     "data.paths",  # of a finished corpus, which may have been moved
     "data.num_workers",
 }
@@ -201,6 +202,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
         longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
         raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
+    if "training.activation_checkpointing" in changed:  # the blocks that auto chose were those of its own mode
+        changed["training.checkpointed_blocks"] = after["training.checkpointed_blocks"]
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,14 +55,22 @@ class FoundRun:
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[FoundRun], dict[str, str]]:
-    """The runs among `paths` and in the folders among them, and why each other folder there is left out."""
+    """The runs among `paths` and in the folders among them, and why each other folder there is left out.
+
+    Each is found once, and runs of one name are called by their paths.
+    """
     found, left_out = [], {}
-    for path in _candidates(paths):
+    for path in {path.resolve(): path for path in _candidates(paths)}.values():
         try:
             found.append(read_run(path))
         except (SheepOpError, OSError) as error:
             left_out[str(path)] = str(error)
-    return found, left_out
+    names = Counter(run.summary.name for run in found)
+    return [run if names[run.summary.name] == 1 else _called_by_path(run) for run in found], left_out
+
+
+def _called_by_path(run: FoundRun) -> FoundRun:
+    return replace(run, summary=replace(run.summary, name=run.summary.path))
 
 
 def read_run(path: Path) -> FoundRun:

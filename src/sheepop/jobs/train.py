@@ -32,6 +32,7 @@ from sheepop.jobs.training_data import (
     warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
+from sheepop.jobs.training_samples import check_samples
 from sheepop.model import blank_model
 from sheepop.model.mask import require_backend
 from sheepop.model.speed import matrix_peak
@@ -130,8 +131,7 @@ def _locked_run(
     require_sinks(config.training.sinks)
     device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
-    choose_matrix_arithmetic(device)
-    _make_deterministic(config.deterministic)  # before a step is measured: such algorithms may be slower
+    choose_arithmetic(config, device)  # before a step is measured: deterministic algorithms may be slower
     origin = None
     if stored is None:
         with (
@@ -158,6 +158,8 @@ def _locked_run(
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
+        check_samples(config, corpus.tokenizer())
+        _check_early_stopping(config, corpus)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
@@ -214,11 +216,8 @@ def _start(
     training = config.training
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
-    if training.early_stopping is not None and corpus.validation.num_tokens == 0:
-        raise ConfigError(
-            "training.early_stopping watches the loss of held-out text, and none is held out. "
-            "Raise data.validation_fraction, or leave early_stopping out."
-        )
+    check_samples(config, corpus.tokenizer())
+    _check_early_stopping(config, corpus)
     if training.compile and device == "cpu" and not _has_compiler():
         if training.compile is True:
             console.warn(
@@ -281,11 +280,21 @@ def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConf
     return config
 
 
-def _make_deterministic(wanted: bool) -> None:
-    torch.use_deterministic_algorithms(wanted)
+def _check_early_stopping(config: SheepOpConfig, corpus: Corpus) -> None:
+    if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "Raise data.validation_fraction, or leave early_stopping out."
+        )
+
+
+def choose_arithmetic(config: SheepOpConfig, device: str) -> None:
+    """Sets for this process how `device` computes, as `config.deterministic` says."""
+    choose_matrix_arithmetic(device)
+    torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time; no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = not wanted
+    torch.backends.cudnn.benchmark = not config.deterministic
 
 
 def _has_compiler() -> bool:

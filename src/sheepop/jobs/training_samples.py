@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.model import Transformer
+from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import Tokenizer
+
+
+def check_samples(config: SheepOpConfig, tokenizer: Tokenizer) -> None:
+    """Raises `ConfigError` for a prompt that the model cannot continue, before a step is taken for it."""
+    with torch.device("meta"):
+        model = blank_model(config.model)
+    try:
+        Generator(model, tokenizer).require(config.training.sample_prompts, config.generation)
+    except UsageError as error:
+        raise ConfigError(f"training.sample_prompts: {error}") from None
 
 
 class TrainingSamples:

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sheepop.report.charts import add_curve, empty_chart
 from sheepop.report.palette import GRID, RUNS
-from sheepop.report.series import Series, series
+from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from plotly.graph_objects import Figure as Chart
 
 Over = Literal["step", "seconds"]
 _AXES = {"step": "Step", "seconds": "Training time (s)"}
+_LEGEND_WIDTH, _LEGEND_KEY = 130, 10  # in characters, of the figure and of what stands beside a name
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
 
 
@@ -36,15 +38,11 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
     figure = Figure(figsize=(11, 7.5), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2)
-    for axes, over in zip(panels[0], _AXES, strict=True):
-        _draw(axes, runs, "validation", over)
-    for axes, over in zip(panels[1], _AXES, strict=True):
-        _draw(axes, runs, "train", over)
-    lines, names = panels[0][0].get_legend_handles_labels()
-    if not names:
-        lines, names = panels[1][0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=min(4, max(1, len(names))), frameon=False, fontsize=9)
+    lines: dict[int, Line2D] = {}  # by the place of the run, from the first panel that draws it
+    for panels, split in zip(figure.subplots(2, 2), ("validation", "train"), strict=True):
+        for axes, over in zip(panels, _AXES, strict=True):
+            lines = {**_draw(axes, runs, split, over), **lines}
+    _add_legend(figure, [(runs[place].name, lines[place]) for place in sorted(lines)])
     return figure
 
 
@@ -55,22 +53,24 @@ def loss_comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> 
     chart.update_yaxes(title={"text": "Nats per token", "standoff": 10}, gridcolor=GRID, zeroline=False)
     for place, run in enumerate(runs):
         dash = _DASHES[place // len(RUNS) % len(_DASHES)][1]
-        add_curve(chart, _loss(run, split, over), run.name, RUNS[place % len(RUNS)], markers=False, dash=dash)
+        add_curve(chart, _loss(run, split, over), run.name, RUNS[place % len(RUNS)], dash=dash)
     return chart
 
 
-def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> None:
+def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int, Line2D]:
+    """Draws the runs that have values; returns their lines by the place of the run."""
+    lines = {}
     for place, run in enumerate(runs):
         found = _loss(run, split, over)
         if found.is_empty:
             continue
         values = [math.nan if value is None else value for value in found.values]
-        axes.plot(
+        (lines[place],) = axes.plot(
             found.steps,
             values,
             color=RUNS[place % len(RUNS)],
             linestyle=_DASHES[place // len(RUNS) % len(_DASHES)][0],
-            marker="o" if split == "validation" else None,
+            marker="o" if split == "validation" or len(values) < FEWEST_TO_SMOOTH else None,
             markersize=3,
             linewidth=1.5,
             label=run.name,
@@ -83,6 +83,26 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if not axes.lines:
         axes.text(0.5, 0.5, "No values yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
+    return lines
+
+
+def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]]) -> None:
+    """Names the lines below all panels."""
+    if not named:
+        return
+    columns = max(1, min(len(named), _LEGEND_WIDTH // (_LEGEND_KEY + max(len(name) for name, _ in named))))
+    legend = figure.legend(
+        [line for _, line in named],
+        [str(place) for place in range(len(named))],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+    )
+    # Given at once, a name that begins with an underscore is left out, and dollar signs are read as formulas.
+    for text, (name, _) in zip(legend.get_texts(), named, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
 
 
 def _loss(run: Curves, split: str, over: str) -> Series:

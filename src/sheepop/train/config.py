@@ -24,6 +24,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
 ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
+_LEAST_EPS = 2.0**-126  # the least normal float32, which the optimizers' sums are kept in; less would count as 0
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -57,10 +58,10 @@ class TrainingConfig(Config):
     Of the four budgets the one that is reached first ends the run; without any, the run makes one epoch.
     """
 
-    max_steps: Count | None = None
-    max_epochs: Annotated[float, Field(gt=0)] | None = None
-    max_tokens: Count | None = None
-    max_minutes: Annotated[float, Field(gt=0)] | None = Field(
+    max_steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    max_epochs: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
+    max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
         None, description="measured once, turned into steps, and written back as max_steps"
     )
     global_batch_size: Count = Field(32, description="sequences per optimizer step")
@@ -86,7 +87,9 @@ class TrainingConfig(Config):
     decay_steps: Count | None = Field(None, description="of wsd, at the end; null is 20 percent of the steps")
     schedule_points: tuple[SchedulePoint, ...] | None = Field(None, description="of piecewise: [step, factor] pairs")
     betas: tuple[Beta, Beta] | None = Field(None, description="null is the customary pair of the optimizer")
-    eps: Annotated[float, Field(gt=0)] | None = Field(None, description="null is the customary one of the optimizer")
+    eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = Field(
+        None, description="null is the customary one of the optimizer"
+    )
     weight_decay: float = Field(0.1, ge=0)
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(

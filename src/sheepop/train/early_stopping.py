@@ -5,6 +5,7 @@ What is counted is part of the training state, so that a resumed run stops where
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sheepop.train.state import TrainingState
@@ -21,9 +22,9 @@ class EarlyStopping:
     delta: float = 0.0
 
     def after(self, state: TrainingState, loss: float) -> TrainingState:
-        """The state with one more validation counted."""
+        """The state with one more validation counted; a loss that is no number is no improvement."""
         reference = state.reference_loss
-        if reference is None or loss < reference - self.delta:
+        if loss < (math.inf if reference is None else reference - self.delta):
             return state.after(reference_loss=loss, stale_validations=0)
         return state.after(stale_validations=state.stale_validations + 1)
 

@@ -20,7 +20,8 @@ from sheepop.report import MISSING, data_size, duration, shown
 class LiveView:
     """Turns what the loop writes into the words behind a bar and the facts below it.
 
-    `peak` says what the metric ``mfu`` is a share of; `done` steps were taken before this session.
+    `peak` says what the metric ``mfu`` is a share of; `done` steps were taken before this session. `best` is the lowest
+    held-out loss so far and its step, those of earlier sessions included.
     """
 
     progress: Progress
@@ -28,10 +29,10 @@ class LiveView:
     done: int
     peak: str
     device: str
+    best: tuple[float, int] | None = None
     clock: Callable[[], float] = time.monotonic
     _train: Mapping[str, Any] = field(default_factory=dict)
     _validation: Mapping[str, Any] = field(default_factory=dict)
-    _best: Mapping[str, Any] = field(default_factory=dict)
     _sample: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -43,8 +44,8 @@ class LiveView:
             self._train = row
         elif row["split"] == "validation":
             self._validation = row
-            if not self._best or row["loss"] < self._best["loss"]:
-                self._best = row
+            if row["loss"] < (math.inf if self.best is None else self.best[0]):
+                self.best = row["loss"], row["step"]
         self._show()
 
     def sampled(self, row: Mapping[str, Any]) -> None:
@@ -85,11 +86,12 @@ class LiveView:
         return facts
 
     def _scores(self) -> str:
-        last, best = self._validation, self._best
+        last = self._validation
         words = f"step {last['step']:,}: loss {last['loss']:.4f}, {last['bits_per_byte']:.4f} bits per byte"
-        if best["step"] == last["step"]:
-            return f"{words}, the best so far"
-        return f"{words} (best {best['loss']:.4f} at step {best['step']:,})"
+        if self.best is None:
+            return words
+        loss, step = self.best
+        return f"{words}, the best so far" if step == last["step"] else f"{words} (best {loss:.4f} at step {step:,})"
 
     def _seconds_left(self, step: int) -> float | None:
         """From the mean time of all steps of this session, validations and checkpoints included."""

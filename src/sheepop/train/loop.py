@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import DataError, Interrupted
+from sheepop.core.errors import DataError, Interrupted, TrainingError
 from sheepop.core.random import seed_torch
 from sheepop.data import StepPlan
 from sheepop.model import Transformer
@@ -103,7 +103,7 @@ class Trainer:
             closing(self.checkpointer),
         ):
             peak = measured_peak(self.peak_flops, self.resolved.precision)
-            self._view = LiveView(progress, total, self.state.step, peak, self.device)
+            self._view = LiveView(progress, total, self.state.step, peak, self.device, self.state.best)
             self._prune(self.state.step)  # which a kill may have kept from being done
             self._save_the_beginning()
             try:
@@ -114,7 +114,7 @@ class Trainer:
                     self._do_what_is_due(interruption)
             except StopRequestedError:
                 self.save()
-            except DataError:
+            except (DataError, TrainingError):
                 self.save()
                 self.checkpointer.wait()
                 raise
@@ -277,7 +277,8 @@ class Trainer:
                 seconds=self._seconds(),
             )
             self.console.info(f"Step {self.state.step:,}: held out {scores}")
-            if self.state.best_loss is None or scores.loss < self.state.best_loss:
+            best = self.state.best_loss
+            if scores.loss < (math.inf if best is None else best):  # a loss that is no number is never the best
                 due = (*self.state.due, *([] if SAVE in self.state.due else [SAVE]))
                 self.state = self.state.after(best_loss=scores.loss, best_step=self.state.step, due=due)
             self.state = self._early_stopping.after(self.state, scores.loss)
@@ -335,6 +336,7 @@ class Trainer:
             if row["split"] == "trouble":  # the batches that they name stay left out
                 self.metrics.append(row)
         self._throughput.restart()
+        self._view.best = state.best
         return state
 
     @property

@@ -30,6 +30,7 @@ from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradien
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
+_MOST_MEASURING_SECONDS = 30.0
 _FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
@@ -85,8 +86,8 @@ def needs_measuring(config: TrainingConfig, device: str) -> bool:
 
 
 def measuring_seconds(config: TrainingConfig) -> float:
-    """The time to spend on measuring: a small share of a budget in minutes, else two seconds."""
-    return 2.0 if config.max_minutes is None else max(2.0, config.max_minutes * 60 * _MEASURE_SHARE)
+    """The time to spend on measuring: a small share of a budget in minutes, at most half a minute, else two seconds."""
+    return 2.0 if config.max_minutes is None else max(2.0, _measuring_share(config.max_minutes))
 
 
 def resolve_training(
@@ -130,7 +131,11 @@ def _warmup_steps(config: TrainingConfig, steps: int) -> int:
     if config.warmup_steps is not None:
         return config.warmup_steps
     # The points of a piecewise schedule say its warm-up.
-    return 0 if config.schedule == "piecewise" else min(steps, math.ceil(steps * _WARMUP_SHARE))
+    if config.schedule == "piecewise":
+        return 0
+    # The decay of wsd needs a step of its own.
+    room = steps - (config.decay_steps or 1) if config.schedule == "wsd" else steps
+    return max(0, min(room, math.ceil(steps * _WARMUP_SHARE)))
 
 
 def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
@@ -191,7 +196,11 @@ def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float
 
 def _training_seconds(minutes: float) -> float:
     """What of a budget is left for steps and validations."""
-    return minutes * 60 * (1 - _MEASURE_SHARE) - _IDLE_SECONDS
+    return minutes * 60 - _measuring_share(minutes) - _IDLE_SECONDS
+
+
+def _measuring_share(minutes: float) -> float:
+    return min(minutes * 60 * _MEASURE_SHARE, _MOST_MEASURING_SECONDS)
 
 
 def _time_steps(

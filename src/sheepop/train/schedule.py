@@ -116,7 +116,8 @@ def check_schedule(
 def _check_phases(warmup_steps: int, decay_steps: int, max_steps: int | None) -> None:
     if max_steps is not None and warmup_steps + decay_steps > max_steps:
         raise ValueError(
-            f"warmup_steps = {warmup_steps} and decay_steps = {decay_steps} do not fit into {max_steps} steps"
+            f"warmup_steps = {warmup_steps} and decay_steps = {decay_steps} do not fit into {max_steps} steps. "
+            "Lower them, or train for longer"
         )
 
 

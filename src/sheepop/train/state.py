@@ -57,6 +57,11 @@ class TrainingState:
         return replace(self, **changes)
 
     @property
+    def best(self) -> tuple[float, int] | None:
+        """The lowest held-out loss so far and its step."""
+        return None if self.best_loss is None or self.best_step is None else (self.best_loss, self.best_step)
+
+    @property
     def batch_number(self) -> int:
         """The number, in the order of batches, of the one that the next step takes: those left out are passed over."""
         number = self.step
