@@ -212,3 +212,23 @@ def test_a_state_of_before_is_still_read(run: Path) -> None:
     write_checksums(state.parents[1])
     resume(run, "training.max_steps=5")
     assert steps(run) == 5
+
+
+@pytest.mark.parametrize("lost", ["config.yaml", "everything beside the checkpoints"])
+def test_checkpoints_without_their_configuration_are_kept(run: Path, tmp_path: Path, lost: str) -> None:
+    for entry in list(run.iterdir()):
+        if entry.name == "config.yaml" or (lost != "config.yaml" and entry.name != "checkpoints"):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"config\.yaml is missing, .* --fork .*step-00000004"):
+        train(load_config(overrides=[f"output_dir={run}"]), resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
+        path: content for path, content in before.items() if path.name != ".lock"
+    }
+
+
+def test_patience_without_held_out_text_is_refused_and_not_ignored(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "data.validation_fraction=0")
+    with pytest.raises(ConfigError, match="early_stopping watches the loss of held-out text, and none is held out"):
+        resume(run, "training.early_stopping=2", "training.max_steps=6")
+    assert steps(run) == 4

@@ -134,7 +134,7 @@ def _locked_run(
     origin = None
     if stored is None:
         with (
-            interrupts_advise(f"No step was taken and nothing of it is left in {path}."),
+            interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
             RunDirectory.starting(path, overwrite=overwrite or resume) as run,
         ):
             asked = config
@@ -157,6 +157,7 @@ def _locked_run(
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
+        _require_held_out(config, corpus)
         write_atomic(run.config_file, dump_config(config))
         record.write(run)
     with times("Training"):
@@ -211,11 +212,7 @@ def _start(
     training = config.training
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
-    if training.early_stopping is not None and corpus.validation.num_tokens == 0:
-        raise ConfigError(
-            "training.early_stopping watches the loss of held-out text, and none is held out. "
-            "Raise data.validation_fraction, or leave early_stopping out."
-        )
+    _require_held_out(config, corpus)
     if training.compile and device == "cpu" and not _has_compiler():
         if training.compile is True:
             console.warn(
@@ -276,6 +273,14 @@ def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConf
             "Leave it out to take the tokenizer's size."
         )
     return config
+
+
+def _require_held_out(config: SheepOpConfig, corpus: Corpus) -> None:
+    if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
+        raise ConfigError(
+            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "Raise data.validation_fraction in a new run, or leave early_stopping out."
+        )
 
 
 def _make_deterministic(wanted: bool) -> None:
