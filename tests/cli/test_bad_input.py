@@ -119,6 +119,20 @@ def test_resume_and_overwrite_together(run: Run, trained: Path) -> None:
     assert_refused(run("train", "--resume", trained, "--overwrite"), 2, "give one of them")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--find-learning-rate", "--fork", "run"), "--find-learning-rate starts no run"),
+        (("--profile-steps", "3"), "--profile-steps has no effect without --profile"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    run: Run, text_folder: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_refused(run("train", "--data", text_folder, "--output", tmp_path / "new", "-q", *options), 2, words)
+    assert not (tmp_path / "new").exists()
+
+
 def test_resume_of_what_is_no_run(run: Run, tmp_path: Path) -> None:
     assert_refused(run("train", "--resume", tmp_path), 2, "does not hold a run")
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from sheepop.jobs.config import SheepOpConfig
 
 
+_PROFILE_STEPS = 5
+
+
 def train(
     overrides: Overrides = None,
     config: ConfigFile = None,
@@ -39,7 +42,9 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Trace a few steps and list their costliest operations.")
     ] = False,
-    profile_steps: Annotated[int, typer.Option(min=1, help="Steps that --profile records.")] = 5,
+    profile_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps that --profile records.", show_default=str(_PROFILE_STEPS))
+    ] = None,
     find_rate: Annotated[
         bool,
         typer.Option("--find-learning-rate", help="Test ever higher rates, suggest one, and train nothing."),
@@ -70,6 +75,8 @@ def train(
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
     if resume is not None and fork is not None:
         raise UsageError("--resume goes on with a run and --fork begins another; give one of them.")
+    if profile_steps is not None and not profile:
+        raise UsageError("--profile-steps has no effect without --profile.")
     options: dict[str, object] = {}
     if data:
         options["data"] = {"paths": [str(path) for path in data]}
@@ -86,9 +93,10 @@ def train(
         options["output_dir"] = str(path)
     settings = load_config(config, overrides or (), options=options)
     if find_rate:
-        if resume is not None or overwrite or profile:
+        if resume is not None or fork is not None or overwrite or profile:
             raise UsageError(
-                "--find-learning-rate starts no run, so --resume, --overwrite and --profile have no place beside it."
+                "--find-learning-rate starts no run, so --resume, --fork, --overwrite and --profile have no place "
+                "beside it."
             )
         _find_rate(settings, quiet, as_json)
         return
@@ -103,7 +111,7 @@ def train(
         overwrite=overwrite,
         fork=fork,
         console=make_console(quiet),
-        profile_steps=profile_steps if profile else None,
+        profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
     )
     result = {
         "run": str(outcome.run),
