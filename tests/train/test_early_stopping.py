@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -117,3 +118,19 @@ def test_a_finished_run_stays_finished_until_it_gets_more_patience(make_trainer:
 def test_settings_without_sense_are_refused(settings: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(overrides=[settings])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_held_out_loss_that_is_no_number_is_no_improvement_and_none_over_it(
+    make_trainer: MakeTrainer, wrong: float
+) -> None:
+    trainer = make_trainer("run", early_stopping=3, **SETTINGS)
+    script(trainer, [wrong, wrong, 5.0, wrong, 4.0, wrong, wrong, wrong])
+    state = trainer.run()
+    assert (state.step, state.best_step, state.best_loss, state.reference_loss) == (16, 10, 4.0, 4.0)
+    assert trainer.checkpointer.run.pointer("best") == 10
+    hopeless = make_trainer("hopeless", early_stopping=3, **SETTINGS)
+    script(hopeless, [wrong] * 10)
+    assert hopeless.run().step == 6
+    assert hopeless.checkpointer.run.pointer("latest") == 6
+    assert hopeless.checkpointer.run.pointer("best") is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from sheepop.core.errors import TrainingError
 from sheepop.train import Trainer, TrainingState
 from sheepop.train.loss_scale import LossScale, initial_loss_scale
 from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import StepLoss
 from sheepop.train.step import PreparedStep
 
 MakeTrainer = Callable[..., Trainer]
@@ -105,3 +108,20 @@ def test_a_resumed_run_goes_on_with_the_same_scale(make_trainer: MakeTrainer) ->
     assert second.state.loss_scale == unbroken.state.loss_scale
     for (name, one), other in zip(unbroken.model.named_parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_when_the_scale_gives_up_every_step_before_is_saved(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", precision="fp16", checkpoint_interval=12, eval_interval=12)
+    overflow = trainer._gradients
+
+    def gradients(*arguments: Any) -> tuple[StepLoss, float]:
+        losses, norm = overflow(*arguments)
+        if trainer.state.step < 4:
+            return losses, norm
+        trainer.state = trainer.state.after(loss_scale=LossScale(1.0))
+        return losses, math.inf
+
+    trainer._gradients = gradients
+    with pytest.raises(TrainingError, match="even with loss scale 1"):
+        trainer.run()
+    assert trainer.checkpointer.run.pointer("latest") == 4

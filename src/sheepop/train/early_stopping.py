@@ -5,6 +5,7 @@ What is counted is part of the training state, so that a resumed run stops where
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sheepop.train.state import TrainingState
@@ -22,8 +23,8 @@ class EarlyStopping:
 
     def after(self, state: TrainingState, loss: float) -> TrainingState:
         """The state with one more validation counted."""
-        reference = state.reference_loss
-        if reference is None or loss < reference - self.delta:
+        reference = math.inf if state.reference_loss is None else state.reference_loss
+        if loss < reference - self.delta:
             return state.after(reference_loss=loss, stale_validations=0)
         return state.after(stale_validations=state.stale_validations + 1)
 

@@ -43,7 +43,7 @@ class LiveView:
             self._train = row
         elif row["split"] == "validation":
             self._validation = row
-            if not self._best or row["loss"] < self._best["loss"]:
+            if not self._best or row["loss"] < self._best["loss"] or not math.isfinite(self._best["loss"]):
                 self._best = row
         self._show()
 
