@@ -58,7 +58,7 @@ class Interruption:
 
 @contextmanager
 def interrupts_advise(what_now: str) -> Iterator[None]:
-    """An interrupt within the block says at its end what the user can do now; of blocks in blocks the inner one does."""
+    """An interrupt within the block says at its end what the user can do now; the innermost such block does."""
     try:
         yield
     except Interrupted as interrupted:
