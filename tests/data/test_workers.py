@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,21 @@ def test_an_error_arrives_as_it_is(num_workers: int) -> None:
 def test_a_dead_worker_is_reported() -> None:
     with pytest.raises(DataError, match="A worker process ended abruptly"):
         list(ordered_map(os._exit, [9], num_workers=1))
+
+
+def test_an_interrupt_does_not_wait_for_work_that_is_going_on(tmp_path: Path) -> None:
+    started, finished = tmp_path / "started", tmp_path / "finished"
+    work = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(5); "
+    work += f"pathlib.Path({str(finished)!r}).touch()"
+
+    def tasks() -> Iterator[str]:
+        yield work
+        while not started.exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        list(ordered_map(exec, tasks(), num_workers=1))
+    assert not set(multiprocessing.active_children()) - before
+    assert not finished.exists()

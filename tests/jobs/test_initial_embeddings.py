@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_vectors_of_no_token_and_a_fork_are_refused(notes: Path, vectors: Path, 
         run_training(run_config(notes, tmp_path / "run", other))
     with pytest.raises(ConfigError, match="is for a new network, and the weights of parent have embeddings"):
         run_training(run_config(notes, tmp_path / "fork", vectors), fork=Path("parent"))
+
+
+def test_a_run_that_was_killed_before_it_had_saved_them_begins_with_them_again(
+    notes: Path, vectors: Path, tmp_path: Path
+):
+    run_training(run_config(notes, tmp_path / "run", vectors))
+    run = RunDirectory(tmp_path / "run")
+    before = load_model(run.checkpoint(1)).model.embedding.weight
+    shutil.rmtree(run.checkpoints)
+    run_training(run_config(notes, tmp_path / "run", vectors), resume=True)
+    assert torch.equal(load_model(run.checkpoint(1)).model.embedding.weight, before)

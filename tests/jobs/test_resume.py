@@ -248,3 +248,16 @@ def test_a_state_of_before_is_still_read(run: Path) -> None:
     write_checksums(state.parents[1])
     resume(run, "training.max_steps=5")
     assert steps(run) == 5
+
+
+@pytest.mark.parametrize("lost", ["config.yaml", "everything beside the checkpoints"])
+def test_checkpoints_without_their_configuration_are_kept(run: Path, tmp_path: Path, lost: str) -> None:
+    for entry in list(run.iterdir()):
+        if entry.name == "config.yaml" or (lost != "config.yaml" and entry.name != "checkpoints"):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"config\.yaml is missing, .* --fork .*step-00000004"):
+        train(load_config(overrides=[f"output_dir={run}"]), resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
+        path: content for path, content in before.items() if path.name != ".lock"
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
-from sheepop.core.errors import StorageError
+from sheepop.core.errors import Interrupted, StorageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
@@ -66,3 +67,16 @@ def test_a_write_that_is_refused_before_the_first_checkpoint_says_so(
     monkeypatch.setattr(RunDirectory, "write_checkpoint", something_in_the_way)
     with pytest.raises(StorageError, match=r"^Cannot write .*\. No checkpoint of this run was written before\.$"):
         train(configured(tmp_path / "run"))
+
+
+def test_an_interrupt_before_the_first_step_names_no_run_to_go_on_with(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("sheepop.jobs.train.fit_model_to_tokenizer", interrupt)
+    with pytest.raises(Interrupted, match=r"No step was taken .* Run the command again\.$") as caught:
+        train(configured(tmp_path / "run"))
+    assert caught.value.exit_code == 130
+    assert not (tmp_path / "run").exists()

@@ -60,6 +60,10 @@ def test_a_loss_that_is_no_number_is_never_the_best_and_counts_as_no_improvement
     assert (state.step, state.best_loss, state.best_step, state.reference_loss) == (16, 4.0, 10, 4.0)
     assert trainer.checkpointer.run.pointer("best") == 10
     assert trainer.checkpointer.load(16) == state
+    hopeless = make_trainer("hopeless", early_stopping=3, **SETTINGS)
+    script(hopeless, [math.nan] * 10)
+    assert hopeless.run().step == 6
+    assert hopeless.checkpointer.run.pointer("best") is None
 
 
 def slow_count(losses: Sequence[float], patience: int, delta: float) -> int | None:

@@ -260,6 +260,35 @@ def test_a_signal_saves_and_says_how_to_go_on(make_trainer: MakeTrainer, number:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_warning_and_the_wish_to_end_after_it_save_as_one_signal_does(
+    make_trainer: MakeTrainer, numbers: tuple[int, int]
+) -> None:
+    """Batch systems warn, then end; and whoever passes signals on may send one twice."""
+    trainer = make_trainer("run", sample_interval=5, checkpoint_interval=100)
+    trainer.sample = lambda step: os.kill(os.getpid(), numbers[0]) or []
+    save = trainer.save
+
+    def interrupted() -> None:
+        if trainer.state.step == 5:
+            os.kill(os.getpid(), numbers[1])
+        save()
+
+    trainer.save = interrupted
+    with pytest.raises(Interrupted, match="after step 5 of 12; everything is saved") as caught:
+        trainer.run()
+    assert caught.value.exit_code == 128 + numbers[0]
+    assert trainer.checkpointer.run.pointer("latest") == 5
+
+
+def test_a_second_ctrl_c_does_not_wait(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", sample_interval=5, checkpoint_interval=100)
+    trainer.sample = lambda step: os.kill(os.getpid(), signal.SIGINT) or []
+    trainer.save = lambda: os.kill(os.getpid(), signal.SIGINT) if trainer.state.step == 5 else None
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+
+
 class InterruptedAt(Interruption):
     """An interruption that comes at the given one of the places where the loop may be left, or in the middle of it."""
 

@@ -1,11 +1,12 @@
 """The metrics file: appended, cut back on resume, readable after a kill."""
 
 import math
+import resource
 from pathlib import Path
 
 import pytest
 
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, StorageError
 from sheepop.train.metrics import JsonLines, read_json_lines
 
 
@@ -57,3 +58,18 @@ def test_lines_that_hold_no_row_are_counted(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n[1]\n\n{"step": 2, "lo')
     assert read_json_lines(path) == ([{"step": 1}], 2)
     assert read_json_lines(tmp_path / "absent.jsonl") == ([], 0)
+
+
+def test_what_a_full_disk_refuses_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = JsonLines(path)
+    log.append({"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: the file would be larger"):
+            log.append({"step": 2, "text": "long" * 10})
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == '{"step": 1}\n{"step":'

@@ -13,7 +13,7 @@ import torch
 
 from sheepop.data import Batch
 from sheepop.model import LossSums
-from sheepop.train import Trainer, TrainingError
+from sheepop.train import Trainer, TrainingError, TrainingState
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, Objective, TensorBatch
@@ -167,10 +167,16 @@ def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(mak
     trainer = make_trainer("run", **CALM, **settings, trouble={"non_finite": "rewind", "max_rewinds": 2})
     trainer.objective = Hopeless(trainer, 25)
     steps, go_back = [], trainer.go_back
-    trainer.go_back = lambda step: steps.append(step) or go_back(step)
+
+    def noted(step: int) -> TrainingState:
+        state = go_back(step)
+        steps.append((step, trainer.checkpointer.run.pointer("latest")))
+        return state
+
+    trainer.go_back = noted
     with pytest.raises(TrainingError):
         trainer.run()
-    assert steps == [20, 10]
+    assert steps == [(20, 20), (10, 10)]
     assert [row["batch"] for row in rows(trainer, "trouble")] == [25, 26, 27]
 
 

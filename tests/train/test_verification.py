@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from sheepop.core.errors import Interrupted
 from sheepop.model import LossSums
 from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.network import Network
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken, StepLoss, TensorBatch
 from sheepop.train.verification import Recomputation
 
 MakeTrainer = Callable[..., Trainer]
@@ -86,3 +91,27 @@ def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: 
     assert [row["step"] for row in reports] == [3, 7, 11]  # in the steps 4, 8 and 12
     names = {name for name, _ in trainer.model.named_parameters()}
     assert {line.split(":")[0] for line in reports[0]["differences"]} <= names | {"loss"}
+
+
+def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer: MakeTrainer) -> None:
+    def trainer_of(name: str, *, resume: bool = False) -> Trainer:
+        trainer = make_trainer(name, resume=resume, verify_interval=4)
+        trainer.objective = Unsteady()
+        return trainer
+
+    trainer = trainer_of("run")
+    gradients = trainer._gradients
+
+    def left(*arguments: Any) -> tuple[StepLoss, float]:
+        found = gradients(*arguments)
+        if trainer.state.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    trainer._gradients = left
+    with pytest.raises(Interrupted):
+        trainer.run()
+    resumed = trainer_of("run", resume=True)
+    resumed.run()
+    rows = read_json_lines(resumed.metrics.path)[0]
+    assert [row["step"] for row in rows if row["split"] == "verification"] == [3, 7, 11]

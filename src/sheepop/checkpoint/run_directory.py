@@ -171,8 +171,11 @@ class RunDirectory:
 
     def holds_run(self) -> bool:
         """Whether a run was started here."""
-        marks = (self.checkpoints, self._replaced, self._moving)
-        return self.config_file.is_file() or any(mark.is_dir() for mark in marks)
+        return self.config_file.is_file() or self.checkpoints.is_dir() or self.is_being_replaced()
+
+    def is_being_replaced(self) -> bool:
+        """Whether a new run has begun to take the place of this one, and was killed before it had."""
+        return self._replaced.is_dir() or self._moving.is_dir()
 
     @property
     def _replaced(self) -> Path:

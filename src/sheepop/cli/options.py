@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,5 +28,13 @@ def make_console(quiet: bool) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON document on standard output; numbers that are not finite become null, which JSON can hold."""
+    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

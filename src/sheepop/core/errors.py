@@ -59,8 +59,12 @@ class StorageError(SheepOpError):
 
 
 class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
-    """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number."""
+    """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number.
 
-    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+    `is_advised` when the message says what the user can do now.
+    """
+
+    def __init__(self, message: str, signal_number: int = signal.SIGINT, *, is_advised: bool = False) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+        self.is_advised = is_advised

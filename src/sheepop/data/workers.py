@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 from sheepop.core.errors import DataError
@@ -25,12 +25,16 @@ class Workers:
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._pool: ProcessPoolExecutor | None = None
+        self._wanted: Connection | None = None  # the processes live as long as it is open
 
     def ordered_map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Generator[R, None, None]:
         """As the function `ordered_map`, with these workers; whatever ends it early ends them too."""
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_prepare_worker)
+            theirs, self._wanted = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(
+                self.num_workers, mp_context=context, initializer=_prepare_worker, initargs=(theirs,)
+            )
         pending: deque[Future[R]] = deque()
         try:
             for task in tasks:
@@ -46,6 +50,9 @@ class Workers:
                 "data.max_file_bytes and run the command again."
             ) from None
         except BaseException:
+            # Nobody takes the results any more; an interrupt must not wait for work that may take minutes.
+            if self._wanted is not None:
+                self._wanted.close()
             self.release()
             raise
 
@@ -54,6 +61,8 @@ class Workers:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
+        if self._wanted is not None:
+            self._wanted.close()
 
 
 def ordered_map(function: Callable[[T], R], tasks: Iterable[T], *, num_workers: int) -> Generator[R, None, None]:
@@ -73,17 +82,15 @@ def ordered_map(function: Callable[[T], R], tasks: Iterable[T], *, num_workers: 
         workers.release()
 
 
-def _prepare_worker() -> None:
+def _prepare_worker(wanted: Connection) -> None:
     # Ctrl-C reaches the whole process group; only the parent answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Each worker is one thread of work: the tokenizer library would start one per core in every worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_when_unwanted, args=(wanted,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the parent is gone, which a killed parent cannot ask for."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+def _end_when_unwanted(wanted: Connection) -> None:
+    """Ends this process when the other end of `wanted` is closed, which a killed parent cannot ask for otherwise."""
+    wait([wanted])
+    os._exit(1)

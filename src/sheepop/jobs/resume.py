@@ -159,9 +159,17 @@ class StoredRun:
 
 
 def find_resumable(path: Path) -> StoredRun | None:
-    """The run at `path`, or None when none was started there (an interrupted preparation is no run yet)."""
+    """The run at `path`, or None when none was started there (an interrupted preparation is no run yet).
+
+    Raises `CheckpointError` for checkpoints without the configuration that belongs to them.
+    """
     run = RunDirectory(path)
     if not run.config_file.is_file():
+        if run.steps() and not run.is_being_replaced():
+            raise CheckpointError(
+                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot go on. "
+                "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
+            )
         return None
     config = validate(SheepOpConfig, read_config_file(run.config_file))
     return StoredRun(config, RunRecord.read(path), max(run.steps(), default=0))

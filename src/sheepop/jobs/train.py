@@ -135,7 +135,7 @@ def _locked_run(
     origin = None
     if stored is None:
         with (
-            interrupts_advise(f"No step was taken and nothing of it is left in {path}."),
+            interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
             RunDirectory.starting(path, overwrite=overwrite or resume) as run,
         ):
             asked = config
@@ -284,7 +284,7 @@ def _check_early_stopping(config: SheepOpConfig, corpus: Corpus) -> None:
     if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss of held-out text, and none is held out. "
-            "Raise data.validation_fraction, or leave early_stopping out."
+            "Raise data.validation_fraction in a new run, or leave early_stopping out."
         )
 
 

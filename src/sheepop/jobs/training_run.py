@@ -65,7 +65,8 @@ def run_loop(
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
     vectors = config.training.initial_embeddings
-    if vectors is not None and not resume:
+    begins = not (resume and run.steps())  # a run may have been killed before it had saved its first weights
+    if vectors is not None and begins:
         set_initial_embeddings(model, tokenizer, Path(vectors), console)
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)

@@ -43,9 +43,14 @@ class Interruption:
             self._may_leave = False
 
     def arrived(self, number: int) -> None:
-        """Takes note of a signal; a second one interrupts wherever the run is, as Python does."""
+        """Takes note of the first signal. Ctrl-C after it interrupts wherever the run is, as Python does.
+
+        Of another nothing more comes: batch systems send several, and everything is being saved.
+        """
         if self:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.signal_number = number
         if self._may_leave:
             raise StopRequestedError
@@ -53,13 +58,15 @@ class Interruption:
 
 @contextmanager
 def interrupts_advise(what_now: str) -> Iterator[None]:
-    """An interrupt within the block says at its end what the user can do now."""
+    """An interrupt within the block says at its end what the user can do now; the innermost such block does."""
     try:
         yield
     except Interrupted as interrupted:
-        raise Interrupted(f"{interrupted} {what_now}", interrupted.exit_code - 128) from None
+        if interrupted.is_advised:
+            raise
+        raise Interrupted(f"{interrupted} {what_now}", interrupted.exit_code - 128, is_advised=True) from None
     except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted. {what_now}") from None
+        raise Interrupted(f"Interrupted. {what_now}", is_advised=True) from None
 
 
 @contextmanager

@@ -135,10 +135,15 @@ class Trainer:
     def _step(self, interruption: Interruption, progress: Progress) -> None:
         """One optimizer step over the global batch, unless its numbers are in trouble."""
         self.checkpointer.check()
+        every = self.config.verify_interval
+        is_verified = every is not None and (self.state.step + 1) % every == 0
+        recomputation = Recomputation(self.model) if is_verified else None
         with interruption.leaving():
             prepared = self._prefetch.take(self.state.batch_number)
             assert prepared is not None  # nothing asks the wait for data to stop
-            losses, norm = self._gradients(prepared)
+            losses, norm = self._gradients(prepared, recomputation)
+        if recomputation is not None and recomputation.differences:
+            self._report_corruption(recomputation.differences)  # only now: a step that is left is taken again
         objective, _ = losses.means()
         scale = self.state.loss_scale
         if scale:
@@ -185,13 +190,11 @@ class Trainer:
         )
         self._finish_step(losses, norm, prepared, progress)
 
-    def _gradients(self, prepared: PreparedStep) -> tuple[StepLoss, float]:
+    def _gradients(self, prepared: PreparedStep, recomputation: Recomputation | None = None) -> tuple[StepLoss, float]:
         """Puts the clipped gradient of a step into the parameters; its losses and the norm before clipping."""
         step = self.state.step
         self.model.train()
         self.model.zero_grad(set_to_none=True)
-        every = self.config.verify_interval
-        recomputation = Recomputation(self.model) if every is not None and (step + 1) % every == 0 else None
         scale = self.state.loss_scale
         losses = accumulate_gradients(
             self.network,
@@ -201,8 +204,6 @@ class Trainer:
             before_forward=lambda number: seed_torch(self.seed, "dropout", step, number),
             recomputation=recomputation,
         )
-        if recomputation is not None and recomputation.differences:
-            self._report_corruption(recomputation.differences)
         if scale:
             unscale_gradients(self.model.parameters(), scale.scale)
         return losses, clip_gradients(self.model.parameters(), self.config.max_grad_norm).item()
@@ -328,6 +329,7 @@ class Trainer:
     def go_back(self, step: int) -> TrainingState:
         """Restores the checkpoint of `step`; the logs are cut to what they were then, and later checkpoints go."""
         state = self.checkpointer.load(step)
+        self.checkpointer.run.mark_latest(step)
         self.checkpointer.run.forget_after(step)
         state = self.checkpointer.with_best(state, self.console.warn)
         lost = self.metrics.cut(state.metrics_bytes)

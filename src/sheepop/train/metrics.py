@@ -22,7 +22,8 @@ class JsonLines:
     def __init__(self, path: Path, length: int = 0) -> None:
         self.path = path
         with storage_errors(path):
-            self._file = path.open("ab")
+            # Unbuffered: what a full disk refused would be tried again, and refused again, when the file is closed.
+            self._file = path.open("ab", buffering=0)
             size = path.stat().st_size
             if size < length:
                 self._file.close()
@@ -40,8 +41,9 @@ class JsonLines:
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
         with storage_errors(self.path):
-            self._file.write(json.dumps(finite, ensure_ascii=False).encode("utf-8") + b"\n")
-            self._file.flush()
+            rest = json.dumps(finite, ensure_ascii=False).encode("utf-8") + b"\n"
+            while rest:  # a disk that is almost full takes a part
+                rest = rest[self._file.write(rest) :]
 
     @property
     def length(self) -> int:
