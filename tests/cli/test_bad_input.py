@@ -151,6 +151,7 @@ def test_a_corpus_built_with_another_tokenizer(
         (("--prompt", "x", "--top-k", "0"), ("top_k",)),
         (("--prompt", "x", "--max-new-tokens", "0"), ("max_new_tokens",)),
         (("--prompt", "x", "--stop", ""), ("stop",)),
+        (("--prompt", "x", "--greedy", "--temperature", "0.9"), ("--greedy", "--temperature", "one of them")),
         (("--prompt", "x", "--beams", "0"), ("num_beams",)),
         (("--prompt", "x", "--beams", "3", "--temperature", "0.5"), ("num_beams = 3", "temperature")),
         (("--prompt", "x", "--beams", "3", "--window"), ("num_beams = 3", "on_overflow")),
@@ -203,6 +204,10 @@ def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path, encoding: str) 
     command = [sys.executable, "-m", "sheepop", "tokenizer", "encode", str(trained)]
     answer = subprocess.run(command, input=b"caf\xe9", capture_output=True, timeout=120, check=False, env=strict)
     assert (answer.returncode, b"Standard input is not UTF-8 text" in answer.stderr) == (2, True)
+
+
+def test_a_step_has_no_other_split(run: Run, trained: Path) -> None:
+    assert_refused(run("data", "show", trained, "--step", 1, "--split", "validation"), 2, "--split belongs to --tokens")
 
 
 def test_an_unknown_benchmark(run: Run) -> None:

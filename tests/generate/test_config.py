@@ -52,6 +52,19 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(key: str, value: object,
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("setting", [{"top_k": 4}, {"top_p": 0.5}, {"repetition_penalty": 1.1}, {"stop": "END"}])
+def test_a_search_takes_no_setting_that_it_would_not_read(setting: dict[str, object]) -> None:
+    assert validate(GenerationConfig, {"num_beams": 2, "length_penalty": 1.0}).length_penalty == 1.0
+    (name,) = setting
+    with pytest.raises(ConfigError, match=f"num_beams = 2 does not go with {name}"):
+        validate(GenerationConfig, {"num_beams": 2, **setting})
+
+
+def test_a_length_penalty_without_a_search_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"length_penalty = 2\.0 is for beam search only"):
+        validate(GenerationConfig, {"length_penalty": 2})
+
+
 def test_a_misspelt_key_is_refused_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"temprature: unknown key\. Did you mean temperature\?"):
         validate(GenerationConfig, {"temprature": 1.0})

@@ -71,7 +71,9 @@ def generate(
             f"{standard_input!r} is not understood. Give a prompt with --prompt TEXT, --file FILE, or - to read one "
             "from standard input."
         )
-    prompts = read_prompts(prompt or [], file or [], sys.stdin if standard_input == "-" else None)
+    if greedy and temperature:
+        raise UsageError(f"--greedy is temperature 0, and --temperature says {temperature}; give one of them.")
+    prompts = read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
     drawn = 0.0 if greedy else temperature
     config = validate(
         GenerationConfig,

@@ -58,6 +58,7 @@ def train(
       sheepop train --resume runs/notes
 
       sheepop train --fork runs/notes --data letters/ --output runs/letters training.learning_rate=1e-4
+
       sheepop train --data notes/ --find-learning-rate
 
       sheepop train --data notes/ --output runs/notes --profile
@@ -86,9 +87,10 @@ def train(
         options["output_dir"] = str(path)
     settings = load_config(config, overrides or (), options=options)
     if find_rate:
-        if resume is not None or overwrite or profile:
+        if resume is not None or fork is not None or overwrite or profile:
             raise UsageError(
-                "--find-learning-rate starts no run, so --resume, --overwrite and --profile have no place beside it."
+                "--find-learning-rate starts no run, so --resume, --fork, --overwrite and --profile have no place "
+                "beside it."
             )
         _find_rate(settings, quiet, as_json)
         return
@@ -106,12 +108,13 @@ def train(
         profile_steps=profile_steps if profile else None,
     )
     result = {
+        **(outcome.scores.to_dict() if outcome.scores else {}),
         "run": str(outcome.run),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "best_step": outcome.best_step,
         "ended": "early_stopping" if outcome.ended_early else "max_steps",
-        **(outcome.scores.to_dict() if outcome.scores else {}),
+        **({"held_out_tokens": outcome.scores.tokens} if outcome.scores else {}),
     }
     if as_json:
         print_json(result)

@@ -56,13 +56,18 @@ class GenerationConfig(Config):
     @model_validator(mode="after")
     def _check_search(self) -> GenerationConfig:
         if self.num_beams == 1:
+            if self.length_penalty != 0.6:
+                raise ValueError(
+                    f"length_penalty = {self.length_penalty} is for beam search only. Leave it out, or set num_beams"
+                )
             return self
         if not self.greedy:
             raise ValueError(
                 f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
                 f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
             )
-        for name, usual in (("repetition_penalty", 1.0), ("stop", ()), ("on_overflow", "refuse")):
+        unread = {"top_k": None, "top_p": 0.95, "repetition_penalty": 1.0, "stop": (), "on_overflow": "refuse"}
+        for name, usual in unread.items():
             if (value := getattr(self, name)) != usual:
                 raise ValueError(f"num_beams = {self.num_beams} does not go with {name} = {value!r}; leave one out")
         return self
