@@ -231,6 +231,10 @@ def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path, encoding: str) 
     assert (answer.returncode, b"Standard input is not UTF-8 text" in answer.stderr) == (2, True)
 
 
+def test_a_step_has_no_other_split(run: Run, trained: Path) -> None:
+    assert_refused(run("data", "show", trained, "--step", 1, "--split", "validation"), 2, "--split belongs to --tokens")
+
+
 def test_an_unknown_benchmark(run: Run) -> None:
     assert_refused(run("bench", "cooking"), 2, "no benchmark 'cooking'", "train, generate")
 

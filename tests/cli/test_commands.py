@@ -74,7 +74,9 @@ def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path:
     )
     found = json.loads(result.out)
     assert found["steps"] == 3
-    assert found["tokens"] > 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert found["tokens"] == [row["tokens"] for row in rows if row["split"] == "train"][-1]
+    assert found["held_out_tokens"] > 0
     assert 0 < found["bits_per_byte"] < 20
     assert (tmp_path / "run" / "report.html").is_file()
     assert (tmp_path / "run" / "plots" / "curves.png").is_file()
@@ -133,6 +135,23 @@ def test_prompts_come_from_files_and_standard_input(run: Run, trained: Path, tmp
     assert rows[0] == rows[1] == rows[2]
     assert rows[0]["prompt"] == "Sheep"
     assert len(rows[0]["logprobs"]) == len(rows[0]["token_ids"]) == 4
+
+
+def test_line_ends_in_a_prompt_stay_as_they_are(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"a\r\nb\r\n")
+    options = ("--greedy", "--max-new-tokens", "1", "--json")
+    for source, stdin in ((("--file", tmp_path / "p.txt"), None), (("-",), "a\r\nb\r\n")):
+        assert json.loads(run("generate", trained, *source, *options, stdin=stdin).out)[0]["prompt"] == "a\r\nb"
+
+
+def test_a_file_name_cannot_command_the_terminal(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "red\x1b[31m\nname.txt").write_text("Sheep jump over the fence.\n" * 20)
+    settings = ("data.validation_fraction=0", f"tokenizer.path={trained / 'corpus' / 'tokenizer'}")
+    assert run("data", "build", tmp_path / "in", "-o", tmp_path / "corpus", "--workers", 0, "-q", *settings).code == 0
+    shown = run("data", "show", tmp_path / "corpus", "--tokens", "0:10").out
+    assert "red\\x1b[31m⏎name.txt" in shown
+    assert len(shown.splitlines()) == 2
 
 
 def test_a_window_lets_a_long_prompt_through(run: Run, trained: Path) -> None:

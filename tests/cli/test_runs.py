@@ -60,6 +60,7 @@ def test_a_range_test_has_no_place_beside_a_resumed_run(run: Any, trained: Path)
     done = run("train", "--resume", trained, "--find-learning-rate")
     assert done.code == 2
     assert "--find-learning-rate starts no run" in done.err
+    assert run("train", "--fork", trained, "--find-learning-rate").err == done.err
 
 
 def test_early_stopping_without_held_out_text_is_refused(

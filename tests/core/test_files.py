@@ -149,6 +149,19 @@ def test_a_directory_appears_whole_with_the_checksums_of_its_files(tmp_path: Pat
     assert names(tmp_path / "deep") == [f"model{rest}" for rest in ("", *(f"/{name}" for name in names(target)))]
 
 
+def test_a_directory_can_be_read_by_whoever_may_read_other_new_files(tmp_path: Path):
+    (tmp_path / "usual").write_text("")
+    with atomic_directory(tmp_path / "model") as directory:
+        (directory / "state").mkdir()
+        for file in (directory / "weights", directory / "state" / "moments"):
+            file.touch(mode=0o600)
+        (directory / "program").touch(mode=0o700)
+    usual = (tmp_path / "usual").stat().st_mode
+    assert (tmp_path / "model" / "weights").stat().st_mode == usual
+    assert (tmp_path / "model" / "state" / "moments").stat().st_mode == usual
+    assert (tmp_path / "model" / "program").stat().st_mode == usual | 0o100
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_directory_whose_making_fails_is_absent(tmp_path: Path, replace: bool):
     def make() -> None:

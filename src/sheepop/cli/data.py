@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sheepop.cli.options import ConfigFile, Json, Quiet, make_console, print_json
+from sheepop.core.facts import visible
 
 app = typer.Typer(help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True)
 
@@ -95,7 +96,9 @@ def show(
     directory: Directory,
     tokens: Annotated[str | None, typer.Option("--tokens", metavar="A:B", help="Positions in a split.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="A training step of a run, from 1.")] = None,
-    split: Annotated[Literal["train", "validation"], typer.Option("--split", help="With --tokens.")] = "train",
+    split: Annotated[
+        Literal["train", "validation"] | None, typer.Option("--split", help="With --tokens.", show_default="train")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print which documents, files and pages some tokens came from.
@@ -109,8 +112,10 @@ def show(
 
     if (tokens is None) == (step is None):
         raise UsageError("Say what to show: --tokens A:B, or --step N of a run.")
+    if step is not None and split is not None:
+        raise UsageError("--split belongs to --tokens: a step takes its rows from the training split.")
     if tokens is not None:
-        records = [origin.as_record() for origin in show_tokens(directory, tokens, split)]
+        records = [origin.as_record() for origin in show_tokens(directory, tokens, split or "train")]
     else:
         records = [{"row": row, **origin.as_record()} for row, origin in show_step(directory, step or 0)]
     if as_json:
@@ -178,9 +183,10 @@ def _print_origin(record: dict[str, Any]) -> None:
     row = f"row {record['row']}, " if "row" in record else ""
     place = "".join(f", {part}" for part in (record["place"], ", ".join(record["pages"])) if part)
     language = f", {record['language']}" if record["language"] else ""
-    typer.echo(
+    head = (
         f"{row}tokens {record['start']:,}:{record['stop']:,}  document {record['document']:,}  "
         f"{record['file']}{place}  ({record['kind']}{language})"
     )
+    typer.echo(visible(head.replace("\n", "⏎")))
     first, *_ = record["text"].strip().splitlines() or [""]
-    typer.echo(f"    {first[:100]}{'…' if len(record['text'].strip()) > len(first[:100]) else ''}")
+    typer.echo(visible(f"    {first[:100]}{'…' if len(record['text'].strip()) > len(first[:100]) else ''}"))

@@ -71,7 +71,7 @@ def generate(
             f"{standard_input!r} is not understood. Give a prompt with --prompt TEXT, --file FILE, or - to read one "
             "from standard input."
         )
-    prompts = read_prompts(prompt or [], file or [], sys.stdin if standard_input == "-" else None)
+    prompts = read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
     if greedy and temperature:
         raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
     drawn = 0.0 if greedy else temperature

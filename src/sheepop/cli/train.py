@@ -95,8 +95,8 @@ def train(
     if find_rate:
         if resume is not None or fork is not None or overwrite or profile:
             raise UsageError(
-                "--find-learning-rate trains a new model and starts no run, so --resume, --fork, --overwrite and "
-                "--profile have no place beside it."
+                "--find-learning-rate starts no run, so --resume, --fork, --overwrite and --profile have no place "
+                "beside it."
             )
         _find_rate(settings, quiet, as_json)
         return
@@ -114,12 +114,13 @@ def train(
         profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
     )
     result = {
+        **(outcome.scores.to_dict() if outcome.scores else {}),
         "run": str(outcome.run),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "best_step": outcome.best_step,
         "ended": "early_stopping" if outcome.ended_early else "max_steps",
-        **(outcome.scores.to_dict() if outcome.scores else {}),
+        **({"held_out_tokens": outcome.scores.tokens} if outcome.scores else {}),
     }
     if as_json:
         print_json(result)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,9 +169,19 @@ def publish_directory(temporary: Path, target: Path) -> None:
     What stood at `target` is replaced.
     """
     with storage_errors(target):
+        _permit_as_usual(temporary)
         write_checksums(temporary)
         sync_tree(temporary)
         _move_into_place(temporary, target)
+
+
+def _permit_as_usual(directory: Path) -> None:
+    """Lets those read the files of `directory` who may read it: the safetensors library writes for the owner alone."""
+    usual = directory.stat().st_mode & 0o666
+    for name in _files_below(directory):
+        file = directory / name
+        if not file.is_symlink() and (mode := stat.S_IMODE(file.stat().st_mode)) | usual != mode:
+            file.chmod(mode | usual)
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:

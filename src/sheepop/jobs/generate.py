@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
@@ -45,15 +45,15 @@ def generate_text(
     return completions
 
 
-def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: TextIO | None) -> list[str]:
+def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: BinaryIO | None) -> list[str]:
     """All prompts of a command: arguments, then files, then standard input when it is given.
 
-    One line end at the end of a file or of standard input is not part of the prompt.
+    One line end at the end of a file or of standard input is not part of the prompt; line ends in it stay as they are.
     """
     prompts = list(texts)
     for file in files:
         try:
-            prompts.append(_without_last_newline(file.read_text(encoding="utf-8")))
+            prompts.append(_without_last_newline(file.read_bytes()))
         except FileNotFoundError:
             raise UsageError(f"The prompt file {file} does not exist.") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -68,5 +68,5 @@ def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: Te
     return prompts
 
 
-def _without_last_newline(text: str) -> str:
-    return text.removesuffix("\n").removesuffix("\r")
+def _without_last_newline(content: bytes) -> str:
+    return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
