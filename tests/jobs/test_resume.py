@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError, StorageError
+from sheepop.core.errors import CheckpointError, ConfigError, DeviceError, StorageError
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.train import train
 from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines
@@ -261,3 +263,61 @@ def test_checkpoints_without_their_configuration_are_kept(run: Path, tmp_path: P
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
     }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("num_heads: 2", "num_heads: 1"), ("learning_rate: ", "learning_rate: 1"), ("seed: ", "# a remark\nseed: ")],
+)
+def test_a_configuration_that_was_edited_is_refused_and_not_taken(run: Path, before: str, after: str) -> None:
+    text = (run / "config.yaml").read_text()
+    assert before in text
+    (run / "config.yaml").write_text(text.replace(before, after))
+    with pytest.raises(
+        CheckpointError, match=r"config\.yaml is not what the run wrote: .* start a new run with .*--conf"
+    ):
+        resume(run, "training.max_steps=6")
+    (run / "config.yaml").write_text(text)
+    resume(run, "training.max_steps=6")
+    assert steps(run) == 6
+
+
+def test_a_configuration_of_before_had_no_checksum(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.split("\n", 1)[1])
+    resume(run, "training.max_steps=6")
+    assert (run / "config.yaml").read_text().split("\n", 1)[0] != text.split("\n", 1)[0]
+    assert steps(run) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "lacks|not resolved"), (b"\xff\xfe", "no text"), (b"a: [", "YAML")]
+)
+def test_what_is_left_of_a_configuration_is_no_configuration(run: Path, content: bytes, words: str) -> None:
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises((CheckpointError, ConfigError), match=words):
+        resume(run)
+
+
+@pytest.mark.parametrize(
+    "change", [{"asked": None}, {"resumed": 5}, {"corpus_fingerprint": ["a"]}, {"machine": "mine"}]
+)
+def test_a_record_of_the_wrong_types_is_refused(run: Path, change: dict[str, Any]) -> None:
+    file = run / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=rf"environment\.json is not the record of a run: {next(iter(change))}"):
+        find_resumable(run)
+
+
+def test_arithmetic_that_this_machine_lacks_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = find_resumable(run)
+    assert stored is not None
+    directory = RunDirectory.open(run)
+    write_run_config(
+        directory, stored.config.replace(training=stored.config.training.replace(compile=True).model_dump())
+    )
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(DeviceError, match=r"computes with training\.compile = true, which needs a C"):
+        resume(run, "training.max_steps=6")
+    assert steps(run) == 4

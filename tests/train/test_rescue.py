@@ -177,7 +177,7 @@ def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(mak
     with pytest.raises(TrainingError):
         trainer.run()
     assert steps == [(20, 20), (10, 10)]
-    assert [row["batch"] for row in rows(trainer, "trouble")] == [25, 26, 27]
+    assert [(row["batch"], row.get("back_to")) for row in rows(trainer, "trouble")] == [(25, 20), (26, 10), (27, None)]
 
 
 def test_the_beginning_is_a_checkpoint_where_a_run_may_go_back(poisoned: MakeTrainer, tmp_path: Path) -> None:

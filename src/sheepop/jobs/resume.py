@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import leaves, read_config_file, validate
+from sheepop.core.config import leaves, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
@@ -21,6 +22,7 @@ from sheepop.core.version_control import git_state
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.run_config import read_run_config
 
 RECORD = "environment.json"
 
@@ -136,9 +138,14 @@ class RunRecord:
         found = read_json(path / RECORD)
         known = {entry.name for entry in fields(cls)}
         added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
+        wrong = f"{path / RECORD} is not the record of a run"
         if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
-            raise CheckpointError(f"{path / RECORD} is not the record of a run.")
-        return cls(**found)
+            raise CheckpointError(f"{wrong}. Restore that file.")
+        try:
+            return TypeAdapter(cls).validate_python(found)
+        except ValidationError as error:
+            place = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise CheckpointError(f"{wrong}: {place} has the wrong type. Restore that file.") from None
 
     def provenance(self) -> dict[str, Any]:
         """What a checkpoint says about its making."""
@@ -161,7 +168,8 @@ class StoredRun:
 def find_resumable(path: Path) -> StoredRun | None:
     """The run at `path`, or None when none was started there (an interrupted preparation is no run yet).
 
-    Raises `CheckpointError` for checkpoints without the configuration that belongs to them.
+    Raises `CheckpointError` for checkpoints without the configuration that belongs to them, and for one that was
+    edited or damaged.
     """
     run = RunDirectory(path)
     if not run.config_file.is_file():
@@ -171,8 +179,7 @@ def find_resumable(path: Path) -> StoredRun | None:
                 "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
             )
         return None
-    config = validate(SheepOpConfig, read_config_file(run.config_file))
-    return StoredRun(config, RunRecord.read(path), max(run.steps(), default=0))
+    return StoredRun(read_run_config(run), RunRecord.read(path), max(run.steps(), default=0))
 
 
 def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:

@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
-from sheepop.core.config import dump_config
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import ConfigError
-from sheepop.core.files import require_writable, write_atomic
+from sheepop.core.errors import ConfigError, DeviceError
+from sheepop.core.files import require_writable
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
@@ -22,6 +21,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
 from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
+from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import (
@@ -46,7 +46,7 @@ from sheepop.train.activation_checkpointing import (
 )
 from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
-from sheepop.train.precision import choose_matrix_arithmetic, torch_dtype
+from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 
 
@@ -158,9 +158,9 @@ def _locked_run(
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
-        check_samples(config, corpus.tokenizer())
-        _check_early_stopping(config, corpus)
-        write_atomic(run.config_file, dump_config(config))
+        _check_settings(config, corpus, device)
+        _require_arithmetic(config, device)
+        write_run_config(run, config)
         record.write(run)
     with times("Training"):
         resume = stored is not None
@@ -207,8 +207,7 @@ def _start(
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
     config = fit_model_to_tokenizer(config, corpus)
-    narrowest = min(config.model.head_size, config.model.value_size)
-    require_backend(config.model.attention_backend, torch.device(device), narrowest)
+    _check_settings(config, corpus, device)
     if config.training.initial_embeddings is not None:
         check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
@@ -216,8 +215,6 @@ def _start(
     training = config.training
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
-    check_samples(config, corpus.tokenizer())
-    _check_early_stopping(config, corpus)
     if training.compile and device == "cpu" and not _has_compiler():
         if training.compile is True:
             console.warn(
@@ -263,7 +260,7 @@ def _start(
     )
     config = config.replace(training=training.model_dump())
     record.write(run)
-    write_atomic(run.config_file, dump_config(config))
+    write_run_config(run, config)
     return config, record
 
 
@@ -280,11 +277,26 @@ def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConf
     return config
 
 
-def _check_early_stopping(config: SheepOpConfig, corpus: Corpus) -> None:
+def _check_settings(config: SheepOpConfig, corpus: Corpus, device: str) -> None:
+    """Refuses before a step is taken what would end the run in its middle, or be ignored."""
+    narrowest = min(config.model.head_size, config.model.value_size)
+    require_backend(config.model.attention_backend, torch.device(device), narrowest)
+    check_samples(config, corpus.tokenizer())
     if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss of held-out text, and none is held out. "
             "Raise data.validation_fraction in a new run, or leave early_stopping out."
+        )
+
+
+def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
+    """Raises `DeviceError` when a run cannot go on here with the arithmetic that it began with."""
+    settings = config.training.resolved()
+    check_precision(settings.precision, device)
+    if settings.compile and device == "cpu" and not _has_compiler():
+        raise DeviceError(
+            "This run computes with training.compile = true, which needs a C++ compiler and Python's headers, and they "
+            "were not found. Install them (`sheepop doctor` says how), or go on where they are."
         )
 
 

@@ -64,7 +64,7 @@ class Rescue:
         if step is not None:
             left_out = tuple(sorted({*state.left_out, state.batch_number}))
             found = run.go_back(step).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=step)
-            run.write_trouble(row)  # only now, for the logs were cut
+            run.write_trouble({**row, "back_to": step})  # only now, for the logs were cut
             self._console.warn(f"Went back to step {step:,}; the batch is left out from now on.")
             return found
         run.write_trouble(row)

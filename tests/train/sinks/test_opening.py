@@ -107,6 +107,17 @@ def test_tensorboard_strikes_out_steps_that_are_taken_again(tmp_path: Path) -> N
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(4, 2.25), (8, 1.0)]
 
 
+def test_tensorboard_strikes_out_what_a_run_went_back_behind(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    back = {"step": 9, "split": "trouble", "kind": "spike", "at_step": 10, "batch": 9, "back_to": 4}
+    again = [{"step": step, "split": "train", "loss": 1.0} for step in (6, 12)]
+    record("tensorboard", description(tmp_path), [*ROWS, back, *again])
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(4, 2.25), (6, 1.0), (12, 1.0)]
+    assert events.Scalars("trouble/batch")[0].value == 9
+
+
 def test_mlflow_holds_numbers_and_settings_and_a_resumed_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

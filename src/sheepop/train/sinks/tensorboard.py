@@ -25,10 +25,19 @@ class TensorBoard:
         return cls(run.directory / DIRECTORY, run.first_step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Adds the row's numbers."""
+        """Adds the row's numbers. What came after a checkpoint that the run went back to is struck out."""
+        if "back_to" in row:
+            self._strike_out(row["back_to"] + 1)
         for name, value in numbers(row).items():
             self._writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
         """Flushes and closes the event file."""
         self._writer.close()
+
+    def _strike_out(self, first_step: int) -> None:
+        """Marks that values from `first_step` on come again."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        start = Event(step=first_step, session_log=SessionLog(status=SessionLog.START))
+        self._writer.file_writer.add_event(start)  # type: ignore[attr-defined]
