@@ -1,11 +1,16 @@
 """Runs on disk: what may be created where, which checkpoint is meant, what pruning leaves."""
 
+import fcntl
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sheepop.checkpoint import RunDirectory, resolve_model_directory
+from sheepop.checkpoint import RunDirectory, resolve_model_directory, run_directory
 from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.files import remove_tree
+from sheepop.core.locks import exclusive_lock
 
 
 def checkpoint(run: RunDirectory, step: int) -> None:
@@ -189,3 +194,122 @@ def test_a_kill_while_the_old_run_is_moved_loses_none_of_it(
         failing_start()
     after = {path.relative_to(run.path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert after == before
+
+
+class KilledError(BaseException):
+    """Ends a start as a kill would: what cleans up after an exception does not run."""
+
+
+def begun(path: Path) -> RunDirectory:
+    run = steps_after(RunDirectory.create(path), 2)
+    for name in ("metrics.jsonl", "environment.json", "config.yaml"):
+        (path / name).write_text(name)
+    return run
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_a_run_whose_replacement_is_killed_is_whole_or_does_not_look_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    run = begun(tmp_path / "run")
+    before, rename, calls = contents(run.path), Path.rename, 0
+
+    def killed(self: Path, *target: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= moment:  # nothing more is done, what would put things back neither
+            raise KilledError
+        rename(self, *target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(Path, "rmdir", killed)
+    with pytest.raises(KilledError):
+        RunDirectory.create(run.path, overwrite=True)
+    monkeypatch.undo()
+    assert run.is_being_replaced()
+    assert run.config_file.is_file() == (moment == 1)
+    if moment == 1:  # nothing had been moved, so it goes on as it was
+        run.remove_leftovers()
+        assert not run.is_being_replaced()
+        assert contents(run.path) == before
+    with pytest.raises(KilledError), RunDirectory.starting(run.path, overwrite=True):
+        raise KilledError
+    assert contents(run.path) == before
+
+
+def test_a_run_of_which_a_part_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begun(tmp_path / "run")
+    before, rename = contents(run.path), Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.name == "checkpoints" and self.parent == run.path:
+            raise OSError(16, "Device or resource busy", str(self))  # as where another disk is mounted there
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(OSError, match="busy"):
+        RunDirectory.create(run.path, overwrite=True)
+    assert contents(run.path) == before
+
+
+def test_what_a_replaced_run_left_is_removed_when_the_new_one_goes_on(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    old = run.path / ".replaced"
+    old.mkdir()
+    (old / "config.yaml").write_text("the one before")
+    run.remove_leftovers()
+    assert not old.exists()
+    assert run.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("name", [".", "corpus", "checkpoints/step-00000001"])
+def test_no_run_is_replaced_by_one_that_is_made_from_it(tmp_path: Path, name: str) -> None:
+    run = begun(tmp_path / "run")
+    before, link = contents(run.path), tmp_path / "link"
+    link.symlink_to(run.path)
+    for path in (run.path, link):
+        with (
+            pytest.raises(UsageError, match=r"is to be made from .*, which is part of the run"),
+            RunDirectory.starting(run.path, overwrite=True, reading=[path / name]),
+        ):
+            raise AssertionError
+    assert contents(run.path) == before
+
+
+def test_of_two_that_start_at_once_the_refused_one_leaves_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with ExitStack() as first:
+
+        def overtaken(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            assert first.enter_context(RunDirectory(run.path).locked())
+            return exclusive_lock(*arguments)
+
+        monkeypatch.setattr(run_directory, "exclusive_lock", overtaken)
+        for _ in range(2):  # the second, and then a third, which comes when the second is refused
+            with pytest.raises(CheckpointError, match="Another process"), run.locked():
+                pass
+
+
+def test_a_lock_whose_file_was_removed_before_it_was_held_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, flock = RunDirectory(tmp_path / "run"), fcntl.flock
+
+    def overtaken(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        remove_tree(run.path)  # by the one that held the lock until now, whose run did not begin
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with run.locked() as held:
+        assert held
+        assert [entry.name for entry in run.path.iterdir()] == [".lock"]
+        with pytest.raises(CheckpointError, match="Another process"), RunDirectory(run.path).locked():
+            pass

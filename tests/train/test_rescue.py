@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,35 @@ def test_rewind_goes_on_as_if_the_batch_had_never_been_there(
         assert torch.equal(parameter, knowing.model.get_parameter(name)), name
     kept = [row["step"] for row in rows(trainer, "train")]
     assert kept == list(range(1, STEPS + 1))  # no line is missing, none is there twice
+
+
+@dataclass
+class Fickle(Poisoned):
+    """Gives other bits the first time that it sees that row."""
+
+    has_seen: bool = False
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        sums = self.usual.loss_sums(network, batch)
+        if self.has_seen or not (batch.inputs["input_ids"] == torch.from_numpy(self.row)).all():
+            return sums
+        self.has_seen = True
+        return times(sums, self.factor)
+
+
+def test_a_rewind_cuts_what_comes_again_and_keeps_what_does_not(poisoned: MakeTrainer) -> None:
+    """From step 30 the run goes back to 27; before, a batch was skipped at 28 and a computation went wrong at 29."""
+    trainer = poisoned("run", 1e4, at=30, spike="rewind", non_finite="skip")
+    fickle = Fickle(trainer.plan.batch(28).input_ids[0], 1.001)
+    trainer.objective.usual = Poisoned(trainer.plan.batch(27).input_ids[0], float("nan"), usual=fickle)
+    trainer.config = trainer.config.replace(verify_interval=29)
+    trainer.resolved = replace(trainer.resolved, eval_interval=STEPS)  # no best checkpoint between 27 and 30
+    trainer.run()
+    assert [(row["at_step"], row["policy"]) for row in rows(trainer, "trouble")] == [(30, "rewind"), (28, "skip")]
+    (corruption,) = rows(trainer, "verification")
+    assert corruption["differences"][0].startswith("loss: ")
+    kept = [row["step"] for row in rows(trainer, "train")]
+    assert kept == [step for step in range(1, STEPS + 1) if step != 28]
 
 
 def test_rewind_is_the_same_for_a_run_that_is_stopped_and_resumed(poisoned: MakeTrainer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,16 +68,22 @@ class RunDirectory:
 
     @classmethod
     @contextmanager
-    def starting(cls, path: str | Path, *, overwrite: bool = False) -> Iterator[RunDirectory]:
-        """As `create`, for good only when the block succeeds: else the place is left as it was, an old run included."""
+    def starting(
+        cls, path: str | Path, *, overwrite: bool = False, reading: Sequence[Path] = ()
+    ) -> Iterator[RunDirectory]:
+        """As `create`, for good only when the block succeeds: else the place is left as it was, an old run included.
+
+        `reading` are the paths that the new run is made from; none of them may be part of the run that it replaces.
+        """
         run = cls(Path(path))
         existed = run.path.is_dir()
         with storage_errors(run.path):
-            run._require_place(overwrite)
+            run._require_place(overwrite, reading)
             if existed:
                 run._set_aside()
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
         try:
+            with storage_errors(run.path):
+                run.checkpoints.mkdir(parents=True, exist_ok=True)
             yield run
         except BaseException:
             run._put_back()
@@ -99,12 +105,13 @@ class RunDirectory:
         refusal = CheckpointError(
             f"Another process is working on the run in {self.path}. Wait for it, or choose another output directory."
         )
-        try:
-            with exclusive_lock(self.path / LOCK, refusal) as held:
+        with exclusive_lock(self.path / LOCK, refusal) as held:
+            try:
                 yield held
-        finally:
-            if not existed and not self._entries():
-                remove_tree(self.path)
+            finally:
+                # Under the lock: what another process begins here a moment later is not removed with it.
+                if not existed and not self._entries():
+                    remove_tree(self.path)
 
     def _entries(self) -> list[Path]:
         """What is in the directory, if it is there, beside the lock."""
@@ -116,7 +123,7 @@ class RunDirectory:
                 f"The output directory {self.path} is not empty and does not hold a run. Choose another one."
             )
 
-    def _require_place(self, overwrite: bool) -> None:
+    def _require_place(self, overwrite: bool, reading: Sequence[Path]) -> None:
         self._require_empty_or_run()
         if not self._entries():
             return
@@ -130,6 +137,12 @@ class RunDirectory:
                 f"The output directory {self.path} is not replaced, because {foreign} is not part of a run. "
                 "Move it away, or choose another directory."
             )
+        place = self.path.resolve()
+        if needed := [path for path in reading if place in (path.resolve(), *path.resolve().parents)]:
+            raise UsageError(
+                f"The new run is to be made from {needed[0]}, which is part of the run in {self.path} that it would "
+                "replace. Choose another output directory."
+            )
 
     def _set_aside(self) -> None:
         """Moves what is here into a folder of its own, after putting back what a killed start had moved there."""
@@ -141,9 +154,14 @@ class RunDirectory:
         if not entries:
             return
         self._moving.mkdir()
-        for entry in entries:
-            entry.rename(self._moving / entry.name)
-        self._moving.rename(self._replaced)
+        try:
+            # The configuration first, and last on the way back: no run without all of its parts looks like one.
+            for entry in sorted(entries, key=lambda entry: entry.name != CONFIG):
+                entry.rename(self._moving / entry.name)
+            self._moving.rename(self._replaced)
+        except BaseException:
+            self._move_back()
+            raise
 
     def _put_back(self) -> None:
         """Removes what a failed start left, then brings back the run that it was to replace."""
@@ -157,7 +175,7 @@ class RunDirectory:
     def _move_back(self) -> None:
         """Brings back what is on its way; beside it lies only what came back, or had not left, before a kill."""
         if self._moving.is_dir():
-            for entry in self._moving.iterdir():
+            for entry in sorted(self._moving.iterdir(), key=lambda entry: entry.name == CONFIG):
                 entry.rename(self.path / entry.name)
             self._moving.rmdir()
 
@@ -267,7 +285,12 @@ class RunDirectory:
         return None
 
     def remove_leftovers(self) -> None:
-        """Removes what a killed process left half written, and puts back what it had moved aside; under the lock."""
+        """Removes what a killed process left half written or replaced, and puts back what it had moved; under the lock.
+
+        For a run that has begun.
+        """
+        self._move_back()
+        remove_tree(self._replaced)
         for directory in (self.path, self.plots, self.checkpoints):
             remove_partial(directory)
 

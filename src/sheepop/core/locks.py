@@ -18,25 +18,42 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 @contextmanager
 def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
-    """Holds the lock file `path`, made when it is missing; raises `refusal` when another process holds it.
+    """Holds the lock file `path`, made with its directory when missing; raises `refusal` when another process holds it.
 
     Yields False, without a lock, where the file system knows none.
 
-    The kernel releases it when the process ends, so a killed process leaves no lock behind. The file stays: removing
-    it would let a third process lock a new file of the same name beside one that still waits for the old.
+    The kernel releases it when the process ends, so a killed process leaves no lock behind. The file stays, unless
+    who holds the lock removes it; a process that had opened it by then locks the new one.
     """
-    with storage_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    is_locked, descriptor = False, _open(path)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise refusal from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            yield False
-        else:
-            yield True
+        while not is_locked:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise refusal from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                break
+            is_locked = _is_at(descriptor, path)
+            if not is_locked:
+                removed, descriptor = descriptor, _open(path)
+                os.close(removed)
+        yield is_locked
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

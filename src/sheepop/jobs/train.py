@@ -136,7 +136,7 @@ def _locked_run(
     if stored is None:
         with (
             interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
-            RunDirectory.starting(path, overwrite=overwrite or resume) as run,
+            RunDirectory.starting(path, overwrite=overwrite or resume, reading=_inputs(config, fork)) as run,
         ):
             asked = config
             refuse_both(config.training, fork)
@@ -167,6 +167,12 @@ def _locked_run(
         run_loop(config, run, corpus, record, device, console, resume=resume, fork=origin, profile_steps=profile_steps)
     with times("Scoring"):
         return score_run(run, corpus, config, device, console)
+
+
+def _inputs(config: SheepOpConfig, fork: Path | None) -> list[Path]:
+    """Everything that a new run is made from."""
+    places = (*config.data.paths, config.tokenizer.path, config.training.initial_embeddings, fork)
+    return [Path(place) for place in places if place is not None]
 
 
 def default_run_path() -> Path:
