@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json
+from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
 
 
@@ -94,8 +94,7 @@ def generate(
     streaming = len(prompts) == 1 and not as_json
 
     def show(index: int, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print_text(text)
 
     completions = generate_text(
         model,
@@ -110,12 +109,12 @@ def generate(
     if as_json:
         print_json([asdict(completion) for completion in completions])
     elif streaming:
-        typer.echo()
+        print_text("\n")
     else:
         for number, completion in enumerate(completions, start=1):
             between = "" if completion.continues_prompt else "\n"
             head = "" if quiet else f"--- {number} ---\n{completion.prompt}{between}"
-            typer.echo(f"{head}{completion.text}")
+            print_text(f"{head}{completion.text}\n")
     for completion in completions:
         if completion.finish_reason == "length" and len(completion.token_ids) < max_new_tokens:
             remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""
