@@ -170,7 +170,7 @@ def test_a_corpus_built_with_another_tokenizer(
         (("--prompt", "x", "--beams", "0"), ("num_beams",)),
         (("--prompt", "x", "--beams", "3", "--temperature", "0.5"), ("num_beams = 3", "temperature")),
         (("--prompt", "x", "--beams", "3", "--window"), ("num_beams = 3", "on_overflow")),
-        (("--prompt", "x", "--length-penalty", "2"), ("length_penalty = 2.0", "num_beams")),
+        (("--prompt", "x", "--length-penalty", "2"), ("--length-penalty", "--beams")),
         (("--prompt", "x", "--greedy", "--temperature", "0.5"), ("--greedy", "--temperature is 0.5")),
         (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
         (("prompt without option",), ("--prompt",)),
@@ -279,3 +279,17 @@ def test_a_quickstart_where_a_run_is_says_how_to_go_on(run: Run, trained: Path) 
 
 def test_an_empty_prompt_of_several_is_counted_from_one(run: Run, trained: Path) -> None:
     assert_refused(run("generate", trained, "-p", "x", "-p", ""), 2, "Prompt 2 is empty")
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "--data", "TEXT"), ("data", "build", "TEXT"), ("runs", "RUN", "COPY"), ("export", "RUN")]
+)
+def test_an_output_whose_name_is_taken_is_wrong_usage(
+    command: tuple[str, ...], run: Run, trained: Path, text_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    shutil.copytree(trained, tmp_path / "copy")
+    places = {"TEXT": text_folder, "RUN": trained, "COPY": tmp_path / "copy"}
+    result = run(*(places.get(part, part) for part in command), "--output", tmp_path / "taken")
+    assert result.code == 2 and "already there" in result.err.replace("there already", "already there")
+    assert (tmp_path / "taken").read_text() == "mine"

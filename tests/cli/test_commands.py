@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +156,21 @@ def test_a_file_name_cannot_command_the_terminal(run: Run, trained: Path, tmp_pa
     assert len(shown.splitlines()) == 2
 
 
+def test_a_model_cannot_command_the_terminal(trained: Path) -> None:
+    prompt = "Sheep\x1b[31m\x07"
+    command = ("generate", trained, "--prompt", prompt, "--greedy", "--max-new-tokens", "3", "--device", "cpu")
+    screen, terminal = pty.openpty()
+    for prompts in ((), ("--prompt", prompt)):
+        subprocess.run([sys.executable, "-m", "sheepop", *map(str, command), *prompts], stdout=terminal, check=True)
+        assert os.read(screen, 1000).count(b"Sheep\\x1b[31m\\x07") == 1 + bool(prompts)
+    os.close(screen)
+    os.close(terminal)
+
+
+def test_what_a_model_wrote_comes_as_it_is_into_a_file(run: Run, trained: Path) -> None:
+    assert run("generate", trained, "--prompt", "a\x1b[31m", "--max-new-tokens", "1").out.startswith("a\x1b[31m")
+
+
 def test_a_window_lets_a_long_prompt_through(run: Run, trained: Path) -> None:
     result = run("generate", trained, "--prompt", "x" * 40, "--window", "--max-new-tokens", "3", "--json")
     assert result.code == 0, result.err
@@ -249,6 +266,18 @@ def test_the_guides_own_command_with_its_config(run: Run, text_folder: Path, tmp
     written = run("generate", checkpoint, "--prompt", "Sheep", "--max-new-tokens", "4")
     assert written.code == 0, written.err
     assert written.out.startswith("Sheep")
+
+
+def test_a_step_of_a_run_is_one_that_it_has(run: Run, trained: Path, tmp_path: Path) -> None:
+    assert run("data", "show", trained, "--step", 6).err == ""
+    beyond = run("data", "show", trained, "--step", 7)
+    assert (beyond.code, beyond.out) == (2, "") and "has 6 steps, and --step is 7" in beyond.err
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(
+        (trained / "config.yaml").read_text().replace("max_steps: 6", "max_steps: 9")
+    )
+    ahead = run("data", "show", tmp_path / "run", "--step", 7)
+    assert ahead.code == 0 and ahead.out and "latest checkpoint is that of step 6: step 7 reads this" in ahead.err
 
 
 def test_doctor_names_the_interpreter_and_torch(run: Run) -> None:

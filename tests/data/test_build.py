@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, DataError, TokenizerError
+from sheepop.core.errors import ConfigError, DataError, OutputError, TokenizerError
 from sheepop.data import Corpus, DataConfig, build_corpus
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig
 
@@ -263,7 +263,7 @@ class TestOutputInTheWay:
         (tmp_path / "corpus").mkdir()
         (tmp_path / "corpus/mine.txt").write_text("precious")
         for overwrite in (False, True):
-            with pytest.raises(DataError, match=r"already exists|is not a corpus"):
+            with pytest.raises(OutputError, match=r"is there already and is no corpus"):
                 build(root, overwrite=overwrite)
         assert (tmp_path / "corpus/mine.txt").read_text() == "precious"
 

@@ -213,7 +213,6 @@ def test_the_pieces_of_a_searched_text_and_a_stop_are_handed_on(toy_model, chara
         ({"top_k": 3}, "num_beams = 4 does not go with top_k = 3"),
         ({"top_p": 0.5}, r"num_beams = 4 does not go with top_p = 0\.5"),
         ({"num_beams": "4"}, "num_beams = '4': input should be a valid integer"),
-        ({"num_beams": 1, "length_penalty": 2.0}, r"length_penalty = 2\.0 is read by beam search only"),
         ({"stop": "x"}, r"num_beams = 4 does not go with stop = \('x',\)"),
         ({"repetition_penalty": 1.2}, "num_beams = 4 does not go with repetition_penalty = 1.2"),
         ({"on_overflow": "window"}, "num_beams = 4 does not go with on_overflow = 'window'"),

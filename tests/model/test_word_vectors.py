@@ -30,6 +30,7 @@ def binary(vectors: Mapping[str, Sequence[float]], *, end: bytes = b"\n") -> byt
     return f"{len(vectors)} {size}\n".encode() + b"".join(records)
 
 
+HELLO_FIRST = {word: VECTORS[word] for word in ("hello", "the", "日本", ".")}
 FORMS = {
     "word2vec text": text(VECTORS),
     "fastText vec": text(VECTORS, end=" \n"),
@@ -37,6 +38,10 @@ FORMS = {
     "GloVe": text(VECTORS, header=False),
     "word2vec binary": binary(VECTORS),
     "binary without line ends": binary(VECTORS, end=b""),
+    "byte-order mark": b"\xef\xbb\xbf" + text(VECTORS),
+    "byte-order mark before a word": b"\xef\xbb\xbf" + text(HELLO_FIRST, header=False),
+    "columns": text(VECTORS, header=False).replace(b" ", b"  "),
+    "tabs": text(VECTORS).replace(b" ", b"\t"),
 }
 
 
@@ -115,6 +120,9 @@ def test_vectors_of_another_size_are_refused(tmp_path: Path):
         (text(VECTORS)[:-8], "is damaged: word 4 does not have 3 numbers"),
         (b"5 3\n" + text(VECTORS, header=False), "announces 5 words and has 4"),
         (b"2 3\na 1 2 3\nhello 1 x 3\n", "the vector of 'hello' holds what is no number"),
+        (b"2 3\na 1 2 3\nhello 1 1_0 3\n", "the vector of 'hello' holds what is no number"),
+        (b"2 3\na 1 2 3\nhello 1 2 1_0\n", "word 2 does not have 3 numbers"),
+        (b"2 3\na  1  2  3\nhello  1  2\n", "word 2 does not have 3 numbers"),
         (b"2 3\na 1 2 3\nhello 1 nan 3\n", "the vector of 'hello' holds numbers that are not finite"),
         (b"2 3\na 1 2 3\nhello 1 2\n", "word 2 does not have 3 numbers"),
         (b"2 3\na 1 2 3\nhello 1 2 3 4\n", "word 2 does not have 3 numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from sheepop.core.errors import TrainingError
 from sheepop.train import Trainer, TrainingState
 from sheepop.train.loss_scale import LossScale, initial_loss_scale
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.step import PreparedStep
+from sheepop.train.objective import StepLoss
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -110,10 +111,10 @@ def test_a_resumed_run_goes_on_with_the_same_scale(make_trainer: MakeTrainer) ->
     first.state = TrainingState(loss_scale=LossScale(scale=2.0**30))
     run_step = first._gradients
 
-    def stop_at_seven(prepared: PreparedStep) -> tuple[float, float]:
+    def stop_at_seven(*arguments: Any) -> tuple[StepLoss, float]:
         if first.state.step == 7:
             raise RuntimeError("stopped")
-        return run_step(prepared)
+        return run_step(*arguments)
 
     first._gradients = stop_at_seven  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="stopped"):

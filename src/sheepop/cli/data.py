@@ -117,7 +117,8 @@ def show(
     if tokens is not None:
         records = [origin.as_record() for origin in show_tokens(directory, tokens, split or "train")]
     else:
-        records = [{"row": row, **origin.as_record()} for row, origin in show_step(directory, step or 0)]
+        rows = show_step(directory, step or 0, make_console(quiet=False))
+        records = [{"row": row, **origin.as_record()} for row, origin in rows]
     if as_json:
         print_json(records)
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json
+from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
 
 
@@ -34,8 +34,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together reach P.")] = 0.95,
     beams: Annotated[int, typer.Option(help="Search for the likeliest text among this many at a time.")] = 1,
     length_penalty: Annotated[
-        float, typer.Option(help="How much --beams favours long texts; 0 compares probabilities.")
-    ] = 0.6,
+        float | None,
+        typer.Option(help="How much --beams favours long texts; 0 compares probabilities.", show_default="0.6"),
+    ] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
     stop: Annotated[
         list[str] | None,
@@ -74,6 +75,10 @@ def generate(
     prompts = read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
     if greedy and temperature:
         raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
+    if length_penalty is not None and beams == 1:
+        raise UsageError(
+            "--length-penalty is for --beams above 1, and nothing else reads it. Leave it out, or add --beams."
+        )
     drawn = 0.0 if greedy else temperature
     config = validate(
         GenerationConfig,
@@ -83,7 +88,7 @@ def generate(
             "top_k": top_k,
             "top_p": top_p,
             "num_beams": beams,
-            "length_penalty": length_penalty,
+            **({} if length_penalty is None else {"length_penalty": length_penalty}),
             "repetition_penalty": repetition_penalty,
             "stop": stop or (),
             "seed": seed,
@@ -94,8 +99,7 @@ def generate(
     streaming = len(prompts) == 1 and not as_json
 
     def show(index: int, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print_text(text)
 
     completions = generate_text(
         model,
@@ -110,12 +114,12 @@ def generate(
     if as_json:
         print_json([asdict(completion) for completion in completions])
     elif streaming:
-        typer.echo()
+        print_text("\n")
     else:
         for number, completion in enumerate(completions, start=1):
             between = "" if completion.continues_prompt else "\n"
             head = "" if quiet else f"--- {number} ---\n{completion.prompt}{between}"
-            typer.echo(f"{head}{completion.text}")
+            print_text(f"{head}{completion.text}\n")
     for completion in completions:
         if completion.finish_reason == "length" and len(completion.token_ids) < max_new_tokens:
             remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TextIO, cast
 
 import typer
 
@@ -16,6 +16,7 @@ import sheepop
 from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
 from sheepop.core.errors import SheepOpError
 from sheepop.core.facts import visible
+from sheepop.core.standard_streams import MessageStream, ResultStream
 
 _INTERRUPTED = 128 + signal.SIGINT
 # Batch systems send SIGUSR1 ahead of the time at which they take a machine away.
@@ -63,7 +64,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     try:
-        with _terminating_cleanly():
+        with _terminating_cleanly(), _watching_output():
             app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a word.
@@ -103,8 +104,19 @@ def _terminating_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _watching_output() -> Iterator[None]:
+    """Within the block a write to standard output that fails ends the command as `ResultStream` says."""
+    standard = sys.stdout
+    sys.stdout = cast(TextIO, ResultStream(standard))
+    try:
+        yield
+    finally:
+        sys.stdout = standard
+
+
 def _report(message: str, exit_code: int) -> int:
     prefix = "" if exit_code == _INTERRUPTED or exit_code in _ENDINGS else "Error: "
     sys.stdout.flush()
-    print(visible(f"{prefix}{message}"), file=sys.stderr)
+    print(visible(f"{prefix}{message}"), file=cast(TextIO, MessageStream(sys.stderr)))
     return exit_code

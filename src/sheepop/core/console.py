@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
 from sheepop.core.facts import Fact, visible
+from sheepop.core.standard_streams import MessageStream
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -42,7 +43,7 @@ class Console:
     def __init__(self, *, quiet: bool = False, file: TextIO | None = None, warnings: bool = True) -> None:
         self.quiet = quiet
         self._warnings = warnings
-        self._file = file or sys.stderr
+        self._file = cast(TextIO, MessageStream(file or sys.stderr))
         self._rich: RichConsole | None = None
 
     @classmethod

@@ -1,6 +1,7 @@
 """Named errors: each says what is wrong, where, and what to do, and carries the exit code of its kind.
 
-Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal.
+Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal,
+141 when nobody reads the results on.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ class TrainingError(SheepOpError):
 
 class StorageError(SheepOpError):
     """The file system refused a write: full, read-only, or not permitted."""
+
+
+class OutputError(StorageError):
+    """An output has a name that it cannot have: something else is there, or it is too long."""
+
+    exit_code = 2
 
 
 class Interrupted(SheepOpError):  # noqa: N818 - it is no fault

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sheepop.core.errors import CheckpointError, SheepOpError, StorageError
+from sheepop.core.errors import CheckpointError, OutputError, SheepOpError, StorageError
 
 CHECKSUMS = "checksums.json"
 TEMPORARY_MARK = ".partial-"
@@ -37,6 +37,8 @@ _PLACE_REASONS = {
     errno.EROFS: "the file system is read-only. Choose another place",
     errno.EACCES: "permission is denied. Choose another place or change its permissions",
     errno.EPERM: "the operation is not permitted. Choose another place",
+}
+_NAME_REASONS = {
     errno.ENOTDIR: "part of the path is a file, not a directory. Choose another place",
     errno.EISDIR: "a directory of that name is in the way. Choose another name",
     errno.EEXIST: "something of that name is already there. Choose another name",
@@ -55,18 +57,16 @@ def storage_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _SPACE_REASONS.get(error.errno or 0)
-        if reason is None and _concerns(error, path):
-            reason = _PLACE_REASONS.get(error.errno or 0)
-        if reason is None:
+        refusal = _refusal(path, error.errno or 0, is_near=_concerns(error, path))
+        if refusal is None:
             raise
-        raise StorageError(f"Cannot write {path}: {reason}.") from error
+        raise refusal from error
     except Exception as error:
         # safetensors wraps the operating system's error in its own type and keeps only the text.
-        reason = None if isinstance(error, SheepOpError) else _reason_in(str(error), path)
-        if reason is None:
+        refusal = None if isinstance(error, SheepOpError) else _refusal_in(str(error), path)
+        if refusal is None:
             raise
-        raise StorageError(f"Cannot write {path}: {reason}.") from error
+        raise refusal from error
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
@@ -94,9 +94,9 @@ def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """
     target = Path(target)
     if not replace and (target.exists() or target.is_symlink()):
-        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EEXIST]}.")
+        raise _name_refused(target, errno.EEXIST)
     if target.is_dir():
-        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EISDIR]}.")
+        raise _name_refused(target, errno.EISDIR)
     temporary = _temporary_beside(target)
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
     """
     target = Path(target)
     if not replace and (target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir()))):
-        raise StorageError(f"Cannot write {target}: {_PLACE_REASONS[errno.EEXIST]}.")
+        raise _name_refused(target, errno.EEXIST)
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary_beside(target)
@@ -303,13 +303,23 @@ def _temporary_beside(path: Path, mark: str = TEMPORARY_MARK) -> Path:
     return path.with_name(f".{path.name}{mark}{uuid.uuid4().hex[:12]}")
 
 
-def _reason_in(text: str, path: Path) -> str | None:
-    """Why a write was refused, by what a library says of it: a full disk, or a place near `path` that it names."""
-    if os.strerror(errno.ENOSPC) in text:
-        return _SPACE_REASONS[errno.ENOSPC]
+def _refusal(path: Path, number: int, *, is_near: bool) -> StorageError | None:
+    """The error for a refused write to `path`; None for one that says nothing of `path`, which `is_near` tells."""
+    if is_near and number in _NAME_REASONS:
+        return _name_refused(path, number)
+    reason = _SPACE_REASONS.get(number) or (_PLACE_REASONS.get(number) if is_near else None)
+    return None if reason is None else StorageError(f"Cannot write {path}: {reason}.")
+
+
+def _name_refused(path: Path, number: int) -> OutputError:
+    return OutputError(f"Cannot write {path}: {_NAME_REASONS[number]}.")
+
+
+def _refusal_in(text: str, path: Path) -> StorageError | None:
+    """As `_refusal`, by what a library says: that the disk is full, or the number of an error and where it is."""
     match = _OS_ERROR.search(text)
-    number = int(match[1]) if match else 0
-    return _SPACE_REASONS.get(number) or (_PLACE_REASONS.get(number) if str(path.parent) in text else None)
+    number = errno.ENOSPC if os.strerror(errno.ENOSPC) in text else int(match[1]) if match else 0
+    return _refusal(path, number, is_near=str(path.parent) in text)
 
 
 def _concerns(error: OSError, path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError
+from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
 from sheepop.data.clean.evaluation_sets import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
@@ -67,7 +67,7 @@ def build_corpus(
     """
     console, output = console or Console.silent(), Path(output)
     engine = engine or LocalEngine(config.num_workers)
-    _check_places(config, output, overwrite, query)
+    _check_places(config, output, query)
     with locked_workplace(output) as workplace:
         build = _Build(config, tokenizer_config, seed, workplace, console, engine, query)
         plan = build.plan(output)
@@ -90,7 +90,7 @@ def build_corpus(
     return Corpus.open(output, verify=False)
 
 
-def _check_places(config: DataConfig, output: Path, overwrite: bool, query: Query | None) -> None:
+def _check_places(config: DataConfig, output: Path, query: Query | None) -> None:
     if not config.paths and query is None:
         raise DataError("There is no text to build a corpus from. Set data.paths to files or folders with text.")
     for path in config.paths:
@@ -101,8 +101,7 @@ def _check_places(config: DataConfig, output: Path, overwrite: bool, query: Quer
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.exists() and not is_corpus(output):
-        remedy = "so it is not overwritten" if overwrite else "and not a corpus"
-        raise DataError(f"{output} already exists, {remedy}. Choose another output directory.")
+        raise OutputError(f"{output} is there already and is no corpus. Choose another output directory.")
 
 
 class _Build:

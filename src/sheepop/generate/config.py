@@ -63,11 +63,6 @@ class GenerationConfig(Config):
             return bool(getattr(self, name) != type(self).model_fields[name].default)
 
         if self.num_beams == 1:
-            if is_set("length_penalty"):
-                raise ValueError(
-                    f"length_penalty = {self.length_penalty} is read by beam search only. Set num_beams above 1, or "
-                    "leave it out"
-                )
             return self
         if not self.greedy:
             raise ValueError(

@@ -106,16 +106,28 @@ def show_tokens(directory: Path, tokens: str, split: Literal["train", "validatio
     return trace_tokens(_open(directory), split, first, last)
 
 
-def show_step(directory: Path, step: int) -> Iterator[tuple[int, Origin]]:
-    """Each sequence of a training step, by its row in the batch, with the origins of its tokens."""
+def show_step(directory: Path, step: int, console: Console | None = None) -> Iterator[tuple[int, Origin]]:
+    """Each sequence of a training step, by its row in the batch, with the origins of its tokens.
+
+    Of a step behind the latest checkpoint it tells that it may turn out otherwise. Raises `UsageError` for one that
+    the run does not have.
+    """
     run = RunDirectory.open(directory)
     config = validate(SheepOpConfig, read_config_file(run.config_file))
     if step < 1:
         raise UsageError(f"--step counts from 1, got {step}.")
+    total = config.training.resolved().total_steps
+    if step > total:
+        raise UsageError(f"The run in {run.path} has {total:,} steps, and --step is {step:,}.")
     corpus = _corpus_of_run(run, config)
     plan = build_plan(config, corpus, run, Console.silent(), store=False)
     latest = run.pointer("latest")
     state = TrainingState() if latest is None else TrainingState.from_record(read_counters(run.checkpoint(latest)))
+    if step > state.step and console is not None:
+        console.info(
+            f"The latest checkpoint is that of step {state.step:,}: step {step:,} reads this unless batches are left "
+            "out before it."
+        )
     # Batches that the run left out after trouble are passed over here too.
     for row, ranges in enumerate(plan.token_ranges(state.after(step=step - 1).batch_number)):
         for start, stop in ranges:

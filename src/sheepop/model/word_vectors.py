@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,13 +86,14 @@ class _Header:
     def read(cls, file: BinaryIO, path: Path) -> _Header:
         _refuse_other_formats(file.read(4), path)
         file.seek(0)
-        first = file.readline(_LONGEST_WORD + _LARGEST_DIMENSION * _LONGEST_NUMBER).rstrip()
-        fields = first.split(b" ")
+        start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+        file.seek(start)
+        fields = file.readline(_LONGEST_WORD + _LARGEST_DIMENSION * _LONGEST_NUMBER).split()
         if len(fields) == 2 and all(field.isdigit() and len(field) < 12 for field in fields):
             num_words, dimension = map(int, fields)
             start = file.tell()
         else:
-            num_words, dimension, start = None, len(fields) - 1, 0
+            num_words, dimension = None, len(fields) - 1
         if not 1 <= dimension <= _LARGEST_DIMENSION:
             raise _unreadable(path, "its first line is neither a word with its numbers nor the two sizes of a table")
         file.seek(start)
@@ -132,20 +134,26 @@ def _text_records(file: BinaryIO, dimension: int, path: Path) -> Iterator[_Recor
 
 def _split(line: bytes, dimension: int) -> _Record | None:
     """A word, which may hold spaces, and what should be its numbers; None for a line with too few or too many."""
-    word, *numbers = line.strip(b"\r\n ").rsplit(b" ", dimension)
+    word, *numbers = line.strip().rsplit(None, dimension) or [b""]
     # Most words are not wanted, so one number alone is looked at here, and what would be one too many.
     if len(numbers) != dimension or not _is_number(numbers[-1]):
         return None
-    _, space, last = word.rpartition(b" ")
-    return None if space and last[-1:].isdigit() and _is_number(last) else (word, numbers)
+    *before, last = word.rsplit(None, 1)
+    return None if before and last[-1:].isdigit() and _is_number(last) else (word, numbers)
 
 
 def _is_number(text: bytes) -> bool:
     try:
-        float(text)
+        _number(text)
     except ValueError:
         return False
     return True
+
+
+def _number(text: bytes) -> float:
+    if b"_" in text:  # which Python allows between digits
+        raise ValueError
+    return float(text)
 
 
 def _binary_records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Record]:
@@ -176,7 +184,7 @@ def _vector(numbers: bytes | Sequence[bytes], word: bytes, path: Path) -> NDArra
             vector = np.frombuffer(numbers, dtype="<f4").astype(np.float32)
         else:
             with np.errstate(over="ignore"):  # infinity, which is refused below
-                vector = np.array([float(number) for number in numbers]).astype(np.float32)
+                vector = np.array([_number(number) for number in numbers]).astype(np.float32)
     except ValueError:
         raise DataError(f"{path} is damaged: the vector of {shown!r} holds what is no number.") from None
     if not np.isfinite(vector).all():

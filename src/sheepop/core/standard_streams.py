@@ -1,0 +1,54 @@
+"""Standard output and standard error where nobody listens any more: a closed pipe, or a file on a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, TextIO
+
+from sheepop.core.errors import StorageError
+
+
+class _Stream:
+    """A text stream that says what becomes of a failed write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # What is left in the buffer would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+class ResultStream(_Stream):
+    """Where results go: without a reader the process ends quietly, as after SIGPIPE; a full disk is an error."""
+
+    def _give_up(self, error: OSError) -> None:
+        super()._give_up(error)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(128 + signal.SIGPIPE)
+        raise StorageError(
+            f"Standard output cannot be written: {error.strerror}. Send it to a place that has room, or to a terminal."
+        ) from error
+
+
+class MessageStream(_Stream):
+    """Where messages and progress go: work that nobody hears of any more goes on."""

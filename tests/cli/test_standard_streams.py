@@ -1,0 +1,62 @@
+"""Results and messages where nobody reads them any more: a closed pipe, a full disk, a terminal that is gone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sheepop.core.console import Console
+
+
+def sheepop(*arguments: str, stdout: int) -> tuple[int, str]:
+    # Without PYTHONUNBUFFERED a part of the output waits in a buffer, which fails once more at the end of the process.
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sheepop", *arguments], stdout=stdout, stderr=subprocess.PIPE, env=surroundings
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def closed_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def terminal_that_is_gone() -> int:
+    screen, terminal = pty.openpty()
+    os.close(screen)
+    return terminal
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("doctor", "--json")])
+def test_a_command_ends_quietly_when_nobody_reads_on(arguments: tuple[str, ...]):
+    writer = closed_pipe()
+    assert sheepop(*arguments, stdout=writer) == (128 + 13, "")
+    os.close(writer)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_results_on_a_full_disk_are_an_error_that_says_so():
+    with Path("/dev/full").open("wb") as full:
+        code, message = sheepop("--version", stdout=full.fileno())
+    assert code == 1 and message.startswith("Error: Standard output cannot be written: No space left on device.")
+
+
+@pytest.mark.parametrize("gone", [closed_pipe, terminal_that_is_gone])
+def test_work_goes_on_when_its_messages_reach_nobody(gone: Callable[[], int]):
+    with os.fdopen(gone(), "w") as stream:
+        console, done = Console(file=stream), 0
+        console.info("begins")
+        with console.progress("Working", 3, "steps") as progress:
+            for _ in range(3):
+                progress.advance()
+                console.warn("look")
+                done += 1
+    assert done == 3
