@@ -82,6 +82,15 @@ def test_pruning_keeps_the_last_best_and_milestones(tmp_path: Path) -> None:
     assert not list(run.checkpoints.glob(".*"))
 
 
+def test_pruning_keeps_the_checkpoint_that_latest_names(tmp_path: Path) -> None:
+    """After damage ``latest`` may name an old one, which a reader of the run is sent to."""
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 5)
+    run.mark_latest(2)
+    run.prune(newest=5, keep_last=1, milestones=set())
+    assert run.steps() == [2, 5]
+    assert resolve_model_directory(run.path) == run.checkpoint(2)
+
+
 def test_what_a_kill_left_undone_is_done_and_nothing_else_is_touched(tmp_path: Path) -> None:
     run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
     (run.checkpoints / "latest").write_text("step-00000001\n")
@@ -124,6 +133,10 @@ def test_a_path_means_a_model_a_checkpoint_or_a_run(tmp_path: Path) -> None:
     run.mark_best(2)
     assert resolve_model_directory(run.path) == run.checkpoint(2)
     assert resolve_model_directory(run.checkpoint(1)) == run.checkpoint(1)
+    checkpoint(run, 0)
+    run.mark_latest(3)
+    run.mark_best(0)
+    assert resolve_model_directory(run.path) == run.checkpoint(0)
 
 
 @pytest.mark.parametrize("place", ["missing", "empty", "started"])

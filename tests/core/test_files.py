@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -379,24 +379,45 @@ except StorageError as error:
     assert names(tmp_path) == ["a"]
 
 
-def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed, by its name, and every rename, in the order in which they happen."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("the names of open files are read from /proc")
     events: list[str] = []
-    fsync, rename = os.fsync, Path.rename
+    fsync = os.fsync
 
     def record_fsync(descriptor: int) -> None:
         events.append(Path(f"/dev/fd/{descriptor}").resolve().name)
         fsync(descriptor)
 
-    def record_rename(self: Path, target: Path) -> Path:
-        events.append("rename")
-        return rename(self, target)
+    def recording(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def record(self: Path, target: Path) -> Path:
+            events.append(f"{self.name} -> {target.name}")
+            return move(self, target)
 
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("the names of open files are read from /proc")
+        return record
+
     monkeypatch.setattr(files.os, "fsync", record_fsync)
-    monkeypatch.setattr(Path, "rename", record_rename)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, recording(getattr(Path, name)))
+    return events
+
+
+def test_everything_is_flushed_before_the_rename(tmp_path: Path, order: list[str]):
     with atomic_directory(tmp_path / "model") as place:
         fill(place, "one")
-    before = events[: events.index("rename")]
-    assert {"weights", "optimizer", "state", "checksums.json"} <= set(before)
-    assert events[-1] == tmp_path.name
+    rename = f"{place.name} -> model"
+    assert {"weights", "optimizer", "state", "checksums.json", place.name} <= set(order[: order.index(rename)])
+    assert order[order.index(rename) + 1 :] == [tmp_path.name]
+
+
+def test_a_file_is_flushed_before_its_rename_and_the_rename_after_it(tmp_path: Path, order: list[str]):
+    write_atomic(tmp_path / "small", "one")
+    with atomic_file(tmp_path / "large") as place:
+        place.write_bytes(b"two")
+    expected = []
+    for name in ("small", "large"):
+        (rename,) = (event for event in order if event.endswith(f"-> {name}"))
+        expected += [rename.partition(" ")[0], rename, tmp_path.name]
+    assert order == expected

@@ -15,7 +15,7 @@ import torch
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.model import Transformer
-from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, train_tokenizer
+from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, tokenizer_from_json, train_tokenizer
 
 Build = Callable[..., Transformer]
 
@@ -129,6 +129,18 @@ def test_eos_ends_the_text_and_the_rest_of_the_batch_goes_on(toy_model: Build, c
         assert len(completion.logprobs) == len(completion.token_ids)
     apart = generator.generate(["a"] * 12, config, batched=False)
     assert [c.token_ids for c in apart] == [c.token_ids for c in completions]
+
+
+def test_one_token_for_both_ends_of_a_text_is_written_where_it_ends_one(
+    chain_model: Build, single_bytes: Tokenizer
+) -> None:
+    """GPT-2's ``<|endoftext|>`` begins texts and ends them: what begins a text is never written, but this is."""
+    one = tokenizer_from_json(single_bytes.to_json(), {"bos_token": "<eos>", "eos_token": "<eos>"})
+    end = one.eos_id
+    assert one.bos_id == end
+    ids = one.encode("ab")
+    (completion,) = Generator(chain_model(one, [*ids, end]), one).generate(["a"], GREEDY)
+    assert (completion.token_ids, completion.finish_reason) == ([ids[1], end], "stop")
 
 
 def test_log_probabilities_are_the_models_own(toy_model: Build, characters: CharTokenizer) -> None:

@@ -12,6 +12,7 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.model.attention import attend
 from sheepop.model.mask import attention_mask
 from sheepop.model.positions import RotaryPositions, rotary_tables, rotate
+from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
 
 
 def complex_rotation(x: np.ndarray, positions: np.ndarray, base: float) -> np.ndarray:
@@ -37,6 +38,16 @@ def test_far_positions_keep_their_phase():
     cos, sin = rotary_tables(200_000, 4)
     assert cos[199_999, 0].item() == pytest.approx(np.cos(199_999.0), abs=1e-6)
     assert sin[199_999, 1].item() == pytest.approx(np.sin(1999.99), abs=1e-6)
+
+
+def test_yarn_keeps_the_fastest_pair_of_a_context_in_which_none_turns_often():
+    """By hand: 16 positions are 16 / (2 pi) = 2.5 turns of the fastest pair, fewer than beta_fast = 32.
+
+    So the ramp would begin at a negative pair, and begins at pair 0. It ends at pair 1, the first with under one turn.
+    """
+    scaling = RotaryScaling(kind="yarn", factor=4.0, original_max_seq_len=16)
+    frequencies, _ = rotary_frequencies(8, 10000.0, scaling)
+    assert frequencies.tolist() == pytest.approx([1.0, 0.1 / 4, 0.01 / 4, 0.001 / 4], rel=1e-12)
 
 
 def test_given_positions_choose_the_angles():

@@ -208,6 +208,7 @@ def test_a_template_that_loops_or_allocates_is_stopped(template: str, seconds: f
         ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "does what the sandbox forbids|is not a valid"),
         ("{{ dict.mro() }}", "uses what the conversation does not have|does what the sandbox forbids"),
         ("{{ messages.append(1) }}", "does what the sandbox forbids"),
+        ("{{ dict.update(messages[0], role='system') }}", "uses what the conversation does not have"),
         ("{{ cycler.__init__.__globals__ }}", "does what the sandbox forbids"),
         ("{{ raise_exception('users first') }}", r"does not accept this conversation \(users first\)"),
         ("{{ messages[7].role.x }}", "uses what the conversation does not have"),

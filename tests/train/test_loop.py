@@ -386,6 +386,46 @@ def test_dropout_is_a_function_of_seed_and_step(make_trainer: MakeTrainer) -> No
     assert numbers_of(first, prepared) != numbers_of(other, prepared)
 
 
+def test_every_step_takes_the_rate_of_its_number_and_it_is_logged(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", max_steps=6, warmup_steps=2, schedule="linear", learning_rate=0.01)
+    taken: list[float] = []
+    (optimizer,) = trainer.optimizers
+    optimizer.register_step_pre_hook(lambda *_: taken.append(optimizer.param_groups[0]["lr"]))
+    trainer.run()
+    assert taken == pytest.approx([0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025])
+    rows = timeless(trainer.checkpointer.run.metrics_file)
+    assert [row["learning_rate"] for row in rows if row["split"] == "train"] == taken
+
+
+def test_the_average_of_a_run_is_that_of_a_loop_of_its_steps(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", max_steps=3, ema_decay=0.999)
+    average, steps = weights(trainer), itertools.count(1)
+
+    def follow(*_: Any) -> None:
+        t = next(steps)
+        d = (1 + t) / (10 + t)
+        for name, weight in weights(trainer).items():
+            average[name] = d * average[name] + (1 - d) * weight
+
+    (optimizer,) = trainer.optimizers
+    optimizer.register_step_post_hook(follow)
+    trainer.run()
+    assert next(steps) == 4
+    with trainer.evaluation.applied():
+        for name, weight in weights(trainer).items():
+            torch.testing.assert_close(weight, average[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_micro_batches_of_equal_rows_differ_by_their_dropout_alone(make_trainer: MakeTrainer, dropout: float) -> None:
+    trainer = make_trainer("run", dropout=dropout, micro_batch_size=4)
+    prepared = trainer._prepare(0)
+    twice = replace(prepared, micro_batches=[prepared.micro_batches[0]] * 2)
+    once = replace(prepared, micro_batches=[prepared.micro_batches[0]])
+    (of_both, _), (of_one, _) = (numbers_of(trainer, cut)[0] for cut in (twice, once))
+    assert (of_both == 2 * of_one) == (dropout == 0)
+
+
 def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTrainer, corpus: Corpus) -> None:
     trainer = make_trainer("run")
     trainer.run()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import Container
@@ -301,3 +302,56 @@ def test_layers_with_a_window_are_read_from_a_rule_or_a_list(make: Callable[...,
             assert ("gemma3.attention.sliding_window_pattern" in container.metadata) == listed
             if listed:
                 assert container.metadata["gemma3.attention.sliding_window_pattern"] == flags([True, False, True])
+
+
+def stored(path: Path, toy: Any) -> dict[str, torch.Tensor]:
+    with Container(toy.write(path / "toy.gguf", dtype="f32")) as container:
+        return {name: container.read(name) for name in container.tensors}
+
+
+@pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("llama3", 2), ("llama-biases", 0)])
+def test_the_rows_that_llama_cpp_turns_together_are_neighbours(
+    make: Callable[..., Any], tmp_path: Path, name: str, layer: int
+) -> None:
+    """In its ``llama`` pairs are the rows (2i, 2i + 1) of a head, in ours (i, i + C/2); values are not turned."""
+    toy = make(name)
+    theirs, ours = stored(tmp_path, toy), toy.model.state_dict()
+    half = toy.config.head_size // 2
+    for short, heads in (("q", toy.config.num_heads), ("k", toy.config.kv_heads)):
+        for kind in ("weight", "bias") if toy.config.attention_bias else ("weight",):
+            found = theirs[f"blk.{layer}.attn_{short}.{kind}"]
+            own = ours[f"blocks.{layer}.attention.{short}_proj.{kind}"]
+            for head in range(heads):
+                start = 2 * half * head
+                for pair in range(half):
+                    assert torch.equal(found[start + 2 * pair], own[start + pair])
+                    assert torch.equal(found[start + 2 * pair + 1], own[start + half + pair])
+    assert torch.equal(theirs[f"blk.{layer}.attn_v.weight"], ours[f"blocks.{layer}.attention.v_proj.weight"])
+
+
+@pytest.mark.parametrize("name", ["gptneox", "phi3"])
+def test_projections_that_llama_cpp_has_as_one_stand_in_its_order(
+    make: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    """All queries, then all keys, then all values; in Phi-3 the gate, then what it multiplies. No rows move."""
+    toy = make(name)
+    theirs, ours = stored(tmp_path, toy), toy.model.state_dict()
+    parts = [ours[f"blocks.1.attention.{short}_proj.weight"] for short in "qkv"]
+    assert torch.equal(theirs["blk.1.attn_qkv.weight"], torch.cat(parts))
+    if name == "phi3":
+        parts = [ours[f"blocks.1.feed_forward.{part}_proj.weight"] for part in ("gate", "up")]
+        assert torch.equal(theirs["blk.1.ffn_up.weight"], torch.cat(parts))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_rows_stay_in_our_order_where_llama_cpp_turns_halves(
+    make: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    toy = make(name)
+    theirs, ours = stored(tmp_path, toy), toy.model.state_dict()
+    for short in "qkv":
+        found = theirs[f"blk.2.attn_{short}.weight"]
+        assert torch.equal(found, ours[f"blocks.2.attention.{short}_proj.weight"])
+    # Gemma's scales are stored as what the network multiplies by, which is 1 more than the weight.
+    added = 1.0 if name == "gemma3" else 0.0
+    assert torch.equal(theirs["blk.2.attn_q_norm.weight"], added + ours["blocks.2.attention.q_norm.weight"])
