@@ -260,3 +260,13 @@ def test_compiled_as_one_graph_gives_the_same_logits(settings: dict[str, Any]) -
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]] * 2)
     for arguments in ({}, {"positions": positions, "document_ids": documents}):
         torch.testing.assert_close(compiled(ids, **arguments), model(ids, **arguments), atol=1e-5, rtol=0)
+
+
+def test_each_stack_of_an_encoder_decoder_is_scaled_by_its_own_branches() -> None:
+    """Two branches in each of 2 encoder layers and three in each of 3 decoder layers: a root of 4, and one of 9."""
+    sizes = {"vocab_size": 8, "d_model": 128, "num_heads": 2, "num_layers": 3, "num_encoder_layers": 2}
+    config = ModelConfig(architecture="encoder_decoder", initialization="gpt2", **sizes)
+    model = build_model(config, 0)
+    for name, root in (("encoder_blocks.1.attention", 2), ("blocks.2.attention", 3), ("blocks.2.cross_attention", 3)):
+        std = model.get_parameter(f"{name}.o_proj.weight").std().item()
+        assert std == pytest.approx(config.initial_std / root, rel=0.05), name

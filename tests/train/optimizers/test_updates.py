@@ -13,7 +13,7 @@ from torch import nn
 
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.optimizer_settings import OptimizerName
-from sheepop.train.optimizers import optimizer_slots, set_learning_rate
+from sheepop.train.optimizers import adafactor, optimizer_slots, set_learning_rate
 
 Array = NDArray[np.float64]
 STEPS = 8
@@ -313,3 +313,11 @@ def test_a_closure_is_refused(name: str) -> None:
     optimizer = build_optimizers(Network(draw(0)), configured(name))[0]
     with pytest.raises(ValueError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
+
+
+def test_adafactor_moves_what_is_zero_by_the_smallest_scale() -> None:
+    """Algorithm 4: a parameter counts as at least 0.001 large, without which one that begins at 0 would stay there."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([2.0, -2.0, 2.0])  # after one step each is divided by its own size
+    adafactor.Adafactor([parameter], lr=0.5).step()
+    assert parameter.tolist() == pytest.approx([-0.5e-3, 0.5e-3, -0.5e-3])
