@@ -33,6 +33,13 @@ def test_runs_are_listed_as_a_table_and_as_json(run: Any, folder: Path) -> None:
     assert f"{listed['runs'][0]['best_loss']:.4f}" == rows[0][-2]
 
 
+def test_the_name_of_a_run_cannot_command_the_terminal(run: Any, folder: Path) -> None:
+    (folder / "second").rename(folder / "red\x1b[31m\nname")
+    shown = run("runs", folder).out
+    assert "red\\x1b[31m⏎name" in shown
+    assert len(shown.splitlines()) == 3
+
+
 def test_two_runs_are_compared(run: Any, folder: Path, tmp_path: Path) -> None:
     done = run("runs", folder / "first", folder / "second", "--output", tmp_path / "out")
     assert done.code == 0
