@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import regex
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -98,6 +98,7 @@ def test_text_is_cut_alike_wherever_a_window_ends(
     library.encode_special_tokens = True
 
     @given(TEXTS, st.integers(4, 40))
+    @example("a\n  \n    \nb", 10)  # white space that ends with the window, and behind it one more line end
     @settings(max_examples=400)
     def check(text: str, window: int) -> None:
         monkeypatch.setattr(parts_module, "_WINDOW", window)

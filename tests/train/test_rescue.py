@@ -94,6 +94,22 @@ def test_skip_leaves_the_weights_as_they_are_for_one_step(
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
 
 
+def test_skips_with_good_steps_between_them_are_not_in_a_row(poisoned: MakeTrainer) -> None:
+    trainer = poisoned("run", float("nan"), at=30, non_finite="skip", max_skips=1)
+    other = trainer.plan.batch(24).input_ids[0]
+    trainer.objective.usual = Poisoned(other, float("nan"))
+    met = [
+        step
+        for step in range(1, STEPS + 1)
+        for row in trainer.plan.batch(step - 1).input_ids
+        if (row == trainer.objective.row).all() or (row == other).all()
+    ]
+    trainer.run()
+    assert [row["at_step"] for row in rows(trainer, "trouble")] == met
+    assert {25, 30} <= set(met)
+    assert trainer.state.step == STEPS
+
+
 @pytest.mark.parametrize(("key", "factor"), TROUBLES)
 def test_rewind_goes_on_as_if_the_batch_had_never_been_there(
     poisoned: MakeTrainer, make_trainer: MakeTrainer, key: str, factor: float
