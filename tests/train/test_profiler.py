@@ -91,4 +91,4 @@ def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     with around(0):
         pass
     around.close()
-    assert "Warning: The profile was not written: StorageError" in said.getvalue()
+    assert "Warning: The profile was not written: OutputError" in said.getvalue()

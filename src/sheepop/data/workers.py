@@ -49,9 +49,10 @@ class Workers:
                 "A worker process ended abruptly, most likely because memory ran out. Lower data.num_workers or "
                 "data.max_file_bytes and run the command again."
             ) from None
-        except BaseException:
-            # Nobody takes the results any more; an interrupt must not wait for work that may take minutes.
-            if self._wanted is not None:
+        except BaseException as end:
+            # When a task fails the others under way are finished, which saves their work. An interrupt must not wait
+            # for work that may take minutes, and nobody takes the results any more.
+            if self._wanted is not None and not isinstance(end, Exception):
                 self._wanted.close()
             self.release()
             raise

@@ -102,6 +102,8 @@ def test_tensorboard_strikes_out_steps_that_are_taken_again(tmp_path: Path) -> N
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     record("tensorboard", description(tmp_path), ROWS)
+    (first,) = (tmp_path / "tensorboard").iterdir()  # whose name begins with the second: this one was before
+    first.rename(first.with_name(first.name.replace("tfevents.", "tfevents.0")))
     record("tensorboard", description(tmp_path, first_step=5), [{"step": 8, "split": "train", "loss": 1.0}])
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(4, 2.25), (8, 1.0)]
