@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sheepop.cli.options import ConfigFile, Json, Quiet, make_console, print_json
-from sheepop.core.facts import visible
+from sheepop.core.facts import visible, visible_line
 
 app = typer.Typer(help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True)
 
@@ -188,6 +188,6 @@ def _print_origin(record: dict[str, Any]) -> None:
         f"{row}tokens {record['start']:,}:{record['stop']:,}  document {record['document']:,}  "
         f"{record['file']}{place}  ({record['kind']}{language})"
     )
-    typer.echo(visible(head.replace("\n", "⏎")))
+    typer.echo(visible_line(head))
     first, *_ = record["text"].strip().splitlines() or [""]
     typer.echo(visible(f"    {first[:100]}{'…' if len(record['text'].strip()) > len(first[:100]) else ''}"))

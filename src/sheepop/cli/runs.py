@@ -10,7 +10,7 @@ import typer
 
 from sheepop.cli.options import Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
-from sheepop.core.facts import visible
+from sheepop.core.facts import visible_line
 
 if TYPE_CHECKING:
     from sheepop.jobs.runs import Comparison, Listing
@@ -94,7 +94,7 @@ def _print_settings(comparison: Comparison) -> None:
 
 def _print_columns(rows: list[tuple[str, ...]], left: int) -> None:
     """Cells under each other: the first `left` columns flush left, the rest flush right."""
-    rows = [tuple(visible(cell.replace("\n", "⏎")) for cell in cells) for cells in rows]
+    rows = [tuple(visible_line(cell) for cell in cells) for cells in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         aligned = (

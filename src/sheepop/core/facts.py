@@ -20,3 +20,8 @@ class Fact:
 def visible(text: str) -> str:
     """Text in which control characters are written out, so that none reaches a terminal."""
     return text.translate(_VISIBLE_CONTROLS)
+
+
+def visible_line(text: str) -> str:
+    """As `visible`, with line ends written out too."""
+    return visible(text.replace("\n", "⏎"))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from sheepop.core.facts import Fact, visible
+from sheepop.core.facts import Fact, visible, visible_line
 
 _REDRAWS_PER_SECOND = 4
 _BAR_WIDTH = 24
@@ -117,7 +117,7 @@ class _ResizedLive(Live):
 
 
 def _line(fact: Fact) -> Text:
-    value = visible(fact.value.replace("\n", "⏎").replace("\t", " "))
+    value = visible_line(fact.value.replace("\t", " "))
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{fact.label} ", style="dim")
     line.append(value)
