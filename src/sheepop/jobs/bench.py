@@ -17,6 +17,7 @@ from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
+from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
 from sheepop.data import Batch
 from sheepop.model import KeyValueCache, ModelConfig, build_model
@@ -77,6 +78,8 @@ def render_bench(result: dict[str, Any]) -> str:
 
 def measure_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """Whole optimizer steps: forward, loss, backward, clipping, AdamW."""
+    if device == "cpu":
+        keep_freed_memory()  # as a run does
     seq_len = min(config.max_seq_len, 256)
     model = build_model(config, 0, device)
     training = TrainingConfig(global_batch_size=_BATCH, precision=precision)

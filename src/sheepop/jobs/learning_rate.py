@@ -18,7 +18,7 @@ from sheepop.data import SampleOrder
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
-from sheepop.jobs.train import choose_arithmetic, fit_model_to_tokenizer
+from sheepop.jobs.train import fit_model_to_tokenizer, prepare_process
 from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
@@ -52,7 +52,7 @@ def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> Found
     """
     console = console or Console.silent()
     device = resolve_device(config.device)
-    choose_arithmetic(config, device)
+    prepare_process(config, device)
     directory = Path(config.output_dir) if config.output_dir else _default_directory()
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run, and a range test is none. Choose another --output.")

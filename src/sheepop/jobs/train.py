@@ -14,6 +14,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.files import require_writable
+from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
@@ -131,7 +132,7 @@ def _locked_run(
     require_sinks(config.training.sinks)
     device = resolve_device(config.device)
     stored = find_resumable(path) if resume else None
-    choose_arithmetic(config, device)  # before a step is measured: deterministic algorithms may be slower
+    prepare_process(config, device)  # before a step is measured: deterministic algorithms may be slower
     origin = None
     if stored is None:
         with (
@@ -306,9 +307,11 @@ def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
         )
 
 
-def choose_arithmetic(config: SheepOpConfig, device: str) -> None:
-    """Sets for this process how `device` computes, as `config.deterministic` says."""
+def prepare_process(config: SheepOpConfig, device: str) -> None:
+    """Sets for this process how `device` computes, as `config.deterministic` says, and that it keeps its memory."""
     choose_matrix_arithmetic(device)
+    if device == "cpu":
+        keep_freed_memory()
     torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time; no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

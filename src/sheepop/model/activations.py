@@ -42,6 +42,7 @@ _ATTENTION = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
     _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default,
+    torch.ops.sheepop.causal_products.default,
     torch.ops.sheepop.document_attention.default,
     torch.ops.higher_order.flex_attention,
 }

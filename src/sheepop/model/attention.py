@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sheepop.model.block_attention import attend_in_blocks
 from sheepop.model.cache import Cache
+from sheepop.model.causal_attention import attend_causally
 from sheepop.model.config import ModelConfig
 from sheepop.model.document_operator import document_attention
 from sheepop.model.documents import Segments, attend_in_segments
@@ -85,14 +86,15 @@ def _fused(
     scale: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """PyTorch's own kernels. A sink is one more key of zeros, whose score is 0, with the sink added to it."""
+    """The fused kernels. A sink is one more key of zeros, whose score is 0, with the sink added to it."""
     added = mask.added
     # One query is the newest position and may see every key; otherwise T = S and the triangle is meant. Compiled, the
     # comparison is a symbol, which only a branch turns into a bool.
     is_causal = True if mask.causal and added is None and q_BHTC.shape[2] > 1 else False  # noqa: SIM210
+    if is_causal and sinks_H is None:
+        return attend_causally(q_BHTC, k_BKSC, v_BKSC, dropout, scale)
     if sinks_H is not None:
         added = _with_sinks(added, sinks_H, q_BHTC, k_BKSC.shape[2], is_causal)
-        is_causal = False
         k_BKSC, v_BKSC = F.pad(k_BKSC, (0, 0, 0, 1)), F.pad(v_BKSC, (0, 0, 0, 1))
     if added is not None and added.dtype != torch.bool:
         added = added.to(q_BHTC.dtype)
@@ -102,7 +104,6 @@ def _fused(
         v_BKSC,
         attn_mask=added,
         dropout_p=dropout,
-        is_causal=is_causal,
         scale=scale,
         enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
     )

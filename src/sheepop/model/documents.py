@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sheepop.model.causal_attention import attend_causally
 from sheepop.model.distances import allowed_by_distance, distance_bias
 
 # Documents are padded to a multiple of this many places, so that those of like length share one call.
@@ -94,16 +95,18 @@ def attend_in_segments(
     outputs = []
     for group, mask, *places in zip(segments.groups, segments.masks, *gathered, strict=True):
         q, k, v = (part.unflatten(0, group).transpose(1, 2) for part in places)
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype),
-            dropout_p=dropout,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=heads != k_BKTC.shape[1],
-        )
+        if mask is None:
+            out = attend_causally(q, k, v, dropout, scale)
+        else:
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask if mask.dtype == torch.bool else mask.to(q.dtype),
+                dropout_p=dropout,
+                scale=scale,
+                enable_gqa=heads != k_BKTC.shape[1],
+            )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     out = torch.cat(outputs).index_select(0, segments.scatter)
     return out.view(batch, length, heads, -1).transpose(1, 2)

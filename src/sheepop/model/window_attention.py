@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sheepop.model.causal_attention import attend_causally
 from sheepop.model.distances import allowed_by_distance
 
 
@@ -35,16 +36,8 @@ def attend_in_strips(
     """Attention of whole rows (B, H, T, C), all strips but the first in one call."""
     heads, length = q_BHTC.shape[1:3]
     window, count = strips.window, -(-length // strips.window)
-    grouped = heads != k_BKTC.shape[1]
-    first = F.scaled_dot_product_attention(
-        q_BHTC[:, :, :window],
-        k_BKTC[:, :, :window],
-        v_BKTC[:, :, :window],
-        dropout_p=dropout,
-        is_causal=True,
-        scale=scale,
-        enable_gqa=grouped,
-    )
+    q, k, v = (part[:, :, :window] for part in (q_BHTC, k_BKTC, v_BKTC))
+    first = attend_causally(q, k, v, dropout, scale)
     q, k, v = (_cut(part, count, window) for part in (q_BHTC, k_BKTC, v_BKTC))
     k, v = (torch.cat((part[:, :-1], part[:, 1:]), dim=3) for part in (k, v))
     rest = F.scaled_dot_product_attention(
@@ -54,7 +47,7 @@ def attend_in_strips(
         attn_mask=strips.allowed,
         dropout_p=dropout,
         scale=scale,
-        enable_gqa=grouped,
+        enable_gqa=heads != k_BKTC.shape[1],
     )
     rest = rest.view(-1, count - 1, heads, window, v.shape[-1]).transpose(1, 2).flatten(2, 3)
     return torch.cat((first, rest), dim=2)[:, :, :length]

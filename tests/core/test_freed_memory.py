@@ -1,0 +1,55 @@
+"""Memory that is freed and asked for again, as the system counts the pages that it hands out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+
+# Asks for 100 MB four times and frees them again; the pages handed out for the last three.
+PROGRAM = """
+import resource, sys
+from sheepop.core.freed_memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    print(keep_freed_memory())
+else:
+    print(None)
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(100_000_000)[::4096]
+before = faults()
+for _ in range(3):
+    piece = bytearray(b"1") * 100_000_000
+    del piece
+print((faults() - before) * resource.getpagesize())
+"""
+
+
+def pages_handed_out(mode: str, **environment: str) -> tuple[str, int]:
+    kept = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, mode], env=kept | environment, capture_output=True, text=True, check=True
+    )
+    told, size = done.stdout.split()
+    return told, int(size)
+
+
+def test_pages_are_handed_out_once() -> None:
+    assert pages_handed_out("leave")[1] > 250_000_000
+    told, size = pages_handed_out("keep")
+    assert told == "True"
+    assert size < 150_000_000  # at most the first of the three
+
+
+@pytest.mark.parametrize(
+    "environment", [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}]
+)
+def test_the_environment_decides_first(environment) -> None:
+    told, size = pages_handed_out("keep", **environment)
+    assert told == "False"
+    assert size > 250_000_000

@@ -1,0 +1,131 @@
+"""Causal attention by products of blocks, against the equation written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sheepop.model import causal_attention
+from sheepop.model.attention import attend
+from sheepop.model.causal_attention import attend_causally, causal_products
+from sheepop.model.documents import number_documents
+from sheepop.model.mask import AttentionMask, attention_mask
+
+
+def random_heads(
+    rows: int, length: int, heads: int, kv_heads: int, width: int, value_width: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    shapes = ((rows, heads, length, width), (rows, kv_heads, length, width), (rows, kv_heads, length, value_width))
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
+    return q, k, v
+
+
+def equation(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Softmax over keys that are not in the future, one query at a time."""
+    group, length = q.shape[1] // k.shape[1], q.shape[2]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    outputs = []
+    for t in range(length):
+        scores = scale * (k[:, :, : t + 1] @ q[:, :, t, :, None])[..., 0]
+        outputs.append((scores.softmax(-1)[:, :, None] @ v[:, :, : t + 1])[:, :, 0])
+    return torch.stack(outputs, dim=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    length=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    widths=st.sampled_from([(4, 4), (3, 5), (8, 2)]),
+    queries=st.integers(1, 16),
+    scores=st.integers(1, 2000),
+    scale=st.floats(0.1, 2),
+)
+def test_values_and_gradients_equal_the_equation_for_any_blocks(
+    rows, length, heads, widths, queries, scores, scale
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_attention, "_QUERIES", queries)
+        patch.setattr(causal_attention, "_SCORES", scores)
+        inputs = random_heads(rows, length, *heads, *widths)
+        expected = equation(*inputs, scale)
+        weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        found = causal_products(*inputs, scale).transpose(1, 2)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        for ours, theirs in zip(
+            torch.autograd.grad((found * weights).sum(), inputs),
+            torch.autograd.grad((expected * weights).sum(), inputs),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+
+
+def test_it_is_an_operator_that_autograd_and_the_compiler_know() -> None:
+    torch.library.opcheck(causal_products, (*random_heads(2, 9, 4, 2, 5, 3), 0.3))
+
+
+@pytest.fixture
+def with_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that multiplies bfloat16; others compute the same more slowly."""
+    monkeypatch.setattr(causal_attention, "HAS_BFLOAT16_PRODUCTS", True)
+
+
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the rows that go through products from now on."""
+    lengths: list[int] = []
+    blocks = causal_attention._blocks
+    monkeypatch.setattr(causal_attention, "_blocks", lambda q: lengths.append(q.shape[2]) or blocks(q))
+    return lengths
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.norm())
+
+
+@pytest.mark.usefixtures("with_products")
+@pytest.mark.parametrize("form", ["whole", "segments", "operator"])
+def test_bfloat16_is_as_exact_as_its_rounding(form, monkeypatch) -> None:
+    """Scores, weights and results are rounded to 8 bits, so errors of a few times 2^-9 are to be expected."""
+    cuts = (200,) if form == "whole" else (70, 1, 33, 96)
+    ids = torch.cat([torch.full((size,), number) for number, size in enumerate(cuts)])[None]
+    mask = {
+        "whole": lambda: attention_mask(200, 200),
+        "segments": lambda: attention_mask(200, 200, document_ids=ids),
+        "operator": lambda: AttentionMask(documents=number_documents(ids)),
+    }[form]()
+    inputs = random_heads(1, 200, 4, 2, 16, 16, torch.bfloat16)
+    exact = [part.detach().double().requires_grad_() for part in inputs]
+    expected = torch.cat(
+        [equation(*parts, 0.25) for parts in zip(*(part.split(cuts, 2) for part in exact), strict=True)], dim=2
+    )
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    weights = weights.bfloat16()
+    lengths = taken(monkeypatch)
+    found = attend(*inputs, mask)
+    assert found.dtype == torch.bfloat16
+    assert lengths
+    assert relative_error(found, expected) < 0.008
+    ours = torch.autograd.grad(found, inputs, weights)
+    for gradient, wanted in zip(ours, torch.autograd.grad(expected, exact, weights.double()), strict=True):
+        assert relative_error(gradient, wanted) < 0.012
+
+
+@pytest.mark.usefixtures("with_products")
+@pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float16, 0.0), (torch.bfloat16, 0.1)])
+def test_other_data_types_and_dropout_take_the_kernel_of_pytorch(dtype, dropout, monkeypatch) -> None:
+    lengths = taken(monkeypatch)
+    attend_causally(*random_heads(1, 8, 2, 2, 4, 4, dtype), dropout)
+    assert lengths == []
+
+
+@pytest.mark.usefixtures("with_products")
+def test_a_large_score_is_a_weight_of_one_and_no_overflow() -> None:
+    q, k, v = (part.detach() for part in random_heads(1, 5, 1, 1, 4, 4, torch.bfloat16))
+    k[0, 0, 1] = q[0, 0, 3] * 1e20
+    found = attend_causally(q, k, v)
+    assert found.isfinite().all()
+    assert found[0, 0, 3].tolist() == v[0, 0, 1].tolist()
