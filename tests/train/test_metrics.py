@@ -13,11 +13,14 @@ from sheepop.train.metrics import JsonLines, read_json_lines
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "loss": 2.5, "text": "naïve\n"})
-    log.append({"step": 2, "loss": math.nan, "text": ""})
+    log.append({"step": 2, "loss": math.nan, "loads": [0.5, (math.inf, {"of": -math.inf})]})
     log.close()
     rows, num_unreadable = read_json_lines(tmp_path / "metrics.jsonl")
     assert num_unreadable == 0
-    assert rows == [{"step": 1, "loss": 2.5, "text": "naïve\n"}, {"step": 2, "loss": None, "text": ""}]
+    assert rows == [
+        {"step": 1, "loss": 2.5, "text": "naïve\n"},
+        {"step": 2, "loss": None, "loads": [0.5, [None, {"of": None}]]},
+    ]
 
 
 def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -> None:

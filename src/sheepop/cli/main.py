@@ -14,13 +14,9 @@ import typer
 
 import sheepop
 from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
-from sheepop.core.errors import SheepOpError
+from sheepop.core.errors import ENDINGS, SheepOpError
 from sheepop.core.facts import visible
 from sheepop.core.standard_streams import MessageStream, ResultStream
-
-_INTERRUPTED = 128 + signal.SIGINT
-# Batch systems send SIGUSR1 ahead of the time at which they take a machine away.
-_ENDINGS = {128 + signal.SIGTERM: "Terminated.", 128 + signal.SIGUSR1: "Ended by SIGUSR1."}
 
 app = typer.Typer(
     name="sheepop",
@@ -68,15 +64,16 @@ def main() -> None:
             app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a word.
-        if end.code == _INTERRUPTED or end.code in _ENDINGS:
-            _report(_ENDINGS.get(end.code, "Interrupted."), end.code)
+        if isinstance(end.code, int) and end.code in ENDINGS:
+            _report(ENDINGS[end.code], end.code)
         raise
     except SheepOpError as error:
         if debug:
             raise
         sys.exit(_report(str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_report("Interrupted.", _INTERRUPTED))
+        code = 128 + signal.SIGINT
+        sys.exit(_report(ENDINGS[code], code))
     except Exception as error:
         if debug:
             raise
@@ -116,7 +113,7 @@ def _watching_output() -> Iterator[None]:
 
 
 def _report(message: str, exit_code: int) -> int:
-    prefix = "" if exit_code == _INTERRUPTED or exit_code in _ENDINGS else "Error: "
+    prefix = "" if exit_code in ENDINGS else "Error: "
     sys.stdout.flush()
     print(visible(f"{prefix}{message}"), file=cast(TextIO, MessageStream(sys.stderr)))
     return exit_code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from sheepop.core.console import Console
 from sheepop.core.facts import visible
+from sheepop.core.files import finite
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -31,18 +31,10 @@ def make_console(quiet: bool) -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output; numbers that are not finite become null, which JSON can hold."""
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+    typer.echo(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_text(text: str) -> None:
     """Text of a model as it comes, on standard output: byte for byte into a file, harmless on a terminal."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

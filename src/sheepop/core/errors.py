@@ -65,6 +65,14 @@ class OutputError(StorageError):
     exit_code = 2
 
 
+ENDINGS: dict[object, str] = {
+    128 + signal.SIGINT: "Interrupted.",
+    128 + signal.SIGTERM: "Terminated.",
+    128 + signal.SIGUSR1: "Ended by SIGUSR1.",  # which batch systems send before they take a machine away
+}
+"""What is said of a command that a signal ended, by its exit code."""
+
+
 class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
     """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,15 @@ def require_writable(directory: str | Path) -> None:
             directory.mkdir(parents=True)
         probe.touch()
         probe.unlink()
+
+
+def finite(value: Any) -> Any:
+    """`value` with null for numbers that are not finite, however deep they lie: JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ from sheepop.core.files import storage_errors
 
 # Some network file systems are mounted without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
+
+# Seconds between tries: who only asks whether a lock is held, as a list of runs does, holds it for a moment.
+_PAUSES = (0.02, 0.1, 0.3)
 
 
 @contextmanager
@@ -29,7 +33,7 @@ def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
     try:
         while not is_locked:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
             except BlockingIOError:
                 raise refusal from None
             except OSError as error:
@@ -43,6 +47,16 @@ def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
         yield is_locked
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    for pause in _PAUSES:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(pause)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _open(path: Path) -> int:

@@ -12,7 +12,7 @@ import torch
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import ConfigError, DeviceError
+from sheepop.core.errors import ConfigError, DeviceError, StorageError
 from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.machine import find_compiler, has_python_headers
@@ -87,7 +87,13 @@ def train(
             profile_steps=profile_steps,
         )
         record = RunRecord.read(outcome.run)
-        write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
+        try:
+            write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
+        except StorageError as error:
+            raise StorageError(
+                f"{error} Training itself is finished and everything of it is saved; to write the report: "
+                f"sheepop train --resume {shlex.quote(path)}"
+            ) from None
     return outcome
 
 
@@ -252,6 +258,11 @@ def _start(
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
     settings = training.resolved()
+    if asked.training.eval_interval is not None and validation_tokens == 0:
+        console.warn(
+            "training.eval_interval is set, but no text is held out, so there will be no validations. "
+            "Raise data.validation_fraction in a new run to have them."
+        )
     if config.training.warmup_steps is not None and settings.warmup_steps >= settings.total_steps:
         console.warn(
             f"training.warmup_steps = {settings.warmup_steps} is not over when the run ends after "

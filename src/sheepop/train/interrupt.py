@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from sheepop.core.errors import Interrupted
+from sheepop.core.errors import ENDINGS, Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, the usual wish to end, and the warning that batch systems send before they take a machine away."""
@@ -66,7 +66,12 @@ def interrupts_advise(what_now: str) -> Iterator[None]:
             raise
         raise Interrupted(f"{interrupted} {what_now}", interrupted.exit_code - 128, is_advised=True) from None
     except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted. {what_now}", is_advised=True) from None
+        raise Interrupted(f"{ENDINGS[128 + signal.SIGINT]} {what_now}", is_advised=True) from None
+    except SystemExit as end:
+        # So a command unwinds after a signal that nobody caught.
+        if isinstance(end.code, int) and end.code in ENDINGS:
+            raise Interrupted(f"{ENDINGS[end.code]} {what_now}", end.code - 128, is_advised=True) from None
+        raise
 
 
 @contextmanager

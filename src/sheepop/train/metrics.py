@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import storage_errors
+from sheepop.core.files import finite, storage_errors
 
 
 class JsonLines:
@@ -37,11 +36,8 @@ class JsonLines:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one object; numbers that are not finite become null, which JSON can hold."""
-        finite = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-        }
         with storage_errors(self.path):
-            rest = json.dumps(finite, ensure_ascii=False).encode("utf-8") + b"\n"
+            rest = json.dumps(finite(row), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
             while rest:  # a disk that is almost full takes a part
                 rest = rest[self._file.write(rest) :]
 
