@@ -96,8 +96,12 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:
         # By this their own children are known too.
         monkeypatch.setenv("RAY_SHEEPOP_TEST", place)
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": place})
+        # Where the address of a cluster is written down, in a folder that is not made for it.
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        (Path(place) / "ray").mkdir()
+        cluster = Cluster(initialize_head=False)
         try:
+            cluster.add_node(**NODE, temp_dir=place)
             cluster.add_node(**NODE)
             cluster.wait_for_nodes(timeout=60)
             yield cluster
