@@ -21,13 +21,15 @@ import torch
 from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
-from sheepop.model import ModelConfig, build_model, cross_entropy
+from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.model import ModelConfig, build_model
 from sheepop.model.attention import attend
 from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.precision import autocast
-from sheepop.train.step import apply_gradients
+from sheepop.train.network import Network
+from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 
 # Layers, width, heads, T, rows, vocabulary, median document length.
 SHAPES = {
@@ -57,13 +59,15 @@ def time_steps(shape: str, device: str, precision: str, compiled: bool, rounds: 
     )
     model = build_model(config, 0, device)
     optimizers = build_optimizers(model, TrainingConfig())
-    forward = torch.compile(model) if compiled else model
+    network = Network(model, precision=precision, device=device, compiled=compiled)
+    if device == "cpu":
+        keep_freed_memory()
     tokens = torch.randint(vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
     def step(document_ids: torch.Tensor | None) -> None:
-        with autocast(device, precision):
-            loss = cross_entropy(forward(tokens[:, :-1], document_ids=document_ids), tokens[:, 1:])
-        torch.autograd.backward(loss)
+        inputs = {"input_ids": tokens[:, :-1]} | ({} if document_ids is None else {"document_ids": document_ids})
+        batch = TensorBatch(inputs, tokens[:, 1:], slice(None))
+        accumulate_gradients(network, NextToken(), PreparedStep([batch], batch.labels.numel()))
         apply_gradients(optimizers)
 
     # Of the processor where it is what computes: other programs then weigh less.

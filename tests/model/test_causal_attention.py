@@ -24,15 +24,21 @@ def random_heads(
     return q, k, v
 
 
-def equation(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Softmax over keys that are not in the future, one query at a time."""
-    group, length = q.shape[1] // k.shape[1], q.shape[2]
+def equation(q: Tensor, k: Tensor, v: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:
+    """Softmax over keys of the same document that are not in the future, one row and one query at a time."""
+    group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    outputs = []
-    for t in range(length):
-        scores = scale * (k[:, :, : t + 1] @ q[:, :, t, :, None])[..., 0]
-        outputs.append((scores.softmax(-1)[:, :, None] @ v[:, :, : t + 1])[:, :, 0])
-    return torch.stack(outputs, dim=2)
+    rows = []
+    for row in range(q.shape[0]):
+        outputs = []
+        for t in range(q.shape[2]):
+            first = 0
+            if documents is not None:
+                first = next(s for s in range(t + 1) if documents[row, s] == documents[row, t])
+            scores = scale * (k[row, :, first : t + 1] @ q[row, :, t, :, None])[..., 0]
+            outputs.append((scores.softmax(-1)[:, None] @ v[row, :, first : t + 1])[:, 0])
+        rows.append(torch.stack(outputs, dim=1))
+    return torch.stack(rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,17 +50,22 @@ def equation(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     queries=st.integers(1, 16),
     scores=st.integers(1, 2000),
     scale=st.floats(0.1, 2),
+    cuts=st.none() | st.integers(0, 1000),
 )
 def test_values_and_gradients_equal_the_equation_for_any_blocks(
-    rows, length, heads, widths, queries, scores, scale
+    rows, length, heads, widths, queries, scores, scale, cuts
 ) -> None:
+    documents = None
+    if cuts is not None:
+        drawn = torch.rand(rows, length, generator=torch.Generator().manual_seed(cuts))
+        documents = (drawn < (cuts % 10) / 10).long().cumsum(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(causal_attention, "_QUERIES", queries)
         patch.setattr(causal_attention, "_SCORES", scores)
         inputs = random_heads(rows, length, *heads, *widths)
-        expected = equation(*inputs, scale)
+        expected = equation(*inputs, scale, documents)
         weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-        found = causal_products(*inputs, scale).transpose(1, 2)
+        found = causal_products(*inputs, scale, documents).transpose(1, 2)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         for ours, theirs in zip(
             torch.autograd.grad((found * weights).sum(), inputs),
@@ -66,6 +77,8 @@ def test_values_and_gradients_equal_the_equation_for_any_blocks(
 
 def test_it_is_an_operator_that_autograd_and_the_compiler_know() -> None:
     torch.library.opcheck(causal_products, (*random_heads(2, 9, 4, 2, 5, 3), 0.3))
+    documents = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2], [0] * 9])
+    torch.library.opcheck(causal_products, (*random_heads(2, 9, 4, 2, 5, 3), 0.3, documents))
 
 
 @pytest.fixture
@@ -78,7 +91,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the rows that go through products from now on."""
     lengths: list[int] = []
     blocks = causal_attention._blocks
-    monkeypatch.setattr(causal_attention, "_blocks", lambda q: lengths.append(q.shape[2]) or blocks(q))
+    monkeypatch.setattr(causal_attention, "_blocks", lambda q, ids: lengths.append(q.shape[3]) or blocks(q, ids))
     return lengths
 
 
@@ -99,9 +112,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(form, monkeypatch) -> None:
     }[form]()
     inputs = random_heads(1, 200, 4, 2, 16, 16, torch.bfloat16)
     exact = [part.detach().double().requires_grad_() for part in inputs]
-    expected = torch.cat(
-        [equation(*parts, 0.25) for parts in zip(*(part.split(cuts, 2) for part in exact), strict=True)], dim=2
-    )
+    expected = equation(*exact, 0.25, ids)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     weights = weights.bfloat16()
     lengths = taken(monkeypatch)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sheepop.model.block_attention import attend_in_blocks
 from sheepop.model.cache import Cache
-from sheepop.model.causal_attention import attend_causally
+from sheepop.model.causal_attention import attend_by_products, attend_causally, takes_products
 from sheepop.model.config import ModelConfig
 from sheepop.model.document_operator import document_attention
 from sheepop.model.documents import Segments, attend_in_segments
@@ -70,6 +70,8 @@ def attend(
         if isinstance(mask.documents, Segments):
             return attend_in_segments(q_BHTC, k_BKSC, v_BKSC, mask.documents, dropout, scale)
         _refuse("dropout in compiled attention among documents", dropout)
+        if takes_products(q_BHTC):
+            return attend_by_products(q_BHTC, k_BKSC, v_BKSC, scale, mask.documents)
         if scale is not None:
             # The operator divides by sqrt(C).
             q_BHTC = q_BHTC * (scale * q_BHTC.shape[-1] ** 0.5)

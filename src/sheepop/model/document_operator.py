@@ -11,24 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.model.causal_attention import causal_products, causal_products_backward, takes_products
 from sheepop.model.documents import Segments
 
-_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @torch.library.custom_op("sheepop::document_attention", mutates_args=(), device_types="cpu")
 def document_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Causal attention within documents (B, T, H, C), and the logarithms of the softmax's sums (B T, H).
 
-    `documents_BT` are running numbers. The result equals that of `attend_in_segments` without dropout. Where attention
-    is computed by products, it needs no sums, and there are none (B T, 0).
+    `documents_BT` are running numbers. The result equals that of `attend_in_segments` without dropout.
     """
     segments = Segments.of(documents_BT)
     outputs, sums = [], []
     for q, k, v in zip(*(_by_group(heads, segments) for heads in (q_BHTC, k_BKTC, v_BKTC)), strict=True):
-        out, log_sums = _forward(q, k, v)
+        out, log_sums = _forward(q, _repeat(k, q), _repeat(v, q), is_causal=True)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
         sums.append(log_sums.transpose(1, 2).flatten(0, 1))
     out, log_sums = (torch.cat(parts).index_select(0, segments.scatter) for parts in (outputs, sums))
@@ -39,9 +37,8 @@ def document_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents
 @document_attention.register_fake
 def _shapes(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, length, width = q_BHTC.shape
-    dtype = torch.float64 if q_BHTC.dtype == torch.float64 else torch.float32
-    log_sums = q_BHTC.new_empty(batch * length, 0 if takes_products(q_BHTC) else heads, dtype=dtype)
-    return q_BHTC.new_empty(batch, length, heads, width), log_sums
+    sums = torch.float64 if q_BHTC.dtype == torch.float64 else torch.float32
+    return q_BHTC.new_empty(batch, length, heads, width), q_BHTC.new_empty(batch * length, heads, dtype=sums)
 
 
 @torch.library.custom_op("sheepop::document_attention_backward", mutates_args=(), device_types="cpu")
@@ -69,8 +66,9 @@ def _document_attention_backward(
         strict=True,
     ):
         gradient_out, out, sums = (_of_documents(part, group) for part in rest)
-        for kept, part in zip(gradients, _backward(gradient_out, q, k, v, out, sums), strict=True):
-            kept.append(part.flatten(0, 1))
+        found = _backward(gradient_out, q, _repeat(k, q), _repeat(v, q), out, sums, 0.0, True)
+        for of_heads, kept, part in zip((q, k, v), gradients, found, strict=True):
+            kept.append(_sum_repeated(part, of_heads).transpose(1, 2).flatten(0, 1))
     gradient_q, gradient_k, gradient_v = (
         torch.cat(parts).index_select(0, segments.scatter).view(*documents_BT.shape, *parts[0].shape[1:])
         for parts in gradients
@@ -104,31 +102,6 @@ def _gradients(ctx: Any, gradient_BTHC: Tensor, _: Tensor | None) -> tuple[Tenso
 
 
 document_attention.register_autograd(_gradients, setup_context=_keep)
-
-
-def _forward(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention (B, H, T, C) of documents of one length, and the logarithms of sums (B, H, T)."""
-    if takes_products(q_BHTC):
-        out_BTHC = causal_products(q_BHTC, k_BKTC, v_BKTC, q_BHTC.shape[-1] ** -0.5)
-        batch, _, length, _ = q_BHTC.shape
-        return out_BTHC.transpose(1, 2), q_BHTC.new_empty(batch, 0, length, dtype=torch.float32)
-    out_BHTC, log_sums = _kernel(q_BHTC, _repeat(k_BKTC, q_BHTC), _repeat(v_BKTC, q_BHTC), is_causal=True)
-    return out_BHTC, log_sums
-
-
-def _backward(
-    gradient_BHTC: Tensor, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, out_BHTC: Tensor, log_sums: Tensor
-) -> list[Tensor]:
-    """Gradients of queries, keys and values, each (B, T, heads, C)."""
-    if takes_products(q_BHTC):
-        found = causal_products_backward(
-            gradient_BHTC.transpose(1, 2), q_BHTC, k_BKTC, v_BKTC, q_BHTC.shape[-1] ** -0.5
-        )
-        return list(found)
-    k_BHTC, v_BHTC = _repeat(k_BKTC, q_BHTC), _repeat(v_BKTC, q_BHTC)
-    found = _kernel_backward(gradient_BHTC, q_BHTC, k_BHTC, v_BHTC, out_BHTC, log_sums, 0.0, True)
-    parts = zip(found, (q_BHTC, k_BKTC, v_BKTC), strict=True)
-    return [_sum_repeated(part, of_heads).transpose(1, 2) for part, of_heads in parts]
 
 
 def _by_group(heads_BHTC: Tensor, segments: Segments) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sheepop.model.causal_attention import attend_causally
+from sheepop.model.causal_attention import attend_by_products, takes_products
 from sheepop.model.distances import allowed_by_distance, distance_bias
 
 # Documents are padded to a multiple of this many places, so that those of like length share one call.
@@ -33,9 +33,10 @@ class Segments:
     `gather` lists the places group by group, each document followed by its padding, which repeats the document's
     last place; causal attention keeps padding behind a document from it. `scatter` (B T,) says where in that list
     each place stands, and `groups` holds the number of documents and the padded length of every group. `masks`
-    are those of a document of each length, None for the plain triangle.
+    are those of a document of each length, None for the plain triangle. `numbers` (B, T) are those of the documents.
     """
 
+    numbers: Tensor
     gather: Tensor
     scatter: Tensor
     groups: tuple[tuple[int, int], ...]
@@ -60,6 +61,7 @@ class Segments:
         sizes, counts = np.unique(padded, return_counts=True)
         device = documents_BT.device
         return cls(
+            documents_BT,
             torch.from_numpy(gather).to(device),
             torch.from_numpy(scatter).to(device),
             tuple(zip(counts.tolist(), sizes.tolist(), strict=True)),
@@ -81,6 +83,8 @@ def attend_in_segments(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, segments: Segments, dropout: float, scale: float | None = None
 ) -> Tensor:
     """Causal attention of every document to itself (B, H, T, C), the documents of a group in one call."""
+    if takes_products(q_BHTC, dropout) and all(mask is None for mask in segments.masks):
+        return attend_by_products(q_BHTC, k_BKTC, v_BKTC, scale, segments.numbers)
     batch, heads, length, _ = q_BHTC.shape
     sizes = [count * padded for count, padded in segments.groups]
     gathered = (
@@ -95,18 +99,16 @@ def attend_in_segments(
     outputs = []
     for group, mask, *places in zip(segments.groups, segments.masks, *gathered, strict=True):
         q, k, v = (part.unflatten(0, group).transpose(1, 2) for part in places)
-        if mask is None:
-            out = attend_causally(q, k, v, dropout, scale)
-        else:
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask if mask.dtype == torch.bool else mask.to(q.dtype),
-                dropout_p=dropout,
-                scale=scale,
-                enable_gqa=heads != k_BKTC.shape[1],
-            )
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype),
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=heads != k_BKTC.shape[1],
+        )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     out = torch.cat(outputs).index_select(0, segments.scatter)
     return out.view(batch, length, heads, -1).transpose(1, 2)
