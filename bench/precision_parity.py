@@ -9,6 +9,7 @@ python bench/precision_parity.py --text FILE --picture parity.png --json bench/r
 from __future__ import annotations
 
 import argparse
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def main() -> None:
         curves[precision] = loss_curve(text, precision, device, options.steps, options.preset)
         exact = torch.tensor(curves["fp32"])
         distance = (torch.tensor(curves[precision]) / exact - 1).abs()
-        last = sum(curves[precision][-10:]) / 10
+        last = statistics.mean(curves[precision][-10:])
         print(f"{precision:<10} {distance.max():>9.3%} {distance.mean():>9.3%} {last:>11.4f}")
     if options.picture is not None:
         draw(curves, options.picture)
