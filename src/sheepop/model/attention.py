@@ -90,9 +90,8 @@ def _fused(
 ) -> Tensor:
     """The fused kernels. A sink is one more key of zeros, whose score is 0, with the sink added to it."""
     added = mask.added
-    # One query is the newest position and may see every key; otherwise T = S and the triangle is meant. Compiled, the
-    # comparison is a symbol, which only a branch turns into a bool.
-    is_causal = True if mask.causal and added is None and q_BHTC.shape[2] > 1 else False  # noqa: SIM210
+    # One query is the newest position and may see every key; otherwise T = S and the triangle is meant.
+    is_causal = mask.causal and added is None and q_BHTC.shape[2] > 1
     if is_causal and sinks_H is None:
         return attend_causally(q_BHTC, k_BKSC, v_BKSC, dropout, scale)
     if sinks_H is not None:
