@@ -60,8 +60,7 @@ def time_steps(shape: str, device: str, precision: str, compiled: bool, rounds: 
     model = build_model(config, 0, device)
     optimizers = build_optimizers(model, TrainingConfig())
     network = Network(model, precision=precision, device=device, compiled=compiled)
-    if device == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(device)
     tokens = torch.randint(vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
     def step(document_ids: torch.Tensor | None) -> None:

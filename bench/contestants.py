@@ -131,8 +131,7 @@ def training_config(shape: Shape, **settings: Any) -> TrainingConfig:
 
 def fastest_setting(shape: Shape, device: str, *, compiles: bool) -> tuple[str, bool]:
     """The precision and compilation that a run with both on ``auto`` would choose here."""
-    if device == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(device)
     config = training_config(shape, precision="auto", compile="auto" if compiles else False)
     timing = measure_step(
         lambda: build_model(shape.model_config(), 0, device),
@@ -148,8 +147,7 @@ def fastest_setting(shape: Shape, device: str, *, compiles: bool) -> tuple[str, 
 def sheepop(contestant: Contestant) -> tuple[Step, int]:
     """SheepOp's step, by the functions that its loop calls, and its parameters' number."""
     shape, device = contestant.shape, contestant.device
-    if device == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(device)
     config = training_config(shape, precision=contestant.precision, compile=contestant.compiled)
     model = build_model(shape.model_config(), 0, device)
     optimizers = build_optimizers(model, config)

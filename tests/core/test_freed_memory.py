@@ -15,10 +15,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the a
 PROGRAM = """
 import resource, sys
 from sheepop.core.freed_memory import keep_freed_memory
-if sys.argv[1] == "keep":
-    print(keep_freed_memory())
-else:
-    print(None)
+print(keep_freed_memory(sys.argv[1]))
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 bytearray(100_000_000)[::4096]
@@ -30,18 +27,18 @@ print((faults() - before) * resource.getpagesize())
 """
 
 
-def pages_handed_out(mode: str, **environment: str) -> tuple[str, int]:
+def pages_handed_out(device: str, **environment: str) -> tuple[str, int]:
     kept = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, mode], env=kept | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, device], env=kept | environment, capture_output=True, text=True, check=True
     )
     told, size = done.stdout.split()
     return told, int(size)
 
 
 def test_pages_are_handed_out_once() -> None:
-    assert pages_handed_out("leave")[1] > 250_000_000
-    told, size = pages_handed_out("keep")
+    assert pages_handed_out("cuda")[1] > 250_000_000
+    told, size = pages_handed_out("cpu")
     assert told == "True"
     assert size < 150_000_000  # at most the first of the three
 
@@ -50,6 +47,6 @@ def test_pages_are_handed_out_once() -> None:
     "environment", [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}]
 )
 def test_the_environment_decides_first(environment) -> None:
-    told, size = pages_handed_out("keep", **environment)
+    told, size = pages_handed_out("cpu", **environment)
     assert told == "False"
     assert size > 250_000_000

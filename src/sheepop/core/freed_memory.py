@@ -18,12 +18,14 @@ _GROWTH = 64 << 20  # bytes that are asked of the system at a time
 _ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 
 
-def keep_freed_memory() -> bool:
-    """From now on this process keeps memory of the CPU that it frees, for its next use; whether that could be set.
+def keep_freed_memory(device: str) -> bool:
+    """From now on this process keeps memory that it frees for its next use; whether that could be set.
 
-    Only with glibc's allocator, and not where the environment chooses its settings (`MALLOC_*`, `GLIBC_TUNABLES`).
-    The process then stays as large as it has ever been.
+    Only where it computes on the CPU, with glibc's allocator, and not where the environment chooses its settings
+    (`MALLOC_*`, `GLIBC_TUNABLES`). The process then stays as large as it has ever been.
     """
+    if device != "cpu":
+        return False  # GPUs have an allocator of PyTorch, which keeps what is freed
     chosen = any(name in os.environ for name in _ENVIRONMENT) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if chosen or platform.libc_ver()[0] != "glibc":
         return False

@@ -78,8 +78,7 @@ def render_bench(result: dict[str, Any]) -> str:
 
 def measure_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """Whole optimizer steps: forward, loss, backward, clipping, AdamW."""
-    if device == "cpu":
-        keep_freed_memory()  # as a run does
+    keep_freed_memory(device)  # as a run does
     seq_len = min(config.max_seq_len, 256)
     model = build_model(config, 0, device)
     training = TrainingConfig(global_batch_size=_BATCH, precision=precision)

@@ -321,8 +321,7 @@ def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
 def prepare_process(config: SheepOpConfig, device: str) -> None:
     """Sets for this process how `device` computes, as `config.deterministic` says, and that it keeps its memory."""
     choose_matrix_arithmetic(device)
-    if device == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time; no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
