@@ -11,14 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import sheepop
 from sheepop.checkpoint.run_directory import MOVING, REPLACED, RUN_ENTRIES
+from sheepop.cli.main import app
 
 Run = Callable[..., Any]
 
@@ -41,21 +43,16 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"sheepop {sheepop.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ("quickstart",),
-        ("train",),
-        ("generate",),
-        ("doctor",),
-        ("bench",),
-        ("tokenizer", "train"),
-        ("tokenizer", "convert"),
-        ("tokenizer", "encode"),
-        ("tokenizer", "show"),
-        ("data", "build"),
-    ],
-)
+def verbs(command: Any = typer.main.get_command(app), path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every verb."""
+    if not hasattr(command, "commands"):
+        yield path
+        return
+    for name, inner in command.commands.items():
+        yield from verbs(inner, (*path, name))
+
+
+@pytest.mark.parametrize("verb", list(verbs()), ids=" ".join)
 def test_the_help_of_every_verb_has_an_example(run: Run, verb: tuple[str, ...]) -> None:
     result = run(*verb, "--help")
     assert result.code == 0

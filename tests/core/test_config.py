@@ -111,6 +111,33 @@ def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path: Path):
     assert read_config_file(tmp_path / "c.json") == {"seed": 3}
 
 
+class Lists(Config):
+    texts: tuple[str, ...] = ()
+    chosen: tuple[Literal["a", "b"], ...] = ()
+    pair: tuple[str, str] | None = None
+    numbers: tuple[int, ...] = ()
+
+
+def test_a_list_of_one_text_may_be_written_without_brackets():
+    found = validate(Lists, apply_overrides({}, ["texts=one, and more", "chosen=b"]))
+    assert (found.texts, found.chosen) == (("one, and more",), ("b",))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("texts=3", "texts = 3: a list is needed here, in brackets"),
+        ("chosen=c", "chosen.0 = 'c': input should be 'a' or 'b'"),
+        ("pair=one", "pair = 'one': a list is needed here, in brackets"),
+        ("numbers=1", "numbers = 1: a list is needed here, in brackets"),
+    ],
+)
+def test_what_is_no_list_of_texts_needs_its_brackets(override: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        validate(Lists, apply_overrides({}, [override]))
+    assert str(caught.value) == message
+
+
 def test_an_empty_file_changes_nothing():
     assert parse_config("", where="test") == {}
     assert parse_config("# only a comment\n", where="test") == {}

@@ -78,6 +78,13 @@ def test_commands_of_recipes_are_understood(recipe: Path):
         _parse(words)
 
 
+def test_the_examples_of_every_help_are_understood():
+    examples = [line for text in _help_texts() for line in re.findall(r"^ *(?:Example: +)?(.*sheepop .*)$", text, re.M)]
+    assert len(examples) > 30
+    for words in _commands("\n".join(examples)):
+        _parse(words)
+
+
 def test_commands_are_found_in_shell():
     assert list(
         _commands('# no\necho "a # b" | sheepop generate runs/x - \\\n  --quiet  # yes\nls; sheepop doctor')
@@ -201,6 +208,15 @@ def _parse(words: list[str]) -> None:
     context = command.make_context(command.name, list(words))
     given = context.params.get("overrides" if command.name == "train" else "inputs") or []
     load_config(None, [text for text in map(str, given) if re.match(r"[\w.]+=", text)])
+
+
+def _help_texts(command: Any = None) -> Iterator[str]:
+    """What every verb says of itself, below the line that sums it up."""
+    command = command or typer.main.get_command(app)
+    for inner in getattr(command, "commands", {}).values():
+        yield from _help_texts(inner)
+    if not hasattr(command, "commands"):
+        yield command.help.partition("\n")[2]
 
 
 def _commands(block: str) -> Iterator[list[str]]:

@@ -128,7 +128,7 @@ def show(
 
 @app.command("download")
 def download(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name below, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name above, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder that gets a folder of that name.")] = Path(
         "data"
     ),

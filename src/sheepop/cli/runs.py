@@ -34,9 +34,11 @@ def runs(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare all runs of a folder.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where a comparison writes its page and picture.")
+        Path | None, typer.Option("--output", "-o", help="The folder for the page and the pictures of a comparison.")
     ] = None,
-    sort: Annotated[Sort, typer.Option(help="Bits per byte and loss: lowest first; the rest: most first.")] = Sort.bits,
+    sort: Annotated[
+        Sort, typer.Option(help="bits and loss: lowest first; name: A to Z; the rest: most first.")
+    ] = Sort.bits,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

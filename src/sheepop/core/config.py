@@ -41,6 +41,13 @@ class Config(BaseModel):
             raise ValueError("a number is needed here, not true or false")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _take_one_text_for_a_list(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list that holds one text may be written as that text."""
+        is_list = _is_list_of_texts(cls.model_fields[info.field_name or ""].annotation)
+        return (value,) if is_list and isinstance(value, str) else value
+
     def replace(self: C, **changes: Any) -> C:
         """A validated copy in which the given fields differ."""
         return validate(type(self), {**self.model_dump(), **changes})
@@ -157,6 +164,8 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
         return f"{path}: this key is required."
     if not location or isinstance(detail["input"], dict | BaseModel):
         return f"{path}: {message}" if path else message
+    if detail["type"] == "tuple_type":
+        message = "a list is needed here, in brackets"
     if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
         message += "; to give this as text, write it in quotes"
     return f"{path} = {_shown(detail['input'])}: {message}"
@@ -175,6 +184,13 @@ def _types_within(annotation: Any) -> set[Any]:
     if not arguments:
         return {annotation}
     return set().union(*(_types_within(argument) for argument in arguments))
+
+
+def _is_list_of_texts(annotation: Any) -> bool:
+    """Whether an annotation is that of a list of any length which holds texts, or chosen ones among them."""
+    arguments = get_args(annotation)
+    is_list = get_origin(annotation) is tuple and arguments[1:] == (Ellipsis,)
+    return is_list and _types_within(arguments[0]) == {str}
 
 
 def _holds_truth_value(value: Any) -> bool:

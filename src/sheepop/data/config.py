@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -47,11 +47,6 @@ class DataConfig(Config):
     clean: CleanConfig = CleanConfig()
     mix: tuple[MixedSource, ...] = ()
     infilling: FimConfig = FimConfig()
-
-    @field_validator("paths", "ignore", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("paths")
     @classmethod

@@ -76,11 +76,6 @@ class GenerationConfig(Config):
                 )
         return self
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_string_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
     @field_validator("stop")
     @classmethod
     def _refuse_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
@@ -38,11 +36,6 @@ class NearDuplicatesConfig(Config):
     bands: int = Field(default=16, ge=1, le=1024)
     rows: int = Field(default=7, ge=1, le=64)
     against: tuple[str, ...] = ()
-
-    @field_validator("against", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("against")
     @classmethod
