@@ -138,7 +138,7 @@ def fastest_setting(shape: Shape, device: str, *, compiles: bool) -> tuple[str, 
         LearnableRows(shape),
         config,
         device,
-        seconds=3.0,
+        seconds=9.0,
         console=Console(quiet=True),
     )
     return timing.precision, timing.compiled

@@ -43,10 +43,10 @@ def test_budgets_count_smaller_batches_as_what_they_are(settings: dict[str, obje
 
 
 def test_minutes_count_a_smaller_batch_as_its_share_of_a_step() -> None:
-    # 60 seconds leave 54.6, and ten validations of a second take 10 of them.
-    timing, sizes = StepTime("fp32", 0.6), ((40, 5),)
+    # 60 seconds leave 54, and ten validations of a second take 10 of them.
+    timing, sizes = StepTime("fp32", 0.6, measured_in=3.0), ((40, 5),)
     whole = resolve(timing, max_minutes=1.0, global_batch_size=10).max_steps
-    assert whole == int((54.6 - 10) / 0.6)
+    assert whole == int((54 - 10) / 0.6)
     # The first 40 steps take half as long, which makes room for 20 more.
     assert resolve(timing, max_minutes=1.0, global_batch_size=10, batch_size_warmup=sizes).max_steps == whole + 20
 
@@ -80,7 +80,7 @@ def test_a_length_that_does_not_divide_the_rows_is_refused() -> None:
 
 
 def test_minutes_become_steps_that_fit_with_their_validations() -> None:
-    timing = StepTime("fp32", 0.1)
+    timing = StepTime("fp32", 0.1, measured_in=24.0)
     resolved = resolve(timing, max_minutes=10.0, global_batch_size=10, eval_interval=100)
     steps = resolved.max_steps
     assert steps is not None
@@ -90,13 +90,13 @@ def test_minutes_become_steps_that_fit_with_their_validations() -> None:
 
 
 def test_validations_take_at_most_a_fifth_of_a_short_budget() -> None:
-    # 12 seconds leave 0.96 * 12 - 3 = 8.52; a validation of 5 batches takes 5 * 0.6 / 3 = 1 second, so one is afforded.
-    resolved = resolve(StepTime("fp32", 0.6), max_minutes=0.2, global_batch_size=10)
-    assert resolved.max_steps == int((8.52 - 1) / 0.6) == 12
+    # 12 seconds leave 12 - 0.5 - 3 = 8.5; a validation of 5 batches takes 5 * 0.6 / 3 = 1 second, so one is afforded.
+    resolved = resolve(StepTime("fp32", 0.6, measured_in=0.5), max_minutes=0.2, global_batch_size=10)
+    assert resolved.max_steps == int((8.5 - 1) / 0.6) == 12
     assert resolved.eval_interval == 12
-    # 60 seconds leave 54.6, a fifth of which holds ten.
-    resolved = resolve(StepTime("fp32", 0.6), max_minutes=1.0, global_batch_size=10)
-    assert resolved.max_steps == int((54.6 - 10) / 0.6) == 74
+    # 60 seconds leave 54, a fifth of which holds ten.
+    resolved = resolve(StepTime("fp32", 0.6, measured_in=3.0), max_minutes=1.0, global_batch_size=10)
+    assert resolved.max_steps == int((54 - 10) / 0.6) == 73
     assert resolved.eval_interval == 7
 
 
@@ -104,8 +104,15 @@ def test_a_long_budget_is_not_spent_on_measuring() -> None:
     config = TrainingConfig(max_minutes=600.0, eval_interval=10**9, global_batch_size=10)
     assert measuring_seconds(config) == 30.0
     assert measuring_seconds(TrainingConfig(max_minutes=5.0)) == 12.0
-    resolved = resolve(StepTime("fp32", 1.0), max_minutes=600.0, global_batch_size=10, eval_interval=10**9)
-    assert resolved.max_steps == 36_000 - 30 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time
+    timing = StepTime("fp32", 1.0, measured_in=40.0)
+    resolved = resolve(timing, max_minutes=600.0, global_batch_size=10, eval_interval=10**9)
+    assert resolved.max_steps == 36_000 - 40 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time
+
+
+def test_measuring_takes_at_most_half_of_a_short_budget_from_the_steps() -> None:
+    timing = StepTime("fp32", 0.01, measured_in=50.0)
+    resolved = resolve(timing, max_minutes=1.0, global_batch_size=10, eval_interval=10**9)
+    assert resolved.max_steps == 3_000 - 1
 
 
 def test_minutes_need_a_measurement() -> None:

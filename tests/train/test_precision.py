@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +55,30 @@ def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.Mo
         console=Console.silent(),
     )
     assert chosen == StepTime("bf16", 2.0)
+
+
+@pytest.mark.parametrize(("seconds", "each"), [(12.0, 4.0), (3.0, 2.0)])
+def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, each: float
+) -> None:
+    shares, clock = [], iter([100.0, 131.5])
+
+    def time_steps(*arguments: Any) -> list[float]:
+        shares.append(arguments[5])
+        return [1.0]
+
+    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.plan._time_steps", time_steps)
+    monkeypatch.setattr("sheepop.train.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    timing = measure_step(
+        lambda: None,  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
+        TrainingConfig(compile="auto"),
+        "cpu",
+        seconds=seconds,
+        console=Console.silent(),
+    )
+    assert (shares, timing.measured_in) == ([each] * 3, 31.5)
 
 
 def losses(trainer: Trainer) -> torch.Tensor:

@@ -10,7 +10,7 @@ import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradien
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
-_MOST_MEASURING_SECONDS = 30.0
+_LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
+_TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long measuring took
 _FORWARD_SHARE = 1 / 3  # a forward pass costs about a third of a training step
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
@@ -39,11 +40,12 @@ _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long one optimizer step takes in one precision, compiled or not."""
+    """How long one optimizer step takes in one precision, compiled or not, and how long it took to find out."""
 
     precision: str
     seconds: float
     compiled: bool = False
+    measured_in: float = field(default=0.0, compare=False)
 
     def __str__(self) -> str:
         return f"{self.precision}{' compiled' if self.compiled else ''} {self.seconds * 1000:,.0f} ms"
@@ -60,20 +62,22 @@ def measure_step(
 ) -> StepTime:
     """Times real optimizer steps of a throw-away model in every candidate precision; returns the fastest.
 
-    Where `config.compile` is ``auto`` the fastest is timed compiled too. `seconds` bounds the time spent on each
-    candidate after two untimed steps, the first of which compiles.
+    Where `config.compile` is ``auto`` the fastest is timed compiled too. The candidates share `seconds`, each with two
+    seconds at least, after two untimed steps, the first of which compiles.
     """
+    precisions, started = candidates(config.precision, device), time.monotonic()
+    share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
     def time_candidate(precision: str, compiled: bool) -> StepTime:
-        times = _time_steps(make_model(), batches, config, device, precision, seconds, compiled)
+        times = _time_steps(make_model(), batches, config, device, precision, share, compiled)
         return StepTime(precision, statistics.median(times), compiled)
 
-    timings = [time_candidate(precision, config.compile is True) for precision in candidates(config.precision, device)]
+    timings = [time_candidate(precision, config.compile is True) for precision in precisions]
     if config.compile == "auto":
         timings.append(time_candidate(min(timings, key=_seconds).precision, compiled=True))
     fastest = min(timings, key=_seconds)
     console.info(f"Measured one step: {', '.join(map(str, timings))}. Using {fastest}.")
-    return fastest
+    return replace(fastest, measured_in=time.monotonic() - started)
 
 
 def _seconds(timing: StepTime) -> float:
@@ -86,8 +90,9 @@ def needs_measuring(config: TrainingConfig, device: str) -> bool:
 
 
 def measuring_seconds(config: TrainingConfig) -> float:
-    """The time to spend on measuring: a small share of a budget in minutes, at most half a minute, else two seconds."""
-    return 2.0 if config.max_minutes is None else max(2.0, _measuring_share(config.max_minutes))
+    """The time to spend on measuring: a small share of a budget in minutes, at most half a minute."""
+    share = 0.0 if config.max_minutes is None else config.max_minutes * 60 * _MEASURE_SHARE
+    return max(_LEAST_MEASURING_SECONDS, min(share, _MOST_MEASURING_SECONDS))
 
 
 def resolve_training(
@@ -174,7 +179,7 @@ def _steps_in_minutes(
         count = validations if config.eval_interval is None else steps / config.eval_interval
         return sizes.total(steps) / config.global_batch_size * timing.seconds + count * per_validation
 
-    available = _training_seconds(minutes)
+    available = _training_seconds(minutes, timing)
     most = 1
     while seconds(most) <= available:
         most *= 2
@@ -186,7 +191,7 @@ def _num_validations(config: TrainingConfig, timing: StepTime | None, seq_len: f
     if config.max_minutes is None or timing is None or not validation_tokens:
         return _MOST_VALIDATIONS
     per_validation = _validation_seconds(config, timing, seq_len, validation_tokens)
-    affordable = _training_seconds(config.max_minutes) * _VALIDATION_SHARE / per_validation
+    affordable = _training_seconds(config.max_minutes, timing) * _VALIDATION_SHARE / per_validation
     return max(1, min(_MOST_VALIDATIONS, int(affordable)))
 
 
@@ -194,13 +199,9 @@ def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float
     return validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
 
 
-def _training_seconds(minutes: float) -> float:
+def _training_seconds(minutes: float, timing: StepTime) -> float:
     """What of a budget is left for steps and validations."""
-    return minutes * 60 - _measuring_share(minutes) - _IDLE_SECONDS
-
-
-def _measuring_share(minutes: float) -> float:
-    return min(minutes * 60 * _MEASURE_SHARE, _MOST_MEASURING_SECONDS)
+    return max(_TRAINING_SHARE * minutes * 60, minutes * 60 - timing.measured_in - _IDLE_SECONDS)
 
 
 def _time_steps(
