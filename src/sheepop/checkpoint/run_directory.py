@@ -264,6 +264,11 @@ class RunDirectory:
         """Points ``best`` at a finished checkpoint."""
         self._point("best", step)
 
+    def forget_best(self) -> None:
+        """Leaves no checkpoint marked best, so that the run means its latest."""
+        with storage_errors(self.checkpoints):
+            (self.checkpoints / "best").unlink(missing_ok=True)
+
     def pointer(self, name: str) -> int | None:
         """The step that ``latest`` or ``best`` names, or None when it is missing or names no checkpoint."""
         try:
