@@ -95,6 +95,18 @@ def test_a_best_that_is_lost_is_not_what_the_run_means_any_more(make_trainer: Ma
     assert load_model(run.path).directory == run.checkpoint(2)
 
 
+def test_a_run_that_was_killed_before_it_pruned_does_so_when_it_goes_on(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", keep_checkpoints=1)
+    trainer.run()
+    run, pruned = trainer.checkpointer.run, trainer.checkpointer.run.steps()
+    assert 7 not in pruned
+    with run.write_checkpoint(7) as directory:
+        (directory / "config.json").write_text("{}")
+    run.mark_latest(12)
+    make_trainer("run", resume=True, keep_checkpoints=1).run()
+    assert run.steps() == pruned
+
+
 def test_a_batch_that_is_left_out_is_passed_over_by_every_step_after_it() -> None:
     for left_out in itertools.permutations((2, 3, 5)):
         numbers = [TrainingState(step=step, left_out=left_out).batch_number for step in range(6)]
