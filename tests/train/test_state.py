@@ -10,8 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.core.errors import StorageError
 from sheepop.train import Trainer, TrainingState
+from sheepop.train.metrics import read_json_lines
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -105,6 +107,32 @@ def test_a_run_that_was_killed_before_it_pruned_does_so_when_it_goes_on(make_tra
     run.mark_latest(12)
     make_trainer("run", resume=True, keep_checkpoints=1).run()
     assert run.steps() == pruned
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_not_the_end_of_a_run(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, point = make_trainer("run"), RunDirectory._point
+
+    def refused(run: RunDirectory, name: str, step: int) -> None:
+        if step == 12:
+            raise StorageError("the disk is full")
+        point(run, name, step)
+
+    monkeypatch.setattr(RunDirectory, "_point", refused)
+    with pytest.raises(StorageError, match="the disk is full"):
+        trainer.run()
+
+
+def test_a_run_that_goes_back_has_no_later_checkpoint_and_no_later_row(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run")
+    trainer.run()
+    run = trainer.checkpointer.run
+    before = run.steps()
+    assert trainer.go_back(3).step == run.pointer("latest") == 3
+    assert run.steps() == [step for step in before if step <= 3]
+    for file in (run.metrics_file, run.samples_file):
+        assert max(row["step"] for row in read_json_lines(file)[0]) == 3
 
 
 def test_a_batch_that_is_left_out_is_passed_over_by_every_step_after_it() -> None:
