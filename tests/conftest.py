@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -41,3 +43,28 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(30):
         (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
     return folder
+
+
+@pytest.fixture
+def disk_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed, by its name, and every rename, in the order in which they happen."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("the names of open files are read from /proc")
+    events: list[str] = []
+    fsync = os.fsync
+
+    def record_fsync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def recording(move: Callable[..., Any]) -> Callable[..., Any]:
+        def record(source: Any, target: Any, **options: Any) -> Any:
+            events.append(f"{Path(source).name} -> {Path(target).name}")
+            return move(source, target, **options)
+
+        return record
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, recording(getattr(os, name)))
+    return events

@@ -152,3 +152,13 @@ def test_a_pickle_in_place_of_weights_is_not_opened(tmp_path: Path, model: Trans
     write_checksums(tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         load_model(tmp_path / "m")
+
+
+def test_a_loaded_model_does_not_change_with_its_file(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    save_model(tmp_path / "m", model, tokenizer, {})
+    loaded = load_model(tmp_path / "m").model
+    file = tmp_path / "m" / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter), name

@@ -1,7 +1,9 @@
 """Runs on disk: what may be created where, which checkpoint is meant, what pruning leaves."""
 
 import fcntl
-from contextlib import ExitStack
+import itertools
+import shutil
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,16 @@ def test_a_new_run_needs_an_empty_place(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="not empty and does not hold a run"):
             RunDirectory.create(tmp_path, overwrite=overwrite)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_place_of_a_new_run_is_on_the_disk_before_what_it_writes_there(
+    tmp_path: Path, disk_order: list[str]
+) -> None:
+    run = RunDirectory(tmp_path / "runs" / "first")
+    with run.locked():
+        assert disk_order == [tmp_path.name, "runs"]
+        RunDirectory.create(run.path)
+        assert disk_order == [tmp_path.name, "runs", "first"]
 
 
 def test_a_run_is_replaced_only_on_request(tmp_path: Path) -> None:
@@ -67,6 +79,34 @@ def test_latest_moves_with_every_checkpoint_and_best_only_when_told(tmp_path: Pa
     assert (run.checkpoints / "latest").read_text() == "step-00000003\n"
 
 
+def test_latest_moves_when_the_checkpoint_is_on_the_disk_and_at_once(tmp_path: Path, disk_order: list[str]) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    disk_order.clear()
+    checkpoint(run, 2)
+    moved, pointed = (number for number, event in enumerate(disk_order) if " -> " in event)
+    assert [disk_order[number].split(" -> ")[1] for number in (moved, pointed)] == ["step-00000002", "latest"]
+    assert disk_order[moved + 1] == "checkpoints"
+    assert disk_order[pointed - 1 :] == [disk_order[pointed].split(" -> ")[0], disk_order[pointed], "checkpoints"]
+
+
+def test_a_checkpoint_is_written_anew_where_a_damaged_one_and_the_rest_of_a_killed_writer_lie(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+    (run.checkpoint(2) / "config.json").write_text("damaged")
+    (run.checkpoints / ".step-00000002.partial-0123456789ab").mkdir()
+    checkpoint(run, 2)
+    assert run.latest_good(pytest.fail) == 2
+    assert {entry.name for entry in run.checkpoints.iterdir()} == {"step-00000001", "step-00000002", "latest"}
+
+
+def test_a_run_of_more_than_a_hundred_million_steps_and_what_only_looks_like_a_checkpoint(tmp_path: Path) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
+    checkpoint(run, 123_456_789)
+    (run.checkpoints / "step-00000003").touch()
+    (run.checkpoints / "step-00000004-mine").mkdir()
+    assert run.steps() == [1, 123_456_789]
+    assert run.pointer("latest") == 123_456_789
+
+
 @pytest.mark.parametrize("content", ["", "step-00000099\n", "../../etc\n", "step-1\n", "\x00"])
 def test_a_pointer_that_names_no_checkpoint_counts_as_missing(tmp_path: Path, content: str) -> None:
     run = steps_after(RunDirectory.create(tmp_path / "run"), 1)
@@ -82,6 +122,33 @@ def test_pruning_keeps_the_last_best_and_milestones(tmp_path: Path) -> None:
     assert not list(run.checkpoints.glob(".*"))
 
 
+def test_pruning_looks_at_no_checkpoint_after_the_newest(tmp_path: Path) -> None:
+    """A damaged one that was passed over stays, and takes no place of those that are kept."""
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 5)
+    checkpoint(run, 9)
+    run.mark_latest(5)
+    run.prune(newest=5, keep_last=2, milestones=set())
+    assert run.steps() == [4, 5, 9]
+
+
+def test_killed_while_it_prunes_a_run_has_no_half_deleted_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
+
+    def killed(path: Path, **options: Any) -> None:
+        (path / "config.json").unlink()
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KilledError):
+            run.prune(newest=2, keep_last=1, milestones=set())
+    assert run.steps() == [2]
+    run.remove_leftovers()
+    assert {entry.name for entry in run.checkpoints.iterdir()} == {"step-00000002", "latest"}
+
+
 def test_pruning_keeps_the_checkpoint_that_latest_names(tmp_path: Path) -> None:
     """After damage ``latest`` may name an old one, which a reader of the run is sent to."""
     run = steps_after(RunDirectory.create(tmp_path / "run"), 5)
@@ -94,8 +161,9 @@ def test_pruning_keeps_the_checkpoint_that_latest_names(tmp_path: Path) -> None:
 def test_what_a_kill_left_undone_is_done_and_nothing_else_is_touched(tmp_path: Path) -> None:
     run = steps_after(RunDirectory.create(tmp_path / "run"), 2)
     (run.checkpoints / "latest").write_text("step-00000001\n")
-    for left in (run.path / ".config.yaml.partial-1a", run.checkpoints / ".latest.partial-2b"):
-        left.write_text("half")
+    run.plots.mkdir()
+    for folder, name in ((run.path, "config.yaml"), (run.checkpoints, "latest"), (run.plots, "loss.png")):
+        (folder / f".{name}.partial-1a").write_text("half")
     run.checkpoint(2).rename(run.checkpoints / ".step-00000002.replaced-3c")
     (run.checkpoints / ".step-00000002.partial-4d").mkdir()
     (run.path / ".own-notes").write_text("mine")
@@ -254,6 +322,31 @@ def test_a_run_whose_replacement_is_killed_is_whole_or_does_not_look_like_one(
     assert contents(run.path) == before
 
 
+@pytest.mark.parametrize("moment", range(1, 7))
+def test_a_run_that_is_put_back_does_not_look_like_one_until_all_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    run = begun(tmp_path / "run")
+    before, rename, calls = contents(run.path), Path.rename, 0
+    run._set_aside()
+
+    def killed(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            raise KilledError
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KilledError) if moment < 6 else nullcontext():
+        run._put_back()
+    monkeypatch.undo()
+    assert run.config_file.is_file() == (moment == 6)
+    with pytest.raises(KilledError), RunDirectory.starting(run.path, overwrite=True):
+        raise KilledError
+    assert contents(run.path) == before
+
+
 def test_a_run_of_which_a_part_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begun(tmp_path / "run")
     before, rename = contents(run.path), Path.rename
@@ -284,10 +377,10 @@ def test_no_run_is_replaced_by_one_that_is_made_from_it(tmp_path: Path, name: st
     run = begun(tmp_path / "run")
     before, link = contents(run.path), tmp_path / "link"
     link.symlink_to(run.path)
-    for path in (run.path, link):
+    for place, path in itertools.product((run.path, link), repeat=2):
         with (
             pytest.raises(UsageError, match=r"is to be made from .*, which is part of the run"),
-            RunDirectory.starting(run.path, overwrite=True, reading=[path / name]),
+            RunDirectory.starting(place, overwrite=True, reading=[path / name]),
         ):
             raise AssertionError
     assert contents(run.path) == before
@@ -326,3 +419,16 @@ def test_a_lock_whose_file_was_removed_before_it_was_held_is_taken_anew(
         assert [entry.name for entry in run.path.iterdir()] == [".lock"]
         with pytest.raises(CheckpointError, match="Another process"), RunDirectory(run.path).locked():
             pass
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_is_there_when_the_lock_is_given_back_stays(tmp_path: Path, exists: bool) -> None:
+    run = RunDirectory(tmp_path / "run")
+    if exists:
+        run.path.mkdir()
+    with run.locked():
+        pass
+    assert run.path.is_dir() == exists
+    with run.locked():
+        checkpoint(RunDirectory.create(run.path), 1)
+    assert run.steps() == [1]

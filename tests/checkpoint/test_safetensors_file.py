@@ -70,8 +70,16 @@ def test_a_tensor_that_is_not_as_announced(tmp_path: Path):
         write_stream(tmp_path / "m", {"a": (torch.float32, (2,))}, [("a", torch.zeros(3))])
     with pytest.raises(ValueError, match="is next"):
         write_stream(tmp_path / "m", {"a": (torch.float32, (2,))}, [("b", torch.zeros(2))])
+    with pytest.raises(ValueError, match="is next"):
+        write_stream(tmp_path / "m", {"a": (torch.float32, (2,))}, [("a", torch.zeros(2, dtype=torch.int32))])
     with pytest.raises(ValueError, match="zip"):
         write_stream(tmp_path / "m", {"a": (torch.float32, (2,))}, [])
+
+
+def test_a_dtype_that_is_not_read_is_named(tmp_path: Path):
+    save_file({"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.uint16)}, tmp_path / "m")
+    with pytest.raises(CheckpointError, match="the tensor b has the dtype U16, which SheepOp does not read"):
+        open_safetensors(tmp_path / "m")
 
 
 GOOD = {

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sheepop.checkpoint import optimizer_state, read_training_state, write_training_state
+from sheepop.checkpoint.training_state import read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
@@ -70,6 +71,15 @@ def test_a_newer_state_is_refused(tmp_path: Path, model: Transformer) -> None:
     file = tmp_path / "state" / "state.json"
     file.write_text(file.read_text().replace('"format_version": 2', '"format_version": 3'))
     with pytest.raises(CheckpointError, match="version 3"):
+        read_training_state(tmp_path, optimizers, names_of(model), optimizer_slots)
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"format_version": "2", "counters": {}, "optimizer_scalars": {}}'])
+def test_what_is_no_state_is_refused(tmp_path: Path, model: Transformer, record: str) -> None:
+    optimizers = build_optimizers(model, TrainingConfig())
+    write_training_state(tmp_path, optimizer_state(optimizers, names_of(model)), {})
+    (tmp_path / "state" / "state.json").write_text(record)
+    with pytest.raises(CheckpointError, match=r"state\.json is not a training state"):
         read_training_state(tmp_path, optimizers, names_of(model), optimizer_slots)
 
 
@@ -160,3 +170,19 @@ def test_a_state_of_the_first_version_is_read(tmp_path: Path, stepped: Transform
     del record["without_optimizer_state"]
     file.write_text(json.dumps({**record, "format_version": 1}))
     assert read(tmp_path, stepped) == {"step": 1}
+
+
+def test_trained_weights_are_read_where_they_are_expected_and_refused_where_they_are_not(
+    tmp_path: Path, model: Transformer
+) -> None:
+    state = optimizer_state(build_optimizers(model, TrainingConfig()), names_of(model))
+    for name, trained in (("averaged", {"a": torch.ones(2)}), ("plain", None)):
+        (tmp_path / name).mkdir()
+        write_training_state(tmp_path / name, state, {}, trained)
+    found = read_trained_weights(tmp_path / "averaged", expected=True)
+    assert found is not None and found["a"].tolist() == [1.0, 1.0]
+    assert read_trained_weights(tmp_path / "plain", expected=False) is None
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors is missing"):
+        read_trained_weights(tmp_path / "plain", expected=True)
+    with pytest.raises(CheckpointError, match=r"holds averaged weights, .* but this run averages none"):
+        read_trained_weights(tmp_path / "averaged", expected=False)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +37,50 @@ def test_who_keeps_the_lock_keeps_others_out_until_the_end(tmp_path: Path) -> No
         pass
     with exclusive_lock(path, UsageError("taken")) as is_locked:
         assert is_locked
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sheepop.core.errors import UsageError
+from sheepop.core.locks import exclusive_lock
+with exclusive_lock(Path(sys.argv[1]), UsageError("taken")):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_another_process_keeps_this_one_out_until_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(UsageError, match="taken"), exclusive_lock(path, UsageError("taken")):
+                pytest.fail("two processes hold the lock")
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+    with exclusive_lock(path, UsageError("taken")) as is_locked:
+        assert is_locked
+
+
+def test_where_the_file_system_knows_no_locks_none_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with exclusive_lock(tmp_path / ".lock", UsageError("taken")) as is_locked:
+        assert not is_locked
+
+
+def test_a_lock_that_fails_otherwise_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+    with (
+        pytest.raises(OSError, match=os.strerror(errno.EIO)),
+        exclusive_lock(tmp_path / ".lock", UsageError("taken")),
+    ):
+        pytest.fail("nobody knows who holds the lock")

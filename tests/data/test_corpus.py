@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_a_newer_format_is_refused(corpus: Corpus) -> None:
     [
         {"format_version": "1"},
         {"format_version": 0},
+        {"format_version": True},
         {"tokens": {}},
         {"tokens": None},
         {"tokenizer": []},
@@ -113,3 +115,32 @@ def test_the_fingerprint_knows_the_tokenizer_and_the_tokens(corpus: Corpus, buil
     assert build(tree(same_text, "same"), output="b").fingerprint == corpus.fingerprint
     changed = {**same_text, "0.txt": "text number O\n"}
     assert build(tree(changed, "changed"), output="c").fingerprint != corpus.fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("tokenizer", "fingerprint"),
+        *(("tokens", "splits", split, "index", "sha256") for split in ("train", "validation")),
+        *(
+            ("tokens", "splits", split, "shards", number, "sha256")
+            for split in ("train", "validation")
+            for number in (0, 1)
+        ),
+    ],
+)
+def test_the_fingerprint_changes_with_any_file_that_is_trained_on_or_scored(
+    corpus: Corpus, changed: tuple[str | int, ...]
+) -> None:
+    manifest = copy.deepcopy(corpus.manifest)
+    for split, name in (("train", "train"), ("validation", "val")):
+        (corpus.directory / "tokens" / f"{name}-00001.bin").touch()
+        shard = {"file": f"{name}-00001.bin", "tokens": 0, "sha256": "of an empty file"}
+        manifest["tokens"]["splits"][split]["shards"].append(shard)
+    other = copy.deepcopy(manifest)
+    *path, last = changed
+    place = other
+    for key in path:
+        place = place[key]
+    place[last] = "0" * 64
+    assert Corpus(corpus.directory, other).fingerprint != Corpus(corpus.directory, manifest).fingerprint

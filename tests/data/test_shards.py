@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
-from sheepop.data import TokenSplit
+from sheepop.data import TokenSplit, shards
 from sheepop.data.shards import TokenWriter, token_type
 
 documents_of_ids = st.lists(st.lists(st.integers(0, 65535), min_size=1, max_size=20), max_size=12)
@@ -80,12 +80,14 @@ def test_tokens_outside_are_refused(start: int, stop: int) -> None:
         split.tokens(start, stop)
 
 
-def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"\1\0", b"\1\0\2\0\3", b"\1\0\2\0\3\0\4\0"])
+def test_a_shard_of_another_size_is_named(tmp_path: Path, content: bytes) -> None:
     with TokenWriter(tmp_path, "train", np.dtype("<u2")) as writer:
         writer.write([1, 2, 3])
     summary = writer.summary()
-    (tmp_path / "train-00000.bin").write_bytes(b"\1\0")
-    with pytest.raises(DataError, match=r"train-00000.bin is damaged: it has 2 bytes where 3 entries of 2"):
+    (tmp_path / "train-00000.bin").write_bytes(content)
+    size = len(content)
+    with pytest.raises(DataError, match=rf"train-00000.bin is damaged: it has {size} bytes where 3 entries of 2"):
         TokenSplit.open(tmp_path, summary, np.dtype("<u2"))
     (tmp_path / "train-00000.bin").unlink()
     with pytest.raises(DataError, match=r"train-00000.bin is missing"):
@@ -117,6 +119,18 @@ def test_a_shard_that_vanishes_or_shrinks_after_it_was_opened_is_named(tmp_path:
     (tmp_path / "train-00001.bin").mkdir()
     with pytest.raises(DataError, match=r"train-00001.bin cannot be read any more: Is a directory"):
         split.tokens(20_003, 20_004)
+
+
+def test_a_slice_that_the_system_gives_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_LARGEST_READ", 5)
+    split = write(tmp_path, [list(range(100, 140))], shard_tokens=100)
+    assert split.tokens(1, 39).tolist() == list(range(101, 139))
+
+
+@pytest.mark.parametrize("offsets", [[], [0], [0, 2], [0, 4], [1, 3]])
+def test_offsets_that_do_not_span_the_tokens_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(DataError, match="do not span the 3 tokens"):
+        TokenSplit([np.array([1, 2, 3], np.uint32)], np.array(offsets, np.int64))
 
 
 def test_no_documents_make_an_empty_split(tmp_path: Path) -> None:

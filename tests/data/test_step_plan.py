@@ -125,6 +125,17 @@ def test_sources_are_mixed_within_a_step_and_no_row_of_another_source_is_read() 
     assert arranged
 
 
+def test_sources_stand_in_another_order_in_another_step() -> None:
+    views = [DocumentView(SPLIT, np.array(numbers)) for numbers in ([0, 3], [1, 2])]
+    batches = [PackedBatches(view, max_length=4, pad_id=0) for view in views]
+    sources = [RowSource(cut, SampleOrder(cut.num_samples, 1), view) for cut, view in zip(batches, views, strict=True)]
+    sizes = Stages((), 8)
+    plan = StepPlan(sources, sizes, Stages((), 4), 7, MixtureSchedule([[(0, 1.0)], [(0, 1.0)]], sizes))
+    arrangements = {tuple(plan.rows(step).sources.tolist()) for step in range(20)}
+    assert {sum(arrangement) for arrangement in arrangements} == {4}
+    assert len(arrangements) > 10
+
+
 def test_sources_and_mixture_must_fit() -> None:
     with pytest.raises(ValueError, match="3 sources do not fit"):
         StepPlan(mixed().sources, SIZES, LENGTHS, 7)

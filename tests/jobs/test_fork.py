@@ -12,7 +12,7 @@ import torch
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import WEIGHTS, open_weights, write_weights
 from sheepop.core.config import validate
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 from sheepop.core.files import read_json, write_checksums
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import run_training
@@ -104,6 +104,35 @@ def test_a_fork_goes_on_from_its_beginning_when_it_was_stopped_before_the_first_
     one, other = (load_model(RunDirectory(path).checkpoint(4)).model for path in (whole, tmp_path / "stopped"))
     for name, weight in one.named_parameters():
         assert torch.equal(weight, other.get_parameter(name)), name
+
+
+def test_a_fork_that_was_stopped_before_its_beginning_was_saved_is_not_begun_with_other_weights(
+    text_folder: Path, parent: Path, tmp_path: Path
+) -> None:
+    output = forked(text_folder, tmp_path / "fork", parent)
+    shutil.rmtree(output / "checkpoints")
+    asked = config(text_folder, output, model={}).replace(tokenizer={"path": None})
+    with pytest.raises(CheckpointError, match=r"before it had saved the weights it began with.* --fork .* --overwrite"):
+        run_training(asked, resume=True)
+
+
+@pytest.mark.parametrize("part", ["fork", "data", "tokenizer", "embeddings"])
+def test_no_run_is_replaced_by_one_that_begins_with_a_part_of_it(
+    text_folder: Path, parent: Path, tmp_path: Path, part: str
+) -> None:
+    run = Path(shutil.copytree(parent, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    asked, checkpoint = config(text_folder, run), RunDirectory(run).checkpoint(4)
+    if part == "data":
+        asked = asked.replace(data={"paths": [str(run / "corpus")]}, tokenizer={})
+    if part == "tokenizer":
+        asked = asked.replace(tokenizer={"path": str(checkpoint)})
+    if part == "embeddings":
+        vectors = {**asked.training.model_dump(), "initial_embeddings": str(checkpoint / WEIGHTS)}
+        asked = asked.replace(training=vectors)
+    with pytest.raises(UsageError, match=r"is to be made from .*, which is part of the run"):
+        run_training(asked, overwrite=True, fork=run if part == "fork" else None)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def _fail(*arguments: Any, **options: Any) -> None:

@@ -101,6 +101,46 @@ def test_a_run_without_any_checkpoint_begins_again_and_says_so(run: Path) -> Non
     assert timeless(run) == before
 
 
+def test_what_a_kill_left_undone_is_done_when_the_run_goes_on(run: Path) -> None:
+    directory = RunDirectory.open(run)
+    samples = directory.samples_file.read_bytes()
+    directory.samples_file.write_bytes(samples + b'{"step": 5}\n')
+    for name in ("latest", "best"):
+        (directory.checkpoints / name).unlink()
+    (directory.checkpoints / ".step-00000005.partial-0123456789ab").mkdir()
+    resume(run)
+    assert (directory.pointer("latest"), directory.pointer("best")) == (4, 4)
+    assert not list(directory.checkpoints.glob(".*"))
+    assert directory.samples_file.read_bytes() == samples
+
+
+def test_a_run_without_any_whole_checkpoint_is_refused_and_kept(run: Path) -> None:
+    directory = RunDirectory.open(run)
+    for step in directory.steps():
+        (directory.checkpoint(step) / "model.safetensors").write_bytes(b"")
+    before, steps_before = directory.metrics_file.read_bytes(), directory.steps()
+    with pytest.raises(CheckpointError, match=r"No checkpoint in .* is whole, so the run cannot go on"):
+        resume(run, "training.max_steps=6")
+    assert (directory.metrics_file.read_bytes(), directory.steps()) == (before, steps_before)
+
+
+def test_what_is_refused_is_not_written_down(run: Path) -> None:
+    before = {name: (run / name).read_bytes() for name in ("config.yaml", "environment.json", "metrics.jsonl")}
+    for change in ("seed=7", "training.learning_rate=0.5", "training.global_batch_size=8", "model.num_layers=2"):
+        with pytest.raises(ConfigError, match=rf"keeps its settings, but {change.split('=')[0]} was"):
+            resume(run, "training.max_steps=6", change)
+    assert {name: (run / name).read_bytes() for name in before} == before
+
+
+def test_a_run_has_its_record_on_the_disk_when_it_begins_to_be_one(
+    start: Start, tmp_path: Path, disk_order: list[str]
+) -> None:
+    """A kill between the two leaves no run, rather than one that cannot go on."""
+    start(tmp_path / "run")
+    renamed = [event.rpartition(" -> ")[2] for event in disk_order if " -> " in event]
+    assert renamed.index("environment.json") < renamed.index("config.yaml") < renamed.index("step-00000001")
+
+
 def test_a_file_in_the_place_of_the_checkpoints_is_refused(run: Path) -> None:
     (run / "checkpoints").rename(run / "aside")
     (run / "checkpoints").touch()

@@ -23,6 +23,14 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     ]
 
 
+def test_a_log_is_on_the_disk_by_its_name_before_its_content_is(tmp_path: Path, disk_order: list[str]) -> None:
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    log.append({"step": 1})
+    log.sync()
+    log.close()
+    assert disk_order == [tmp_path.name, "metrics.jsonl"]
+
+
 def test_reopening_at_a_length_drops_what_was_written_after_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = JsonLines(path)

@@ -14,6 +14,7 @@ from sheepop.core.files import (
     atomic_directory,
     damaged_files,
     is_left_behind,
+    make_directory,
     remove_partial,
     remove_tree,
     storage_errors,
@@ -83,7 +84,7 @@ class RunDirectory:
                 run._set_aside()
         try:
             with storage_errors(run.path):
-                run.checkpoints.mkdir(parents=True, exist_ok=True)
+                make_directory(run.checkpoints)
             yield run
         except BaseException:
             run._put_back()
@@ -101,7 +102,7 @@ class RunDirectory:
         self._require_empty_or_run()
         with storage_errors(self.path):
             existed = self.path.is_dir()
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
         refusal = CheckpointError(
             f"Another process is working on the run in {self.path}. Wait for it, or choose another output directory."
         )
@@ -262,6 +263,11 @@ class RunDirectory:
     def mark_best(self, step: int) -> None:
         """Points ``best`` at a finished checkpoint."""
         self._point("best", step)
+
+    def forget_best(self) -> None:
+        """Leaves no checkpoint marked best, so that the run means its latest."""
+        with storage_errors(self.checkpoints):
+            (self.checkpoints / "best").unlink(missing_ok=True)
 
     def pointer(self, name: str) -> int | None:
         """The step that ``latest`` or ``best`` names, or None when it is missing or names no checkpoint."""

@@ -100,7 +100,7 @@ def atomic_file(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
         raise _name_refused(target, errno.EISDIR)
     temporary = _temporary_beside(target)
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         try:
             yield temporary
             _sync(temporary)
@@ -119,7 +119,7 @@ def require_writable(directory: str | Path) -> None:
     probe = _temporary_beside(directory / "probe")
     with storage_errors(directory):
         if not directory.exists():
-            directory.mkdir(parents=True)
+            make_directory(directory)
         probe.touch()
         probe.unlink()
 
@@ -162,7 +162,7 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
     if not replace and (target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir()))):
         raise _name_refused(target, errno.EEXIST)
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         temporary = _temporary_beside(target)
         temporary.mkdir()
         try:
@@ -293,8 +293,19 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes renames inside `directory` durable."""
+    """Makes the names inside `directory` durable: those of new files, and renames."""
     _sync(directory)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes `directory` and what is missing above it, each durably; one that is there is fine.
+
+    What is flushed inside a new directory is lost with it, unless its own name is on the disk.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_directory(made.parent)
 
 
 def _sync(path: Path) -> None:

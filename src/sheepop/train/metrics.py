@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import finite, storage_errors
+from sheepop.core.files import finite, storage_errors, sync_directory
 
 
 class JsonLines:
@@ -31,6 +31,8 @@ class JsonLines:
                     "Restore the file, or start a new run."
                 )
             self._file.truncate(length)
+            # A checkpoint counts on the file being there; what is synced later is its content alone.
+            sync_directory(path.parent)
             # Cutting leaves the position where it was, and `sync` tells the length by it.
             self._file.seek(length)
 

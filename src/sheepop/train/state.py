@@ -15,6 +15,7 @@ from sheepop.checkpoint.model_directory import load_weights, unique_weights
 from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError
+from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.evaluation_weights import EvaluationWeights
@@ -153,13 +154,18 @@ class Checkpointer:
         self._writer.close()
 
     def with_best(self, state: TrainingState, warn: Callable[[str], None]) -> TrainingState:
-        """Points ``best`` at the best checkpoint that `state` knows of; without it when that is gone."""
-        if state.best_step is None or self.run.pointer("best") == state.best_step:
+        """Points ``best`` at the best checkpoint that `state`, just loaded, knows of; without it where that is lost."""
+        best = state.best_step
+        if best is None:
             return state
-        if state.best_step in self.run.steps():
-            self.run.mark_best(state.best_step)
+        problems = [] if best == state.step else damaged_files(self.run.checkpoint(best))
+        if not problems:
+            if self.run.pointer("best") != best:
+                self.run.mark_best(best)
             return state
-        warn(f"The best checkpoint, step {state.best_step}, is gone; the next validation names a new one.")
+        what = f"damaged ({'; '.join(problems)})" if best in self.run.steps() else "gone"
+        warn(f"The best checkpoint, step {best}, is {what}; the next validation names a new one.")
+        self.run.forget_best()
         return state.after(best_loss=None, best_step=None)
 
     def load(self, step: int) -> TrainingState:
