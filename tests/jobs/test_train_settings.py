@@ -56,8 +56,12 @@ def test_a_backend_that_this_machine_lacks_is_refused_before_anything_is_left(ru
             ("training.schedule=inverse_sqrt", "training.warmup_steps=4"),
             [0.25, 0.5, 0.75, 1, *((4 / t) ** 0.5 for t in range(5, 11))],
         ),
+        (
+            ("training.schedule=linear", "training.warmup_steps=2", "training.min_learning_rate=0.002"),
+            [0.5, 1, *(1 - 0.1 * step for step in range(8))],
+        ),
     ],
-    ids=["wsd", "piecewise", "inverse_sqrt"],
+    ids=["wsd", "piecewise", "inverse_sqrt", "linear to a minimum"],
 )
 def test_the_rates_of_a_run_are_those_of_its_schedule(
     run: Run, tmp_path: Path, overrides: tuple[str, ...], rates: list[float]

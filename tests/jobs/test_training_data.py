@@ -126,6 +126,53 @@ def test_scores_of_difficulty_are_stored_with_the_run_and_rows_follow_them(corpu
     assert means == sorted(means)
 
 
+@pytest.mark.parametrize(("epochs", "jitter"), [(1, 0.0), (2, 0.0), (2, 0.3)])
+def test_as_many_epochs_as_asked_go_from_easy_to_hard_and_rows_stray_as_far_as_asked(
+    corpus: Corpus, run: RunDirectory, epochs: int, jitter: float
+) -> None:
+    settings = {"curriculum": "easy_to_hard", "difficulty": "length", "curriculum_epochs": epochs}
+    plan = build_plan(configured(corpus, run.path, **settings, curriculum_jitter=jitter), corpus, run, SILENT)
+    plain = build_plan(configured(corpus, run.path), corpus, run, SILENT)
+    count = plan.num_samples
+    ranks = np.argsort(
+        build_plan(configured(corpus, run.path, **settings, curriculum_jitter=0), corpus, run, SILENT)
+        .sources[0]
+        .order.indices(0, count)
+    )
+    for epoch in range(3):
+        found = plan.sources[0].order.indices(epoch * count, count)
+        if epoch >= epochs:
+            assert found.tolist() == plain.sources[0].order.indices(epoch * count, count).tolist()
+            continue
+        strayed = np.abs(ranks[found] - np.arange(count)).max()
+        assert 0.1 * count * (jitter > 0) <= strayed <= jitter * count
+
+
+def test_scores_are_not_taken_for_those_of_other_rows_or_of_another_kind(corpus: Corpus, run: RunDirectory) -> None:
+    """What a run has stored is read again for the same question alone."""
+
+    def order(**settings: Any) -> list[int]:
+        config = configured(corpus, run.path, curriculum="easy_to_hard", curriculum_jitter=0, **settings)
+        source = build_plan(config, corpus, run, SILENT).sources[0]
+        return source.order.indices(0, source.batches.num_samples).tolist()
+
+    def alone(**settings: Any) -> list[int]:
+        (run.path / DIFFICULTY).unlink(missing_ok=True)
+        return order(**settings)
+
+    swapped = [{"pattern": pattern, "weights": [[0, 1]]} for pattern in ("b*.txt", "a*.txt", "*")]
+    questions: list[dict[str, Any]] = [
+        {"difficulty": "length"},
+        {"difficulty": "rarity"},
+        {"difficulty": "rarity", "mixture": MIXTURE},
+        {"difficulty": "rarity", "mixture": swapped},
+    ]
+    answers = [alone(**question) for question in questions]
+    assert len({tuple(answer) for answer in answers}) == len(answers)
+    (run.path / DIFFICULTY).unlink()
+    assert [order(**question) for question in questions] == answers
+
+
 EVERYTHING: dict[str, Any] = {
     "mixture": MIXTURE,
     "batch_size_warmup": [[2, 3], [5, 6]],

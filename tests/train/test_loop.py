@@ -20,7 +20,7 @@ from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError, DataError, Interrupted
 from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
-from sheepop.train import Trainer, validate
+from sheepop.train import Scores, Trainer, validate
 from sheepop.train.interrupt import Interruption
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
@@ -395,6 +395,39 @@ def test_every_step_takes_the_rate_of_its_number_and_it_is_logged(make_trainer: 
     assert taken == pytest.approx([0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025])
     rows = timeless(trainer.checkpointer.run.metrics_file)
     assert [row["learning_rate"] for row in rows if row["split"] == "train"] == taken
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.125, 100.0])
+def test_a_step_is_as_long_as_its_clipped_gradient_and_the_norm_before_is_logged(
+    make_trainer: MakeTrainer, max_grad_norm: float | None
+) -> None:
+    """Plain gradient descent moves the weights by the rate times the gradient."""
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "warmup_steps": 0, "schedule": "constant"}
+    trainer = make_trainer("run", max_steps=1, max_grad_norm=max_grad_norm, **settings)
+    before = weights(trainer)
+    trainer.run()
+    moved = sum((weight - before[name]).double().square().sum().item() for name, weight in weights(trainer).items())
+    (row,) = (row for row in timeless(trainer.metrics.path) if row["split"] == "train")
+    assert row["grad_norm"] > 0.125
+    expected = row["grad_norm"] if max_grad_norm is None else min(max_grad_norm, row["grad_norm"])
+    assert moved**0.5 == pytest.approx(0.01 * expected, rel=1e-3)
+
+
+def test_the_supervised_tokens_of_all_steps_are_counted(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("run", max_steps=5, **WARM_UPS)
+    trainer.run()
+    counts = [np.count_nonzero(trainer.plan.batch(step).labels != -100) for step in range(5)]
+    rows = [row for row in timeless(trainer.metrics.path) if row["split"] == "train"]
+    assert [row["tokens"] for row in rows] == list(itertools.accumulate(counts))
+
+
+def test_of_equal_validations_the_first_is_the_best(make_trainer: MakeTrainer) -> None:
+    losses = [5.0, 3.0, 4.0, 3.0, 3.0, 4.0]
+    trainer = make_trainer("run", eval_interval=2)
+    trainer.validate = lambda: Scores(losses[trainer.state.step // 2 - 1], 1.0, 0.0, 1.0, tokens=1, bytes=1)
+    state = trainer.run()
+    assert (state.best_loss, state.best_step) == (3.0, 4)
+    assert trainer.checkpointer.run.pointer("best") == 4
 
 
 def test_the_average_of_a_run_is_that_of_a_loop_of_its_steps(make_trainer: MakeTrainer) -> None:

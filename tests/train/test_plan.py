@@ -104,6 +104,7 @@ def test_a_long_budget_is_not_spent_on_measuring() -> None:
     config = TrainingConfig(max_minutes=600.0, eval_interval=10**9, global_batch_size=10)
     assert measuring_seconds(config) == 30.0
     assert measuring_seconds(TrainingConfig(max_minutes=5.0)) == 12.0
+    assert measuring_seconds(TrainingConfig(max_minutes=0.2)) == measuring_seconds(TrainingConfig()) == 2.0
     timing = StepTime("fp32", 1.0, measured_in=40.0)
     resolved = resolve(timing, max_minutes=600.0, global_batch_size=10, eval_interval=10**9)
     assert resolved.max_steps == 36_000 - 40 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time

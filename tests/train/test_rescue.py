@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sheepop.core.console import Console
 from sheepop.data import Batch
 from sheepop.model import LossSums
 from sheepop.train import Trainer, TrainingError, TrainingState
@@ -128,6 +130,18 @@ def test_rewind_goes_on_as_if_the_batch_had_never_been_there(
     assert kept == list(range(1, STEPS + 1))  # no line is missing, none is there twice
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "documents that cannot be named"), (20, ", 18, 19."), (23, ", 18, 19 and 3 more.")],
+)
+def test_a_batch_of_many_documents_is_named_by_the_first_of_them(poisoned: MakeTrainer, count: int, words: str) -> None:
+    trainer, said = poisoned("run", float("nan"), at=1, non_finite="stop"), io.StringIO()
+    trainer.describe, trainer.console = lambda number: [str(name) for name in range(count)], Console(file=said)
+    with pytest.raises(TrainingError):
+        trainer.run()
+    assert words in " ".join(said.getvalue().split())
+
+
 @dataclass
 class Fickle(Poisoned):
     """Gives other bits the first time that it sees that row."""
@@ -211,6 +225,7 @@ def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(mak
     settings = {"checkpoint_interval": 10, "eval_interval": 100}
     trainer = make_trainer("run", **CALM, **settings, trouble={"non_finite": "rewind", "max_rewinds": 2})
     trainer.objective = Hopeless(trainer, 25)
+    trainer.describe = lambda number: [f"a document of batch {number}"]
     steps, go_back = [], trainer.go_back
 
     def noted(step: int) -> TrainingState:
@@ -223,6 +238,9 @@ def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(mak
         trainer.run()
     assert steps == [(20, 20), (10, 10)]
     assert [(row["batch"], row.get("back_to")) for row in rows(trainer, "trouble")] == [(25, 20), (26, 10), (27, None)]
+    # The batch that was met, which is no more the one of the step's number since one before it was left out.
+    named = [row["documents"] for row in rows(trainer, "trouble")]
+    assert named == [[f"a document of batch {number}"] for number in (25, 26, 27)]
 
 
 def test_the_beginning_is_a_checkpoint_where_a_run_may_go_back(poisoned: MakeTrainer, tmp_path: Path) -> None:

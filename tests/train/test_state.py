@@ -33,31 +33,37 @@ def test_a_checkpoint_is_written_when_its_logs_are_on_the_disk_and_named_when_it
     assert all(name.startswith(".step-") for name in ends[3:])  # what is removed goes last
 
 
-def test_a_checkpoint_holds_the_moment_it_was_asked_for(
-    make_trainer: MakeTrainer,
-) -> None:
-    """The loop goes on while the writer has not begun."""
-    trainer = make_trainer("run")
-    optimizer = trainer.optimizers[0]
-    for parameter in trainer.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    moments = {name: optimizer.state[value]["exp_avg"].clone() for name, value in trainer.model.named_parameters()}
+def test_what_is_trained_after_a_checkpoint_was_begun_is_not_in_it(make_trainer: MakeTrainer) -> None:
+    """Weights and optimizer change while the checkpoint is still being written."""
+    trainer, checked = make_trainer("run", ema_decay=0.9), []
+    save = trainer.checkpointer.save
 
-    def go_on() -> None:
-        with torch.no_grad():
-            for parameter in trainer.model.parameters():
-                parameter.zero_()
-                optimizer.state[parameter]["exp_avg"].zero_()
+    def held() -> list[torch.Tensor]:
+        """The trained weights, what the optimizer keeps, and the averaged weights."""
+        slots = [kept for optimizer in trainer.optimizers for kept in optimizer.state.values()]
+        values = [*trainer.model.parameters(), *(value for kept in slots for value in kept.values())]
+        with trainer.evaluation.applied():
+            averages = [weight.detach().clone() for weight in trainer.model.parameters()]
+        return [*values, *averages]
 
-    trainer.checkpointer.save(TrainingState(step=1), before=go_on)
-    trainer.checkpointer.wait()
-    trainer.checkpointer.load(1)
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(parameter, before[name]), name
-        assert torch.equal(optimizer.state[parameter]["exp_avg"], moments[name]), name
-    trainer.checkpointer.close()
+    def spoiling(state: TrainingState, *, before: Callable[[], None], after: Callable[[], None]) -> None:
+        as_saved = [value.detach().clone() for value in held()]
+
+        def spoil() -> None:
+            before()
+            with torch.no_grad():
+                for value in held():
+                    value.fill_(-1.0)
+
+        save(state, before=spoil, after=after)
+        trainer.checkpointer.wait()
+        assert trainer.checkpointer.load(state.step) == state
+        assert all(torch.equal(*pair) for pair in zip(held(), as_saved, strict=True))
+        checked.append(state.step)
+
+    trainer.checkpointer.save = spoiling
+    trainer.run()
+    assert checked
 
 
 @pytest.mark.parametrize("pointer", ["missing", "another"])

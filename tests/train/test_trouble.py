@@ -54,6 +54,25 @@ def test_a_spike_is_told_from_the_steps_before() -> None:
     assert "gradient norm 50" in by_norm.words
 
 
+@pytest.mark.parametrize(("threshold", "is_trouble"), [(2.6, True), (2.75, False)])
+def test_norms_are_compared_by_their_logarithms(threshold: float, is_trouble: bool) -> None:
+    # In powers of two: median 2, deviations 2 1 0 1 2 with the median 1. So 2^6 scores (6 - 2) / 1.4826 = 2.698.
+    window = full([2.0] * 20, [1.0, 2.0, 4.0, 8.0, 16.0] * 4)
+    found = find_trouble(2.0, 64.0, window, TroubleConfig(window=16, threshold=threshold))
+    assert (found is not None) == is_trouble
+    assert found is None or found.words == "gradient norm 64, 2.7 robust deviations above the median"
+
+
+def test_a_norm_of_zero_is_no_trouble() -> None:
+    assert find_trouble(2.0, 0.0, full([2.0] * 16), CONFIG) is None
+    assert find_trouble(2.0, 0.0, full([2.0] * 16, [0.0] * 16), CONFIG) is None
+
+
+def test_the_smallest_spread_is_a_thousandth_of_the_median_or_of_one() -> None:
+    assert robust_z_score(1000.5, [1000.0] * 9) == pytest.approx(0.5)
+    assert robust_z_score(0.002, [0.0] * 9) == pytest.approx(2.0)
+
+
 def test_spikes_are_not_looked_for_before_half_of_the_window_is_there() -> None:
     assert find_trouble(1e6, 1.0, full([2.0, 2.1] * 3), CONFIG) is None
     assert find_trouble(1e6, 1.0, full([2.0, 2.1] * 4), CONFIG) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,3 +86,46 @@ def test_a_bound_beyond_the_split_scores_each_sample_once(corpus: Corpus, batche
     bounded = scores(model, watched, corpus, max_tokens=10**9)
     assert watched.asked == list(range(batches.num_samples))
     assert bounded == scores(model, batches, corpus)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_model_is_as_it_was_after_scores_and_after_an_error(
+    corpus: Corpus, batches: PackedBatches, training: bool
+) -> None:
+    """And dropout is off while it is scored, whatever the mode."""
+    model = network(corpus, dropout=0.5).train(training)
+    assert scores(model, batches, corpus) == scores(model.eval(), batches, corpus)
+    model.train(training)
+    with pytest.raises(ZeroDivisionError):
+        scores(model, batches, corpus, on_batch=lambda count: count // 0)
+    assert {module.training for module in model.modules()} == {training}
+
+
+def test_every_sample_is_reported_as_finished_once(corpus: Corpus, batches: PackedBatches) -> None:
+    finished: list[int] = []
+    scores(network(corpus), batches, corpus, batch_size=4, on_batch=finished.append)
+    whole, rest = divmod(batches.num_samples, 4)
+    assert rest
+    assert finished == [4] * whole + [rest]
+
+
+def test_a_loss_too_large_for_the_exponential_has_an_infinite_perplexity(
+    corpus: Corpus, batches: PackedBatches
+) -> None:
+    model = network(corpus)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e4)
+    found = scores(model, batches, corpus)
+    assert math.isfinite(found.loss) and found.loss > 1000
+    assert found.perplexity == math.inf
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * found.tokens / found.bytes)
+
+
+def test_a_split_without_a_supervised_token_scores_nothing(corpus: Corpus, batches: PackedBatches) -> None:
+    class Unlabelled(Watched):
+        def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
+            found = super().batch(sample_indices)
+            return replace(found, labels=np.full_like(found.labels, -100))
+
+    found = scores(network(corpus), Unlabelled(batches), corpus)
+    assert found == Scores(loss=0.0, perplexity=1.0, accuracy=0.0, bits_per_byte=0.0, tokens=0, bytes=0)

@@ -63,6 +63,27 @@ def test_bits_are_compared_and_not_numbers() -> None:
     assert [line.split(":")[0] for line in other.differences] == ["loss", "weight"]
 
 
+def test_a_gradient_that_only_one_of_the_computations_gave_is_named() -> None:
+    layer = nn.Linear(3, 2)
+    recomputation = Recomputation(layer)
+    layer.weight.grad = torch.zeros(2, 3)
+    recomputation.take(0.0)
+    layer.bias.grad = torch.zeros(2)
+    recomputation.compare(0.0)
+    reason = "only one of the computations gave a gradient"
+    assert recomputation.differences == [f"weight: {reason}", f"bias: {reason}"]
+
+
+def test_the_largest_difference_is_said() -> None:
+    layer = layer_with(torch.tensor([[1.0, 2.0, 3.0]]))
+    recomputation = Recomputation(layer)
+    recomputation.take(0.0)
+    layer.weight.grad = torch.tensor([[1.0, 2.25, 1.0]])
+    recomputation.compare(0.0)
+    (line,) = recomputation.differences
+    assert "2 of 3 values differ, by at most 2; the first is at [0, 1], 2.0 and then 2.25" in line
+
+
 CALLS = itertools.count(1)
 
 
@@ -74,8 +95,10 @@ class Unsteady(NextToken):
         return LossSums(sums.objective * (1 + 1e-6 * next(CALLS)), sums.cross_entropy)
 
 
-def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer) -> None:
-    plain, verified = make_trainer("plain"), make_trainer("verified", verify_interval=3)
+@pytest.mark.parametrize("micro_batch_size", [2, 8])
+def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer, micro_batch_size: int) -> None:
+    plain = make_trainer("plain", micro_batch_size=micro_batch_size)
+    verified = make_trainer("verified", micro_batch_size=micro_batch_size, verify_interval=3)
     plain.run()
     verified.run()
     for name, parameter in plain.model.named_parameters():

@@ -110,6 +110,15 @@ def test_the_first_pattern_that_matches_says_rate_and_decay(optimizer: str) -> N
         assert found[id(parameter)] == pytest.approx((rate, decay if parameter.ndim == 2 else 0.0)), name
 
 
+def test_a_decay_of_zero_for_a_layer_is_a_decay_and_not_the_general_one() -> None:
+    model = build_model(ModelConfig(d_model=16, num_layers=2, num_heads=2, vocab_size=20), 0)
+    config = TrainingConfig(layers=({"pattern": "blocks.0.*", "weight_decay": 0},), weight_decay=0.1)
+    (optimizer,) = build_optimizers(model, config)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays[id(model.blocks[0].attention.q_proj.weight)] == 0.0
+    assert decays[id(model.blocks[1].attention.q_proj.weight)] == 0.1
+
+
 def test_a_factor_of_zero_leaves_weights_as_they_are() -> None:
     model = build_model(ModelConfig(d_model=16, num_layers=1, num_heads=2, vocab_size=20), 0)
     before = model.embedding.weight.detach().clone()

@@ -40,6 +40,18 @@ def test_muon_equals_a_float64_reference_over_several_steps() -> None:
     np.testing.assert_allclose(parameter.detach().numpy(), weight, atol=1e-4)
 
 
+def test_a_stack_of_matrices_takes_the_step_that_each_would_take_alone() -> None:
+    """More experts in a stack than rows or columns in each of them, so that the stack's own size would stand out."""
+    weights, gradients = torch.randn(2, 12, 3, 5, generator=torch.Generator().manual_seed(2))
+    stack, alone = nn.Parameter(weights.clone()), [nn.Parameter(matrix.clone()) for matrix in weights]
+    stack.grad = gradients.clone()
+    for matrix, gradient in zip(alone, gradients * torch.logspace(-2, 2, 12)[:, None, None], strict=True):
+        matrix.grad = gradient  # whose size is no matter: each is orthogonalised by itself
+    for parameters in ([stack], alone):
+        Muon(parameters, lr=0.1, weight_decay=0.1).step()
+    torch.testing.assert_close(stack.detach(), torch.stack([matrix.detach() for matrix in alone]))
+
+
 def test_muon_refuses_what_is_not_a_matrix() -> None:
     with pytest.raises(ValueError, match="Muon is for matrices"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1)

@@ -111,6 +111,28 @@ def test_rates_are_multiplied_and_each_step_decays_as_much_at_every_width() -> N
         assert group["lr"] * group["weight_decay"] == pytest.approx(0.1 if parameter.ndim == 2 else 0.0), name
 
 
+# At four times the base's width: the factors of the rate inside the network, and of embeddings, head and norms.
+FACTORS = {
+    "adamw": (1 / 4, 1),
+    "adam": (1 / 4, 1),
+    "lion": (1 / 4, 1),
+    "schedule_free_adamw": (1 / 4, 1),
+    "adafactor": (1 / 2, 1),
+    "muon": (1 / 2, 1),
+    "sgd": (1, 4),
+}
+
+
+@pytest.mark.parametrize("optimizer", RATES)
+def test_the_rates_of_every_optimizer_fall_as_its_kind_of_steps_asks(optimizer: str) -> None:
+    model = network(256, **MUP)
+    optimizers = build_optimizers(model, training(optimizer, learning_rate=0.8))
+    rates = {id(p): group["lr"] for one in optimizers for group in one.param_groups for p in group["params"]}
+    inner, outer = FACTORS[optimizer]
+    for name, parameter in model.named_parameters():
+        assert rates[id(parameter)] == pytest.approx(0.8 * (inner if "_proj" in name else outer)), name
+
+
 def test_factors_of_layers_and_of_mup_multiply() -> None:
     model = network(256, **MUP)
     layers = ({"pattern": "blocks.0.*", "learning_rate": 0.5, "weight_decay": 0.3},)

@@ -308,6 +308,32 @@ def test_one_that_starts_late_takes_the_steps_of_one_that_starts_alone(name: str
     assert torch.equal(late.get_parameter(key), alone.get_parameter(key))
 
 
+def test_schedule_free_weighs_the_average_of_each_parameter_by_the_rates_that_it_took() -> None:
+    """Two that took turns have taken one step each, one of them at twice the rate; then both go on together."""
+    weights, turns = draw(0), (("blocks.0.square.weight",), ("blocks.1.square.weight",))
+    both = turns[0] + turns[1]
+    network, config = Network(weights), configured("schedule_free_adamw", weight_decay=0.2)
+    optimizers = build_optimizers(network, config)
+    rules = {name: ScheduleFreeAdamW(weights[name]) for name in both}
+    for step, names in enumerate((*turns, both, both)):
+        gradients = draw(step + 1)
+        give_gradients(network, gradients)
+        for name, parameter in network.named_parameters():
+            if name not in names:
+                parameter.grad = None
+        set_learning_rate(optimizers, rate_of(step))
+        optimizers[0].step()
+        for name in names:
+            rules[name].step(gradients[name], rate_of(step), 0.2)
+    for name, rule in rules.items():
+        found = network.get_parameter(name).detach().numpy()
+        np.testing.assert_allclose(found, rule.weight, rtol=2e-5, atol=2e-5, err_msg=name)
+    with build_evaluation_weights(network, optimizers, config).applied():
+        for name, rule in rules.items():
+            found = network.get_parameter(name).detach().numpy()
+            np.testing.assert_allclose(found, rule.evaluated(), rtol=2e-5, atol=2e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("name", ["muon", "lion", "adafactor", "schedule_free_adamw"])
 def test_a_closure_is_refused(name: str) -> None:
     optimizer = build_optimizers(Network(draw(0)), configured(name))[0]
