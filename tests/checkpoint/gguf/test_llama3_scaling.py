@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
@@ -48,6 +48,7 @@ def test_published_scalings_are_found_exactly(factor: float, original: int) -> N
     low=st.sampled_from([1.0, 2.0]),
     ratio=st.sampled_from([2.0, 3.5, 4.0]),
 )
+@example(dim=16, base=10000.0, factor=2.0, original=1761, low=1.0, ratio=3.5)  # one pair between the bounds
 @settings(max_examples=40)
 def test_what_is_found_turns_as_the_file_says(
     dim: int, base: float, factor: float, original: int, low: float, ratio: float

@@ -50,18 +50,30 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
 
 
 def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[int]:
-    """Original contexts by what the pairs between the bounds are: by the usual upper bound, and by a line."""
+    """Original contexts by what the pairs between the bounds are: by the usual upper bound, and by all of them."""
     if not between:
         return
     first, last = between[0], between[-1]
     yield round(((_USUAL_BOUND - 1) * float(kept[first]) + 1) * 2 * math.pi / float(plain[first]))
     if first == last:
+        yield _longest(kept, plain, first)
         return
     # kept = slope * frequency - 1 / (high - 1)
     slope = float((kept[first] - kept[last]) / (plain[first] - plain[last]))
     offset = slope * float(plain[first]) - float(kept[first])
     if slope > 0 and offset > 0:
         yield round(slope / offset * 2 * math.pi)
+
+
+def _longest(kept: Tensor, plain: Tensor, pair: int) -> int:
+    """Of the contexts by which this one pair alone lies between the bounds the longest.
+
+    With t = context * frequency / (2 pi) turns the upper bound is 1 + (t - 1) / kept. The pair after it, slower by r,
+    is interpolated to the end up to t = r, and the pair before it is kept as long as t r is above that bound.
+    """
+    slower, inverse = float(plain[0] / plain[1]), 1 / float(kept[pair])
+    most = slower if inverse <= slower else min(slower, (inverse - 1) / (inverse - slower))
+    return math.floor(most * 2 * math.pi / float(plain[pair]))
 
 
 def _upper_bounds(original: int, kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[float]:
