@@ -326,3 +326,22 @@ def test_a_lock_whose_file_was_removed_before_it_was_held_is_taken_anew(
         assert [entry.name for entry in run.path.iterdir()] == [".lock"]
         with pytest.raises(CheckpointError, match="Another process"), RunDirectory(run.path).locked():
             pass
+
+
+def test_a_run_whose_checkpoints_lie_behind_a_link_is_not_replaced(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.config_file.write_text("")
+    (tmp_path / "large-disk").mkdir()
+    run.checkpoints.rmdir()
+    run.checkpoints.symlink_to("../large-disk")
+    with pytest.raises(UsageError, match=r"checkpoints is a link to another place"):
+        RunDirectory.create(run.path, overwrite=True)
+    assert run.checkpoints.is_symlink() and run.config_file.is_file()
+
+
+def test_a_link_to_a_run_stays_when_the_run_is_replaced(tmp_path: Path) -> None:
+    old = RunDirectory.create(tmp_path / "run")
+    old.config_file.write_text("")
+    (tmp_path / "link").symlink_to("run")
+    RunDirectory.create(tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink() and old.checkpoints.is_dir() and not old.config_file.exists()
