@@ -293,3 +293,20 @@ def test_an_output_whose_name_is_taken_is_wrong_usage(
     result = run(*(places.get(part, part) for part in command), "--output", tmp_path / "taken")
     assert result.code == 2 and "already there" in result.err.replace("there already", "already there")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--data", "text", "--output", "{}"),
+        ("train", "--resume", "{}"),
+        ("data", "build", "text", "--output", "{}"),
+        ("generate", "{}", "--prompt", "a"),
+        ("runs", "{}"),
+        ("import", "{}", "--output", "model"),
+    ],
+)
+def test_a_name_that_is_too_long_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*(argument.format("n" * 300) for argument in arguments))
+    assert_refused(result, 2, f"The name {'n' * 100}... (3", "characters) is too long. Give a shorter one.")
+    assert len(result.err) < 200

@@ -15,6 +15,7 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DeviceError, StorageError
 from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
@@ -45,7 +46,6 @@ from sheepop.train import (
 from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
 )
-from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
