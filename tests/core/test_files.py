@@ -421,3 +421,10 @@ def test_a_file_is_flushed_before_its_rename_and_the_rename_after_it(tmp_path: P
         (rename,) = (event for event in order if event.endswith(f"-> {name}"))
         expected += [rename.partition(" ")[0], rename, tmp_path.name]
     assert order == expected
+
+
+def test_a_directory_that_is_removed_while_it_is_written_is_named(tmp_path: Path) -> None:
+    refused = pytest.raises(StorageError, match=r"run/checkpoint: its directory was removed or moved")
+    with refused, atomic_directory(tmp_path / "run" / "checkpoint") as directory:
+        remove_tree(tmp_path / "run")
+        (directory / "weights").write_text("1")

@@ -22,7 +22,7 @@ from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
-from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
+from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes, require_text
 from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
@@ -162,6 +162,7 @@ def _locked_run(
     else:
         run = RunDirectory.open(path)
         require_writable(run.checkpoints)
+        require_text(run, config.data.paths)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)
