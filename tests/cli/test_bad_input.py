@@ -139,6 +139,11 @@ def test_resume_of_what_is_no_run(run: Run, tmp_path: Path) -> None:
     assert_refused(run("train", "--resume", tmp_path), 2, "does not hold a run")
 
 
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step-00000006", "config.yaml"])
+def test_resume_of_a_part_of_a_run_names_the_run(run: Run, trained: Path, part: str) -> None:
+    assert_refused(run("train", "--resume", trained / part), 2, f"is a part of the run in {trained}.", "--fork")
+
+
 def test_resume_with_other_settings(run: Run, trained: Path) -> None:
     result = run("train", "--resume", trained, "-q", "training.learning_rate=0.5")
     assert_refused(result, 2, "training.learning_rate was 0.001, now 0.5")
@@ -293,3 +298,37 @@ def test_an_output_whose_name_is_taken_is_wrong_usage(
     result = run(*(places.get(part, part) for part in command), "--output", tmp_path / "taken")
     assert result.code == 2 and "already there" in result.err.replace("there already", "already there")
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--data", "text", "--output", "{}"),
+        ("train", "--resume", "{}"),
+        ("data", "build", "text", "--output", "{}"),
+        ("generate", "{}", "--prompt", "a"),
+        ("runs", "{}"),
+        ("import", "{}", "--output", "model"),
+    ],
+)
+def test_a_name_that_is_too_long_is_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*(argument.format("n" * 300) for argument in arguments))
+    assert_refused(result, 2, f"The name {'n' * 100}... (3", "characters) is too long. Give a shorter one.")
+    assert len(result.err) < 200
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "output_dir: 'runs/{}'",
+        "tokenizer: {{path: '{}'}}",
+        "data: {{paths: ['{}']}}",
+        "training: {{initial_embeddings: '{}'}}",
+    ],
+)
+def test_a_name_that_no_file_can_have(run: Run, text_folder: Path, tmp_path: Path, setting: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(setting.format("a\\0b").replace("'", '"'))
+    data = () if "paths" in setting else ("--data", text_folder)
+    output = () if "output" in setting else ("--output", tmp_path / "run")
+    assert_refused(run("train", "--config", config, *data, *output, "-q"), 2, "a path holds a NUL character")

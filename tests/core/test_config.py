@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import (
     Config,
+    PathText,
     apply_overrides,
     dump_config,
     leaves,
@@ -116,11 +117,12 @@ class Lists(Config):
     chosen: tuple[Literal["a", "b"], ...] = ()
     pair: tuple[str, str] | None = None
     numbers: tuple[int, ...] = ()
+    paths: tuple[PathText, ...] = ()
 
 
 def test_a_list_of_one_text_may_be_written_without_brackets():
-    found = validate(Lists, apply_overrides({}, ["texts=one, and more", "chosen=b"]))
-    assert (found.texts, found.chosen) == (("one, and more",), ("b",))
+    found = validate(Lists, apply_overrides({}, ["texts=one, and more", "chosen=b", "paths=a/b"]))
+    assert (found.texts, found.chosen, found.paths) == (("one, and more",), ("b",), ("a/b",))
 
 
 @pytest.mark.parametrize(

@@ -376,3 +376,10 @@ except StorageError as error:
     assert done.stdout.startswith(f"Cannot write {tmp_path / 'a'}: the file would be larger than")
     assert (tmp_path / "a").read_text() == "old"
     assert names(tmp_path) == ["a"]
+
+
+def test_a_directory_that_is_removed_while_it_is_written_is_named(tmp_path: Path) -> None:
+    refused = pytest.raises(StorageError, match=r"run/checkpoint: its directory was removed or moved")
+    with refused, atomic_directory(tmp_path / "run" / "checkpoint") as directory:
+        remove_tree(tmp_path / "run")
+        (directory / "weights").write_text("1")

@@ -14,10 +14,10 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError, DeviceError, StorageError
+from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceError, StorageError
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.resume import RunRecord, find_resumable, require_text
 from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.train import train
 from sheepop.jobs.training_run import bytes_of_a_step
@@ -361,3 +361,20 @@ def test_arithmetic_that_this_machine_lacks_is_refused(run: Path, monkeypatch: p
     with pytest.raises(DeviceError, match=r"computes with training\.compile = true, which needs a C"):
         resume(run, "training.max_steps=6")
     assert steps(run) == 4
+
+
+def test_text_that_is_not_there_says_from_where_and_how_to_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    (tmp_path / "corpus").mkdir()
+    monkeypatch.chdir(tmp_path)
+    require_text(run, ["corpus"])
+    monkeypatch.chdir(tmp_path / "run")
+    with pytest.raises(DataError, match=f"reads corpus, and that is not there, seen from {tmp_path / 'run'}.*--data"):
+        require_text(run, ["corpus"])
+
+
+def test_a_run_without_its_record_says_how_to_begin_with_its_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"environment\.json is missing, .*--fork"):
+        RunRecord.read(tmp_path)

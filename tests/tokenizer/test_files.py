@@ -314,3 +314,13 @@ def test_settings_that_others_wrote_are_kept(tokenizer: Tokenizer, tmp_path: Pat
     file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": "{{ messages }}"}))
     load_tokenizer(tmp_path).save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / file.name).read_text())["chat_template"] == "{{ messages }}"
+
+
+@pytest.mark.parametrize("content", [b"plain words", b"\xff\xfe\x00 bytes", b""])
+def test_a_file_that_is_no_tokenizer_is_not_called_a_damaged_one(tmp_path: Path, content: bytes):
+    (tmp_path / "notes.txt").write_bytes(content)
+    with pytest.raises(TokenizerError) as refused:
+        load_tokenizer(tmp_path / "notes.txt")
+    said = str(refused.value)
+    assert said.startswith(f"Cannot use the tokenizer {tmp_path / 'notes.txt'}: it does not hold one. SheepOp reads ")
+    assert "damaged" not in said

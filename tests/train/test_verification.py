@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -107,7 +107,7 @@ def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer, micro_
 
 
 def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer("run", verify_interval=4)
+    trainer = make_trainer("run", verify_interval=4, eval_interval=12)
     trainer.objective = Unsteady()
     trainer.run()
     reports = [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == "verification"]
@@ -138,3 +138,53 @@ def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer
     resumed.run()
     rows = read_json_lines(resumed.metrics.path)[0]
     assert [row["step"] for row in rows if row["split"] == "verification"] == [3, 7, 11]
+
+
+class Faulty:
+    """Of two computations of a micro-batch finds what a lasting fault of the machine makes of them."""
+
+    differences: ClassVar[list[str]] = ["weight: 1 of 6 values differ"]
+
+    def __init__(self, model: nn.Module) -> None:
+        pass
+
+    def take(self, loss: float) -> None:
+        pass
+
+    def compare(self, loss: float) -> None:
+        pass
+
+
+class Mended(Faulty):
+    """Finds nothing."""
+
+    differences: ClassVar[list[str]] = []
+
+
+@pytest.mark.parametrize("later", [Faulty, Mended])
+def test_a_report_that_no_checkpoint_speaks_of_outlives_a_kill_and_stands_once(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, later: type[Faulty]
+) -> None:
+    monkeypatch.setattr("sheepop.train.loop.Recomputation", Faulty)
+    killed = make_trainer("run", verify_interval=4, eval_interval=12)
+    gradients = killed._gradients
+
+    def dies(*arguments: Any) -> tuple[StepLoss, float]:
+        if killed.state.step == 8:
+            raise MemoryError
+        return gradients(*arguments)
+
+    monkeypatch.setattr(killed, "_gradients", dies)
+    with pytest.raises(MemoryError):
+        killed.run()
+    with killed.metrics.path.open("ab") as file:
+        file.write(b'{"step": 8, "spl')  # as a kill leaves it
+    monkeypatch.setattr("sheepop.train.loop.Recomputation", later)
+    resumed = make_trainer("run", resume=True, verify_interval=4, eval_interval=12)
+    assert resumed.state.step == 6
+    resumed.run()
+    rows, num_unreadable = read_json_lines(resumed.metrics.path)
+    expected = [3, 7, 11] if later is Faulty else [3, 7]
+    assert [row["step"] for row in rows if row["split"] == "verification"] == expected
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 13))
+    assert num_unreadable == 0

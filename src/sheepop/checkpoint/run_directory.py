@@ -138,6 +138,11 @@ class RunDirectory:
                 f"The output directory {self.path} is not replaced, because {foreign} is not part of a run. "
                 "Move it away, or choose another directory."
             )
+        if link := min((entry for entry in self.path.iterdir() if entry.is_symlink()), default=None):
+            raise UsageError(
+                f"The output directory {self.path} is not replaced, because {link} is a link to another place, which "
+                "would be left behind. Remove the run yourself, or choose another directory."
+            )
         place = self.path.resolve()
         if needed := [path for path in reading if place in (path.resolve(), *path.resolve().parents)]:
             raise UsageError(

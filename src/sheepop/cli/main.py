@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import threading
@@ -14,9 +15,11 @@ import typer
 
 import sheepop
 from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
-from sheepop.core.errors import ENDINGS, SheepOpError
+from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
 from sheepop.core.facts import visible
 from sheepop.core.standard_streams import MessageStream, ResultStream
+
+_SHOWN_CHARACTERS = 100
 
 app = typer.Typer(
     name="sheepop",
@@ -77,6 +80,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            # Whichever of a command's paths it is, the first look at it fails.
+            sys.exit(_report(f"The name {_cut(str(error.filename))} is too long. Give a shorter one.", 2))
         fault = (
             f"An unexpected fault: {type(error).__name__}: {error}\nRun the command again with --debug to see where."
         )
@@ -85,7 +91,11 @@ def main() -> None:
 
 @contextmanager
 def _terminating_cleanly() -> Iterator[None]:
-    """Within the block SIGTERM and SIGUSR1 unwind as Ctrl-C does, so that half-written directories are removed."""
+    """Within the block signals that end the command unwind it, so that half-written directories are removed.
+
+    Ctrl-C as well: a KeyboardInterrupt that passes through an `exec`, as libraries use while they are loaded, makes
+    Python kill itself by the signal in the end, whatever exit code was asked for.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,7 +103,9 @@ def _terminating_cleanly() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    # A signal that the process was started to ignore stays ignored.
+    caught = [number for number in ENDING_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, end) for number in caught}
     try:
         yield
     finally:
@@ -110,6 +122,10 @@ def _watching_output() -> Iterator[None]:
         yield
     finally:
         sys.stdout = standard
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}... ({len(name)} characters)"
 
 
 def _report(message: str, exit_code: int) -> int:

@@ -68,7 +68,7 @@ def train(
       sheepop train --data notes/ --output runs/notes --profile
     """
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.resume import find_resumable
+    from sheepop.jobs.resume import find_resumable, why_no_run
     from sheepop.jobs.train import train as train_job
 
     if resume is not None and overwrite:
@@ -88,7 +88,7 @@ def train(
         if output is not None and output != path:
             raise UsageError(f"--resume names {resume} and --output names {output}; give one of them.")
         if find_resumable(path) is None:
-            raise UsageError(f"{path} does not hold a run to go on with. Use --resume auto to start one there.")
+            raise UsageError(why_no_run(path))
     if path is not None:
         options["output_dir"] = str(path)
     settings = load_config(config, overrides or (), options=options)

@@ -11,15 +11,26 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
 
 C = TypeVar("C", bound="Config")
+
+
+def _possible(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("a path holds a NUL character; no file can have such a name")
+    return path
+
+
+PathText = Annotated[str, AfterValidator(_possible)]
+"""The path of a file or folder."""
+
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
 
@@ -181,6 +192,8 @@ def _types_within(annotation: Any) -> set[Any]:
     if get_origin(annotation) is Literal:
         return {type(value) for value in get_args(annotation)}
     arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        arguments = arguments[:1]  # the others are what is asked of it
     if not arguments:
         return {annotation}
     return set().union(*(_types_within(argument) for argument in arguments))

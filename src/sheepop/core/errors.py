@@ -65,10 +65,13 @@ class OutputError(StorageError):
     exit_code = 2
 
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C, the usual wish to end, and the warning that batch systems send before they take a machine away."""
+
 ENDINGS: dict[object, str] = {
     128 + signal.SIGINT: "Interrupted.",
     128 + signal.SIGTERM: "Terminated.",
-    128 + signal.SIGUSR1: "Ended by SIGUSR1.",  # which batch systems send before they take a machine away
+    128 + signal.SIGUSR1: "Ended by SIGUSR1.",
 }
 """What is said of a command that a signal ended, by its exit code."""
 

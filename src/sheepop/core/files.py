@@ -168,8 +168,11 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
         try:
             yield temporary
             publish_directory(temporary, target)
-        except BaseException:
+        except BaseException as error:
+            is_gone = not temporary.exists()
             remove_tree(temporary)
+            if isinstance(error, FileNotFoundError) and is_gone:
+                raise StorageError(f"Cannot write {target}: its directory was removed or moved meanwhile.") from error
             raise
 
 

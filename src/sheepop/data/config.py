@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sheepop.core.config import Config
+from sheepop.core.config import Config, PathText
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
@@ -32,7 +32,7 @@ class DataConfig(Config):
     code is re-ordered for fill-in-the-middle.
     """
 
-    paths: tuple[str, ...] = ()
+    paths: tuple[PathText, ...] = ()
     documents: DocumentMode = "file"
     split: SplitMode = "document"
     validation_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
@@ -53,8 +53,6 @@ class DataConfig(Config):
     def _no_empty_path(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         if any(not path.strip() for path in paths):
             raise ValueError("a path is empty; give files or folders, or leave the list empty")
-        if any("\0" in path for path in paths):
-            raise ValueError("a path holds a NUL character; no file can have such a name")
         return paths
 
     @field_validator("ignore")

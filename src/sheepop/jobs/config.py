@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sheepop.core.config import Config, apply_overrides, merge, read_config_file, validate
+from sheepop.core.config import Config, PathText, apply_overrides, merge, read_config_file, validate
 from sheepop.core.device import DeviceName
 from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
@@ -29,7 +29,7 @@ class SheepOpConfig(Config):
     device: DeviceName = "auto"
     seed: int = Field(0, ge=0)
     deterministic: bool = Field(True, description="only algorithms that give the same bits every time")
-    output_dir: str | None = Field(None, description="the run directory; null is runs/ and the date")
+    output_dir: PathText | None = Field(None, description="the run directory; null is runs/ and the date")
 
 
 def load_config(

@@ -12,6 +12,7 @@ from sheepop.core.config import read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
+from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, build_corpus, is_corpus
 from sheepop.data.extract.statement import is_ordered
 from sheepop.data.pair_settings import pair_settings
@@ -21,7 +22,6 @@ from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.training_data import build_plan
 from sheepop.train import TrainingState
-from sheepop.train.interrupt import interrupts_advise
 
 EngineName = Literal["local", "ray"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.console import Console
-from sheepop.core.errors import Interrupted, UsageError
+from sheepop.core.errors import UsageError
+from sheepop.core.interrupts import interrupts_advise
 from sheepop.data.download.download import download_dataset
 
 _SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
@@ -34,12 +35,8 @@ def download(
     num_bytes = limit if limit is None or isinstance(limit, int) else parse_size(limit)
     if num_bytes is not None and num_bytes <= 0:
         raise UsageError(f"A limit of {num_bytes} bytes downloads nothing. Give a size such as 100MB.")
-    try:
+    with interrupts_advise("What has come is kept: the same command goes on with it."):
         return download_dataset(name, Path(output), limit=num_bytes, token=token, console=console)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "The download was interrupted. What has come is kept: the same command goes on with it."
-        ) from None
 
 
 def parse_size(text: str) -> int:

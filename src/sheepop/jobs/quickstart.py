@@ -14,6 +14,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DataError, UsageError
+from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.generate import Completion, GenerationConfig
@@ -34,7 +35,6 @@ from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.jobs.training_data import open_corpus
-from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
 

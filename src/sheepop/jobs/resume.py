@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 import sheepop
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, validate
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError, DataError
 from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import describe_machine
 from sheepop.core.version_control import git_state
@@ -135,6 +136,10 @@ class RunRecord:
     @classmethod
     def read(cls, path: Path) -> RunRecord:
         """Reads it back; raises `CheckpointError` when it is missing or not a record."""
+        if not (path / RECORD).exists():
+            raise CheckpointError(
+                f"{path / RECORD} is missing, so the run cannot go on. Restore that file. {_how_to_fork(path)}"
+            )
         found = read_json(path / RECORD)
         known = {entry.name for entry in fields(cls)}
         added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
@@ -182,6 +187,17 @@ def find_resumable(path: Path) -> StoredRun | None:
     return StoredRun(read_run_config(run), RunRecord.read(path), max(run.steps(), default=0))
 
 
+def why_no_run(path: Path) -> str:
+    """What to tell somebody who wants to go on with a run at `path`, where `find_resumable` finds none."""
+    for folder in path.absolute().parents:
+        if RunDirectory(folder).config_file.is_file():
+            return (
+                f"{path} is a part of the run in {folder}. Give that one: it goes on from its newest checkpoint. To "
+                "begin a new run with the weights of a checkpoint: --fork."
+            )
+    return f"{path} does not hold a run to go on with. Use --resume auto to start one there."
+
+
 def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
     """The configuration to open the corpus with, which may lie in another place by now.
 
@@ -194,6 +210,16 @@ def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
             "with the text the run began with, or start a new run with another --output."
         )
     return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
+
+
+def require_text(run: RunDirectory, paths: Iterable[str]) -> None:
+    """Raises `DataError` when the text of a run that goes on, and that has no corpus of its own, is not there."""
+    missing = [path for path in paths if "://" not in path and not Path(path).exists()]
+    if missing and not is_corpus(run.corpus):
+        raise DataError(
+            f"The run in {run.path} reads {missing[0]}, and that is not there, seen from {Path.cwd()}. Go on from the "
+            "directory where the run was started, or say with --data where its corpus is now."
+        )
 
 
 def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, path: Path) -> SheepOpConfig:

@@ -15,13 +15,14 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DeviceError, StorageError
 from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
-from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes
+from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes, require_text
 from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
@@ -45,7 +46,6 @@ from sheepop.train import (
 from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
 )
-from sheepop.train.interrupt import interrupts_advise
 from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
@@ -162,6 +162,7 @@ def _locked_run(
     else:
         run = RunDirectory.open(path)
         require_writable(run.checkpoints)
+        require_text(run, config.data.paths)
         corpus = open_corpus(corpus_settings(stored, config), run, console)
         record = stored.record.going_on(asked=config, step=stored.step, device=device)
         config = refuse_changes(stored, config, corpus, path)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from sheepop.core.config import Config
+from sheepop.core.config import Config, PathText
 
 # Four special tokens and what the vocabulary holds before any training: 256 bytes, the 124 other ASCII characters, the
 # printable ones (and their forms inside words, of letters and digits), or bytes and printable characters.
@@ -27,7 +27,7 @@ class TokenizerConfig(Config):
         description="where bpe cuts text into parts: as Llama 3 does, by our rules for code, or as GPT-2 does",
     )
     vocab_size: int = Field(default=4096, le=2**24)
-    path: str | None = None
+    path: PathText | None = None
     max_training_bytes: int = Field(default=64 * 2**20, ge=1)
 
     @field_validator("vocab_size")

@@ -126,7 +126,17 @@ def _reader(file: Path) -> Callable[[Path, dict[str, Any], str | None], Converte
 
 
 def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
+    if file.name != TOKENIZER_FILE and not _begins_as_json(file):
+        raise TokenizerError(f"it does not hold one. {WHAT_IS_READ}")
     return read_text(file, _LARGEST_FILE), settings
+
+
+def _begins_as_json(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(64).lstrip().startswith(b"{")
+    except OSError:
+        return True  # who reads it in earnest says why it cannot be read
 
 
 def _read_pair(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sheepop.core.config import Config
+from sheepop.core.config import Config, PathText
 from sheepop.core.errors import ConfigError
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
@@ -77,7 +77,7 @@ class TrainingConfig(Config):
     optimizer: OptimizerName = "adamw"
     momentum: Beta | None = Field(None, description="null is the customary one of the optimizer")
     layers: tuple[LayerConfig, ...] = Field((), description="of several that match a name the first counts")
-    initial_embeddings: str | None = Field(
+    initial_embeddings: PathText | None = Field(
         None, description="a file of word vectors that tokens begin with: word2vec, GloVe or fastText's .vec"
     )
     learning_rate: float = Field(1e-3, gt=0)

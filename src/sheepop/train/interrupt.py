@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from sheepop.core.errors import ENDINGS, Interrupted
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the usual wish to end, and the warning that batch systems send before they take a machine away."""
+from sheepop.core.errors import ENDING_SIGNALS
 
 
 class StopRequestedError(BaseException):
@@ -57,24 +54,6 @@ class Interruption:
 
 
 @contextmanager
-def interrupts_advise(what_now: str) -> Iterator[None]:
-    """An interrupt within the block says at its end what the user can do now; the innermost such block does."""
-    try:
-        yield
-    except Interrupted as interrupted:
-        if interrupted.is_advised:
-            raise
-        raise Interrupted(f"{interrupted} {what_now}", interrupted.exit_code - 128, is_advised=True) from None
-    except KeyboardInterrupt:
-        raise Interrupted(f"{ENDINGS[128 + signal.SIGINT]} {what_now}", is_advised=True) from None
-    except SystemExit as end:
-        # So a command unwinds after a signal that nobody caught.
-        if isinstance(end.code, int) and end.code in ENDINGS:
-            raise Interrupted(f"{ENDINGS[end.code]} {what_now}", end.code - 128, is_advised=True) from None
-        raise
-
-
-@contextmanager
 def catch_interrupts() -> Iterator[Interruption]:
     """Within the block SIGINT, SIGTERM and SIGUSR1 are told to an `Interruption` instead of ending the process.
 
@@ -88,7 +67,7 @@ def catch_interrupts() -> Iterator[Interruption]:
     def handle(number: int, frame: FrameType | None) -> None:
         interruption.arrived(number)
 
-    previous = {number: signal.signal(number, handle) for number in SIGNALS}
+    previous = {number: signal.signal(number, handle) for number in ENDING_SIGNALS}
     try:
         yield interruption
     finally:

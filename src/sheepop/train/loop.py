@@ -26,7 +26,7 @@ from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
 from sheepop.train.live_view import LiveView, measured_peak
 from sheepop.train.loss_scale import initial_loss_scale
-from sheepop.train.metrics import JsonLines
+from sheepop.train.metrics import VERIFICATION, JsonLines
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, Objective, StepLoss
 from sheepop.train.optimizers import clip_gradients, set_learning_rate, unscale_gradients
@@ -332,12 +332,9 @@ class Trainer:
         self.checkpointer.run.mark_latest(step)
         self.checkpointer.run.forget_after(step)
         state = self.checkpointer.with_best(state, self.console.warn)
-        lost = self.metrics.cut(state.metrics_bytes)
+        # What the steps to come will not say again: the batches that stay left out, and what the machine did wrong.
+        self.metrics.cut(state.metrics_bytes, lambda row: row["split"] == VERIFICATION or row.get("policy") == "rewind")
         self.samples.cut(state.samples_bytes)
-        for row in lost:
-            # What the steps to come will not say again: the batches that stay left out, and what the machine did wrong.
-            if row["split"] == "verification" or row.get("policy") == "rewind":
-                self.metrics.append(row)
         self._throughput.restart()
         self._view.best = state.best
         return state
@@ -360,7 +357,9 @@ class Trainer:
     def _report_corruption(self, differences: list[str]) -> None:
         """Says what differed between two computations of one micro-batch; the run goes on."""
         step = self.state.step + 1
-        self._write(split="verification", differences=differences)
+        row = {"step": self.state.step, "split": VERIFICATION, "differences": differences}
+        if row not in self.metrics.kept:  # of a step that is taken anew
+            self._write(**row)
         self.console.warn(
             f"Step {step:,}: a micro-batch gave other bits when it was computed again, in {len(differences):,} places: "
             f"{'; '.join(differences[:3])}. Memory or processor may be faulty; on a GPU some operations are only "

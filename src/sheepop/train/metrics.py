@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import finite, storage_errors, sync_directory
 
+VERIFICATION = "verification"
+"""The `split` of rows that tell of silent corruption."""
+
 
 class JsonLines:
     """An append-only file of JSON objects whose length is part of every checkpoint.
 
     On resume the file is cut back to the length the checkpoint recorded, so that no line is repeated or missing.
+    The rows of `VERIFICATION` stay: that a machine computed wrongly, the steps taken anew may not say again. `kept`
+    are the rows that stayed at the last cut.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
         self.path = path
+        self.kept: list[dict[str, Any]] = []
         with storage_errors(path):
             # Unbuffered: what a full disk refused would be tried again, and refused again, when the file is closed.
             self._file = path.open("ab", buffering=0)
@@ -30,11 +36,9 @@ class JsonLines:
                     f"{path} has {size} bytes, but the checkpoint was written when it had {length}. "
                     "Restore the file, or start a new run."
                 )
-            self._file.truncate(length)
             # A checkpoint counts on the file being there; what is synced later is its content alone.
             sync_directory(path.parent)
-            # Cutting leaves the position where it was, and `sync` tells the length by it.
-            self._file.seek(length)
+        self.cut(length, lambda row: row.get("split") == VERIFICATION)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one object; numbers that are not finite become null, which JSON can hold."""
@@ -53,15 +57,18 @@ class JsonLines:
         with storage_errors(self.path):
             os.fsync(self._file.fileno())
 
-    def cut(self, length: int) -> list[dict[str, Any]]:
-        """Removes, and returns, the rows that were appended after the file had `length` bytes."""
+    def cut(self, length: int, keep: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> None:
+        """Removes the rows that were appended after the file had `length` bytes, but for those to `keep`."""
         with storage_errors(self.path):
             with self.path.open("rb") as file:
                 file.seek(length)
-                rows = [json.loads(line) for line in file]
+                rows, _ = _rows(file.read())
             self._file.truncate(length)
+            # Cutting leaves the position where it was, and `length` and `sync` go by it.
             self._file.seek(length)
-        return rows
+        self.kept = [row for row in rows if keep(row)]
+        for row in self.kept:
+            self.append(row)
 
     def close(self) -> None:
         """Closes the file."""
@@ -73,8 +80,12 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
     An absent file has no rows.
     """
+    return _rows(path.read_bytes() if path.is_file() else b"")
+
+
+def _rows(text: bytes) -> tuple[list[dict[str, Any]], int]:
     rows, num_unreadable = [], 0
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+    for line in text.split(b"\n"):
         if not line.strip():
             continue
         try:
