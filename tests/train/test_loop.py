@@ -1,15 +1,10 @@
-"""The life of a run: what it computes, what it writes when, and that stopping anywhere changes nothing."""
+"""The life of a run: what it computes, and what it writes when."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -18,34 +13,16 @@ import torch
 
 from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
-from sheepop.core.errors import CheckpointError, DataError, Interrupted
-from sheepop.data import Batch, Corpus, PackedBatches, StepPlan, batch_hash
-from sheepop.train import Scores, Trainer, validate
-from sheepop.train.interrupt import Interruption
+from sheepop.data import Corpus, batch_hash
+from sheepop.train import Scores, Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.optimizer_settings import OptimizerName
 from sheepop.train.step import PreparedStep
 
-TIMING = ("seconds", "tokens_per_second", "mfu")
+from .runs import WARM_UPS, settings_of, timeless, weights
+
 MakeTrainer = Callable[..., Trainer]
-
-
-def timeless(path: Path) -> list[dict[str, Any]]:
-    return [{key: row[key] for key in row if key not in TIMING} for row in read_json_lines(path)[0]]
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-
-
-def assert_same_run(first: Trainer, second: Trainer) -> None:
-    for name, tensor in weights(first).items():
-        assert torch.equal(tensor, second.model.get_parameter(name)), name
-    one, two = first.checkpointer.run, second.checkpointer.run
-    assert timeless(one.metrics_file) == timeless(two.metrics_file)
-    assert one.samples_file.read_bytes() == two.samples_file.read_bytes()
-    assert one.pointer("best") == two.pointer("best")
 
 
 def test_the_loss_falls_and_the_best_checkpoint_is_the_lowest_validation(make_trainer: MakeTrainer) -> None:
@@ -83,13 +60,6 @@ def test_a_step_does_not_depend_on_how_it_is_cut(make_trainer: MakeTrainer, micr
         assert other == pytest.approx(one, rel=1e-4)
 
 
-WARM_UPS: dict[str, Any] = {
-    "batch_size_warmup": ((2, 3), (4, 5)),
-    "sequence_length_warmup": ((1, 8), (5, 16)),
-    "log_batch_hash": True,
-}
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 @pytest.mark.parametrize("settings", [{"log_batch_hash": True}, WARM_UPS], ids=["plain", "warm-ups"])
 def test_another_micro_batch_size_sees_the_same_global_batches(
@@ -108,82 +78,12 @@ def test_another_micro_batch_size_sees_the_same_global_batches(
         assert other == pytest.approx(one, rel=1e-4)
 
 
-def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer) -> None:
-    unbroken = make_trainer("unbroken", **WARM_UPS)
-    unbroken.run()
-    for step in (1, 3, 5):
-        first = make_trainer(f"stopped-{step}", prefetch=0, **WARM_UPS)
-        first.plan = InterruptedPlan(first.plan, step + 1)  # type: ignore[assignment]
-        with pytest.raises(Interrupted, match=f"after step {step} of 12"):
-            first.run()
-        second = make_trainer(f"stopped-{step}", resume=True, **WARM_UPS)
-        second.run()
-        assert_same_run(unbroken, second)
-
-
 def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
     shapes = [
         [tuple(part.inputs["input_ids"].shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)
     ]
     assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
-
-
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
-    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, prefetch: int
-) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
-    first = make_trainer("vanished", prefetch=prefetch, checkpoint_interval=100, eval_interval=100)
-    moved = Path(shutil.copytree(corpus.directory, tmp_path / "corpus"))
-    (source,) = first.plan.sources
-    batches = PackedBatches(Corpus.open(moved).train, max_length=32, pad_id=corpus.tokenizer().pad_id)
-    first.plan = replace(first.plan, sources=[replace(source, batches=batches)])
-
-    def vanish(step: int) -> list[dict[str, Any]]:
-        if step == 6:
-            (moved / "tokens" / "train-00000.bin").write_bytes(b"")
-        return []
-
-    first.sample = vanish
-    with pytest.raises(DataError, match=r"train-00000\.bin was cut short after it was opened"):
-        first.run()
-    reached = first.state.step
-    assert 6 <= reached <= 6 + prefetch
-    assert first.checkpointer.run.pointer("latest") == reached
-    second = make_trainer("vanished", resume=True)
-    second.run()
-    for name, tensor in weights(unbroken).items():
-        assert torch.equal(tensor, second.model.get_parameter(name)), name
-
-
-@pytest.mark.parametrize("ema_decay", [None, 0.8])
-def test_held_out_text_that_vanishes_is_scored_when_it_is_there_again(
-    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, ema_decay: float | None
-) -> None:
-    unbroken = make_trainer("unbroken", ema_decay=ema_decay)
-    unbroken.run()
-    first = make_trainer("vanished", ema_decay=ema_decay)
-    moved, tokenizer = Path(shutil.copytree(corpus.directory, tmp_path / "corpus")), corpus.tokenizer()
-    batches = PackedBatches(Corpus.open(moved).validation, max_length=32, pad_id=tokenizer.pad_id)
-    first.validate = lambda: validate(
-        first.model, batches, tokenizer.byte_lengths(), batch_size=8, precision="fp32", device="cpu"
-    )
-    sample = first.sample
-
-    def vanish(step: int) -> list[dict[str, Any]]:
-        if step == 6:
-            (moved / "tokens" / "val-00000.bin").unlink()
-        return sample(step)
-
-    first.sample = vanish
-    with pytest.raises(DataError, match=r"val-00000\.bin was there when it was opened, and is gone now"):
-        first.run()
-    assert first.state.step == first.checkpointer.run.pointer("latest") == 8
-    second = make_trainer("vanished", resume=True, ema_decay=ema_decay)
-    second.run()
-    assert_same_run(unbroken, second)
 
 
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:
@@ -203,170 +103,6 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
     (_, loss), _ = numbers_of(trainer, prepared)
     assert prepared.num_tokens == sum(counts)
     assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-
-
-def settings_of(optimizer: str, ema_decay: float | None = None) -> dict[str, Any]:
-    schedule = "constant" if optimizer == "schedule_free_adamw" else "cosine"
-    return {"optimizer": optimizer, "schedule": schedule, "ema_decay": ema_decay}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "ema_decay"), [("adamw", None), ("muon", None), ("adamw", 0.8), ("schedule_free_adamw", None)]
-)
-def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
-    make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
-) -> None:
-    settings = settings_of(optimizer, ema_decay)
-    unbroken = make_trainer("unbroken", **settings)
-    unbroken.run()
-    for step in (1, 5, 8):  # steps that are taken; the next is left in its middle
-        first = make_trainer(f"stopped-{step}", **settings, prefetch=0)
-        first.plan = InterruptedPlan(first.plan, step + 1)  # type: ignore[assignment]
-        with pytest.raises(Interrupted, match=f"after step {step} of 12"):
-            first.run()
-        second = make_trainer(f"stopped-{step}", resume=True, **settings)
-        assert second.state.step == step
-        second.run()
-        assert_same_run(unbroken, second)
-        for file in (first.checkpointer.run.checkpoint(12)).rglob("*.safetensors"):
-            again = unbroken.checkpointer.run.checkpoint(12) / file.relative_to(first.checkpointer.run.checkpoint(12))
-            assert file.read_bytes() == again.read_bytes(), file
-
-
-@dataclass
-class InterruptedPlan:
-    """Sends this process SIGINT, as Ctrl-C does, in the middle of step number `step`."""
-
-    plan: StepPlan
-    step: int
-
-    def pieces(self, step: int) -> int:
-        return self.plan.pieces(step)
-
-    def batch(self, step: int) -> Batch:
-        if step == self.step - 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return self.plan.batch(step)
-
-
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(make_trainer: MakeTrainer, number: int, exit_code: int) -> None:
-    trainer = make_trainer("run", sample_interval=5, checkpoint_interval=100)
-    trainer.sample = lambda step: os.kill(os.getpid(), number) or []
-    with pytest.raises(Interrupted, match="after step 5 of 12") as caught:
-        trainer.run()
-    assert caught.value.exit_code == exit_code
-    assert trainer.checkpointer.run.pointer("latest") == 5
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGTERM)])
-def test_a_warning_and_the_wish_to_end_after_it_save_as_one_signal_does(
-    make_trainer: MakeTrainer, numbers: tuple[int, int]
-) -> None:
-    """Batch systems warn, then end; and whoever passes signals on may send one twice."""
-    trainer = make_trainer("run", sample_interval=5, checkpoint_interval=100)
-    trainer.sample = lambda step: os.kill(os.getpid(), numbers[0]) or []
-    save = trainer.save
-
-    def interrupted() -> None:
-        if trainer.state.step == 5:
-            os.kill(os.getpid(), numbers[1])
-        save()
-
-    trainer.save = interrupted
-    with pytest.raises(Interrupted, match="after step 5 of 12; everything is saved") as caught:
-        trainer.run()
-    assert caught.value.exit_code == 128 + numbers[0]
-    assert trainer.checkpointer.run.pointer("latest") == 5
-
-
-def test_a_second_ctrl_c_does_not_wait(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer("run", sample_interval=5, checkpoint_interval=100)
-    trainer.sample = lambda step: os.kill(os.getpid(), signal.SIGINT) or []
-    trainer.save = lambda: os.kill(os.getpid(), signal.SIGINT) if trainer.state.step == 5 else None
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
-
-
-class InterruptedAt(Interruption):
-    """An interruption that comes at the given one of the places where the loop may be left, or in the middle of it."""
-
-    def __init__(self, place: int, *, inside: bool) -> None:
-        super().__init__()
-        self.place, self.inside = place, inside
-
-    @contextmanager
-    def leaving(self) -> Iterator[None]:
-        self.place -= 1
-        if self.place == 0 and not self.inside:
-            self.arrived(signal.SIGINT)
-        with super().leaving():
-            yield
-            if self.place == 0:
-                self.arrived(signal.SIGINT)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("place", range(1, 20))
-def test_left_anywhere_a_run_goes_on_to_the_same_bits(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, place: int, inside: bool
-) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
-    trainer = make_trainer("run")
-    with monkeypatch.context() as patch:
-        patch.setattr("sheepop.train.loop.catch_interrupts", lambda: nullcontext(InterruptedAt(place, inside=inside)))
-        with pytest.raises(Interrupted):
-            trainer.run()
-    assert trainer.checkpointer.run.pointer("latest") == trainer.state.step
-    resumed = make_trainer("run", resume=True)
-    assert resumed.state.step == trainer.state.step
-    resumed.run()
-    assert_same_run(unbroken, resumed)
-
-
-def test_lines_written_after_the_last_checkpoint_are_not_repeated(make_trainer: MakeTrainer) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
-    first = make_trainer("killed")
-    first.checkpointer.save = fail_at(first, 9)
-    with pytest.raises(RuntimeError, match="killed"):
-        first.run()
-    assert timeless(first.checkpointer.run.metrics_file)[-1]["step"] == 9
-    second = make_trainer("killed", resume=True)
-    assert second.state.step == 8  # step 8 had the best validation and was saved
-    second.run()
-    assert_same_run(unbroken, second)
-
-
-def fail_at(trainer: Trainer, step: int) -> Callable[[Any], None]:
-    save = trainer.checkpointer.save
-
-    def failing(state: Any, **callbacks: Any) -> None:
-        if state.step == step:
-            raise RuntimeError("killed")
-        save(state, **callbacks)
-
-    return failing
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_still_the_same(make_trainer: MakeTrainer) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
-    first = make_trainer("damaged")
-    first.checkpointer.save = fail_at(first, 9)
-    with pytest.raises(RuntimeError, match="killed"):
-        first.run()
-    file = first.checkpointer.run.checkpoint(8) / "state" / "optimizer.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 4
-    file.write_bytes(content)
-    second = make_trainer("damaged", resume=True)
-    assert second.state.step == 6
-    second.checkpointer.run.mark_best(second.state.best_step)
-    second.run()
-    assert_same_run(unbroken, second)
 
 
 def numbers_of(trainer: Trainer, prepared: PreparedStep) -> tuple[tuple[float, float], float]:
@@ -486,35 +222,6 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema_decay"),
-    [
-        (optimizer, ema_decay)
-        for optimizer in get_args(OptimizerName)
-        for ema_decay in (None, 0.8)
-        if (optimizer, ema_decay) != ("schedule_free_adamw", 0.8)  # refused: it averages already
-    ],
-)
-def test_steps_saved_and_read_and_more_steps_are_as_many_steps_unbroken(
-    make_trainer: MakeTrainer, optimizer: str, ema_decay: float | None
-) -> None:
-    settings = {"micro_batch_size": 4, "max_steps": 6, "prefetch": 0, **settings_of(optimizer, ema_decay)}
-    unbroken, first = make_trainer("unbroken", **settings), make_trainer("stopped", **settings)
-    unbroken.run()
-    first.plan = InterruptedPlan(first.plan, 4)  # type: ignore[assignment]
-    with pytest.raises(Interrupted):
-        first.run()
-    second = make_trainer("stopped", resume=True, **settings)
-    assert second.state == first.state
-    assert second.state.step == 3
-    second.run()
-    one, other = (trainer.checkpointer.run.checkpoint(6) for trainer in (unbroken, second))
-    files = sorted(file.relative_to(one) for file in one.rglob("*.safetensors"))
-    assert len(files) == 2 + second.evaluation.differ
-    for file in files:
-        assert (one / file).read_bytes() == (other / file).read_bytes(), file
-
-
-@pytest.mark.parametrize(
     "settings", [settings_of("adamw", 0.8), settings_of("schedule_free_adamw")], ids=["average", "schedule-free"]
 )
 def test_what_is_validated_is_what_is_saved_and_not_what_is_trained(
@@ -543,15 +250,6 @@ def test_averaging_changes_nothing_about_the_training(make_trainer: MakeTrainer)
         trainer.run()
     for name, tensor in weights(plain).items():
         assert torch.equal(tensor, averaged.model.get_parameter(name)), name
-
-
-@pytest.mark.parametrize(("before", "after"), [(None, 0.8), (0.8, None)])
-def test_a_checkpoint_with_and_one_without_averages_are_not_mistaken(
-    make_trainer: MakeTrainer, before: float | None, after: float | None
-) -> None:
-    make_trainer("run", ema_decay=before).run()
-    with pytest.raises(CheckpointError, match=r"weights\.safetensors"):
-        make_trainer("run", resume=True, ema_decay=after)
 
 
 @pytest.mark.parametrize("optimizer", get_args(OptimizerName))
