@@ -1,7 +1,9 @@
 """Loss curves of one small network in every precision that this machine computes in: do they fall alike?
 
-The same network, data order and steps; only the arithmetic differs. The table holds the largest and the mean
-distance from float32, relative to its loss, and the final losses; the picture shows the curves and the distances.
+The same weights, data order and steps; only the arithmetic differs. Rounding parts the curves of one seed from each
+other to either side, so several seeds are averaged. The table holds the largest and the mean distance of the averages
+from float32, relative to its loss, the mean of the last ten losses, and for every seed how far that is from float32's;
+the picture shows the averages and their distances.
 
 python bench/precision_parity.py --text FILE --picture parity.png --json bench/results/precision_parity.json
 """
@@ -9,7 +11,6 @@ python bench/precision_parity.py --text FILE --picture parity.png --json bench/r
 from __future__ import annotations
 
 import argparse
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 ROWS, LENGTH = 16, 128
 
 
-def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str) -> list[float]:
-    """The loss of every step on bytes of `text`, drawn by step number."""
+def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str, seed: int) -> list[float]:
+    """The loss of every step on bytes of `text`, drawn by seed and step."""
     config = ModelConfig(preset=preset, vocab_size=256, max_seq_len=LENGTH, dropout=0.0)
-    model = build_model(config, 0, device).train()
+    model = build_model(config, seed, device).train()
     apply_precision(model, precision)
     network = Network(model, precision=precision, device=device)
     settings = TrainingConfig()
@@ -43,7 +44,7 @@ def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str
     schedule = Schedule("cosine", settings.learning_rate, 0.0, max(1, steps // 20), steps)
     tokens, scale, losses = torch.tensor(list(text)), initial_loss_scale(precision), []
     for step in range(steps):
-        starts = torch.randint(len(tokens) - LENGTH, (ROWS, 1), generator=torch_generator(0, "parity", step))
+        starts = torch.randint(len(tokens) - LENGTH, (ROWS, 1), generator=torch_generator(seed, "parity", step))
         rows = tokens[starts + torch.arange(LENGTH + 1)].to(device)
         inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         batch = TensorBatch({"input_ids": inputs}, labels, slice(None))
@@ -65,11 +66,13 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    for name, losses in curves.items():
-        above.plot(range(1, len(losses) + 1), losses, label=name, linewidth=1)
+    for number, (name, losses) in enumerate(curves.items()):
+        # The curves lie upon each other: the first is the widest.
+        style = {"label": name, "color": f"C{number}"}
+        above.plot(range(1, len(losses) + 1), losses, linewidth=4 - number, **style)
         if name != "fp32":
             distance = [100 * (one / exact - 1) for one, exact in zip(losses, curves["fp32"], strict=True)]
-            below.plot(range(1, len(losses) + 1), distance, label=name, linewidth=1)
+            below.plot(range(1, len(losses) + 1), distance, linewidth=1, **style)
     above.set_ylabel("loss (nats per byte)")
     below.set_ylabel("distance from fp32 (%)")
     below.set_xlabel("step")
@@ -83,6 +86,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="file whose bytes are learned")
     parser.add_argument("--preset", default="llama-1m", help="model preset")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="weights and orders of data, over which curves are averaged"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--picture", type=Path, help="file for the picture, .png or .svg")
     add_json_option(parser)
@@ -90,7 +96,7 @@ def main() -> None:
     device = resolve_device(options.device)
     choose_matrix_arithmetic(device)
     text, curves, refused = options.text.read_bytes(), {}, {}
-    print(f"{'precision':<10} {'largest':>9} {'mean':>9} {'final loss':>11}")
+    print(f"{'precision':<10} {'largest':>9} {'mean':>9} {'final loss':>11}   of each seed")
     for precision in PRECISIONS:
         try:
             check_precision(precision, device)
@@ -98,13 +104,16 @@ def main() -> None:
             refused[precision] = str(error)
             print(f"{precision:<10} {error}")
             continue
-        curves[precision] = loss_curve(text, precision, device, options.steps, options.preset)
-        exact = torch.tensor(curves["fp32"])
-        distance = (torch.tensor(curves[precision]) / exact - 1).abs()
-        last = statistics.mean(curves[precision][-10:])
-        print(f"{precision:<10} {distance.max():>9.3%} {distance.mean():>9.3%} {last:>11.4f}")
+        curves[precision] = [
+            loss_curve(text, precision, device, options.steps, options.preset, seed) for seed in range(options.seeds)
+        ]
+        ours, exact = (torch.tensor(curves[name]) for name in (precision, "fp32"))
+        distance = (ours.mean(0) / exact.mean(0) - 1).abs()
+        last, last_exact = (found[:, -10:].mean(1) for found in (ours, exact))
+        of_seeds = "  ".join(f"{value:+.3%}" for value in (last / last_exact - 1).tolist())
+        print(f"{precision:<10} {distance.max():>9.3%} {distance.mean():>9.3%} {last.mean():>11.4f}   {of_seeds}")
     if options.picture is not None:
-        draw(curves, options.picture)
+        draw({name: torch.tensor(found).mean(0).tolist() for name, found in curves.items()}, options.picture)
     results: dict[str, Any] = {"device": device, "preset": options.preset, "losses": curves, "refused": refused}
     write_record(options.json, results)
 
