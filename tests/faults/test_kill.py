@@ -172,19 +172,49 @@ def test_killed_at_a_hundred_instants(reference: Reference, lifetime: float, tmp
     raise AssertionError(f"only {kills} of 50 runs were killed before they ended")
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate"])
+def newest_checkpoint(run: Path) -> Path:
+    """Not what `latest` names: a newer one may be complete whose pointer had not moved when the process was killed."""
+    directory = RunDirectory.open(run)
+    return directory.checkpoint(directory.steps()[-1])
+
+
+def damage(file: Path, how: str) -> None:
+    content = bytearray(file.read_bytes())
+    file.unlink()
+    content[len(content) // 2] ^= 16
+    if how != "remove":
+        file.write_bytes(content if how == "flip" else content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("model.safetensors", "flip"), ("state/optimizer.safetensors", "truncate"), ("checksums.json", "remove")],
+)
 def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
-    reference: Reference, tmp_path: Path, damage: str
+    reference: Reference, tmp_path: Path, name: str, how: str
 ) -> None:
     run = tmp_path / "run"
     reference.killed("sheepop.train.loop", "Trainer._gradients", 29, run)
-    directory = RunDirectory.open(run)
-    # Not what `latest` names: a newer one may be complete whose pointer had not moved when the process was killed.
-    newest = directory.checkpoint(directory.steps()[-1]) / "model.safetensors"
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 16
-    newest.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    assert "model.safetensors is damaged" in reference.resume(run)
+    file = newest_checkpoint(run) / name
+    damage(file, how)
+    said = reference.resume(run)
+    assert f"{file} is {'missing' if how == 'remove' else 'damaged'}" in said
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+def test_any_file_of_the_latest_checkpoint_may_be_damaged(short_reference: Reference, tmp_path: Path, how: str) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    short_reference.killed("sheepop.train.loop", "Trainer._gradients", 11, run)
+    shutil.copytree(run, whole)
+    newest = newest_checkpoint(run)
+    names = sorted(file.relative_to(newest) for file in newest.rglob("*") if file.is_file())
+    assert len(names) >= 7
+    for name in names:
+        damage(newest / name, how)
+        assert f"Checkpoint {newest} is passed over" in short_reference.resume(run), name
+        shutil.rmtree(run)
+        shutil.copytree(whole, run)
 
 
 @pytest.fixture(scope="module")
