@@ -34,8 +34,11 @@ def main() -> int:
     against.add_argument("--seq-len", type=int, help="tokens per row instead of the shape's own")
     against.add_argument("--rounds", type=int, default=5, help="turns of each")
     against.add_argument("--warmup", type=int, default=5, help="steps before, whose losses are compared")
+    beside = {name: parser.get_default(name) for name in ("shapes", "settings", "batch", "seq_len", "rounds", "warmup")}
     options = parser.parse_args()
     if options.against is None:
+        if ignored := [f"--{name.replace('_', '-')}" for name in beside if getattr(options, name) != beside[name]]:
+            parser.error(f"{', '.join(ignored)} is for --against")
         run("train", options)
         return 0
     if not (options.against / "model.py").is_file():
