@@ -21,13 +21,15 @@ from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
 from sheepop.data import Batch
 from sheepop.model import KeyValueCache, ModelConfig, build_model
+from sheepop.model.activations import Mode
 from sheepop.model.cost import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.speed import matrix_peak, synchronize
+from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.config import TrainingConfig
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers, clip_gradients
-from sheepop.train.precision import autocast, candidates, torch_dtype
+from sheepop.train.precision import apply_precision, autocast, candidates, torch_dtype
 from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
 
 _VOCABULARY = 4096  # of presets that leave it to the tokenizer
@@ -76,25 +78,37 @@ def render_bench(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def measure_training(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
-    """Whole optimizer steps: forward, loss, backward, clipping, AdamW."""
+def measure_training(
+    config: ModelConfig,
+    device: str,
+    precision: str,
+    seconds: float,
+    *,
+    rows: int = _BATCH,
+    longest: int = 256,
+    compiled: bool = False,
+    activation_checkpointing: Mode = "none",
+) -> dict[str, Any]:
+    """Whole optimizer steps: forward, loss, backward, clipping, AdamW; on `rows` rows of at most `longest` tokens."""
     keep_freed_memory(device)  # as a run does
-    seq_len = min(config.max_seq_len, 256)
+    seq_len = min(config.max_seq_len, longest)
     model = build_model(config, 0, device)
-    training = TrainingConfig(global_batch_size=_BATCH, precision=precision)
+    apply_precision(model, precision)
+    apply_activation_checkpointing(model, activation_checkpointing)
+    training = TrainingConfig(global_batch_size=rows, precision=precision)
     optimizers = build_optimizers(model, training)
-    network = Network(model, precision=precision, device=device)
-    rows = RandomBatches(config.vocabulary, seq_len).batch(np.arange(_BATCH))
-    prepared = PreparedStep.of(rows, _BATCH, NextToken(), device=device)
+    network = Network(model, precision=precision, device=device, compiled=compiled)
+    batch = RandomBatches(config.vocabulary, seq_len).batch(np.arange(rows))
+    prepared = PreparedStep.of(batch, rows, NextToken(), device=device)
 
     def step() -> None:
         accumulate_gradients(network, NextToken(), prepared)
         clip_gradients(model.parameters(), training.max_grad_norm)
         apply_gradients(optimizers)
 
-    rate = _BATCH * seq_len / _median_seconds(step, device, seconds)
+    rate = rows * seq_len / _median_seconds(step, device, seconds)
     flops = rate * training_flops_per_token(config, seq_len)
-    return _row("train", precision, f"{_BATCH} x {seq_len}", rate, flops, device)
+    return _row("train", precision, f"{rows} x {seq_len}", rate, flops, device)
 
 
 @dataclass(frozen=True)
