@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -179,6 +182,50 @@ def test_observers_are_called_in_order_and_each_is_forgotten_with_its_own_contex
         assert len(values) == 3
     model(IDS)
     assert len(values) == 3
+
+
+def test_two_threads_that_watch_one_network_see_each_their_own_pass() -> None:
+    model = network()
+    both_watch = threading.Barrier(2, timeout=30)
+
+    def run(token: int) -> list[Tensor]:
+        with watch(model, {"embedded": seen[token].append, "blocks.0.output": lambda x: token * x}):
+            both_watch.wait()
+            logits = model(torch.full((1, 3), token)).detach()
+            both_watch.wait()
+        return logits
+
+    seen: dict[int, list[Tensor]] = {2: [], 3: []}
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(seen, pool.map(run, seen), strict=True))
+    for token, values in seen.items():
+        (value,) = values
+        assert torch.equal(value, model.embedding(torch.full((1, 3), token)) * model.embedding_scale)
+        with watch(model, {"blocks.0.output": lambda x, token=token: token * x}):
+            assert torch.equal(found[token], model(torch.full((1, 3), token)))
+
+
+def test_a_copy_that_shares_the_weights_is_seen_through_the_probes_of_the_original() -> None:
+    model = network()
+    copied = copy.deepcopy(model)
+    with record(model, ["blocks.1.output"]) as values:
+        copied(2 * IDS % 19)
+    expected = SlowNetwork(model)
+    expected.logits((2 * IDS % 19)[0].tolist())
+    np.testing.assert_allclose(values["blocks.1.output"][0], expected.points["blocks.1.output"], atol=1e-6)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_compiled_network_is_run_as_it_is_written_while_it_is_watched() -> None:
+    model = network()
+    expected = model(IDS)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    model(IDS)
+    with record(model, named_probes(model)) as values:
+        assert torch.equal(model(IDS), model.read_out(values["final"]))
+    assert values.keys() == named_probes(model).keys()
+    torch.testing.assert_close(model(IDS), expected)
 
 
 def test_an_error_in_the_context_leaves_no_observer_behind() -> None:

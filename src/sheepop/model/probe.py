@@ -10,10 +10,15 @@ nothing is rotated, ``rotated_q`` sees what enters the scores all the same.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 # Sees the tensor at a probe; what it returns goes on in its place, None leaves it as it is.
@@ -21,19 +26,35 @@ Observer = Callable[[Tensor], Tensor | None]
 
 
 class Probe:
-    """The identity, until someone watches. No module: a call costs less than that of a module would."""
+    """The identity, until someone watches. No module: a call costs less than that of a module would.
 
-    __slots__ = ("observers",)
+    Observers belong to the context that `watch` was entered in, not to the probe: of two threads or tasks that run one
+    network at the same time, each sees its own pass. A copy of a network, such as the one that training steps run on,
+    has the probes of the original, so whoever watches the model sees what trains.
+    """
 
-    def __init__(self) -> None:
-        self.observers: tuple[Observer, ...] = ()
+    __slots__ = ()
 
     def __call__(self, value: Tensor) -> Tensor:
         """The tensor as it came, or as the observers changed it."""
+        if torch.compiler.is_compiling():
+            return value
         for observe in self.observers:
             changed = observe(value)
             value = value if changed is None else changed
         return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Probe:
+        """The probe itself; see above."""
+        return self
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who looks at this probe in the present context, in the order in which they are called."""
+        return _watched.get().get(self, ())
+
+
+_watched: ContextVar[Mapping[Probe, tuple[Observer, ...]]] = ContextVar("watched probes", default=MappingProxyType({}))
 
 
 def named_probes(model: nn.Module) -> dict[str, Probe]:
@@ -51,20 +72,20 @@ def watch(model: nn.Module, observers: Mapping[str, Observer]) -> Iterator[None]
     """Calls each observer with the tensor that passes the probe of its name, until the context is left.
 
     Names may be patterns, ``blocks.*.attention.weights``. Attention is computed step by step while its scores or
-    weights are watched. Raises `KeyError` for a name that no probe has. For models that are not compiled; a compiled
-    one notices its observers when it is compiled anew.
+    weights are watched, and what was compiled is run as it is written: compiled code has no probes. Raises `KeyError`
+    for a name that no probe has.
     """
     probes = named_probes(model)
-    chosen = [(probe, observe) for name, observe in observers.items() for probe in _matching(probes, name)]
-    for probe, observe in chosen:
-        probe.observers = (*probe.observers, observe)
+    watched = dict(_watched.get())
+    for name, observe in observers.items():
+        for probe in _matching(probes, name):
+            watched[probe] = (*watched.get(probe, ()), observe)
+    token = _watched.set(watched)
     try:
-        yield
+        with _nothing_compiled():
+            yield
     finally:
-        for probe, observe in chosen:
-            # One of them: the same observer may be there from a context around this one.
-            last = len(probe.observers) - 1 - probe.observers[::-1].index(observe)
-            probe.observers = probe.observers[:last] + probe.observers[last + 1 :]
+        _watched.reset(token)
 
 
 @contextmanager
@@ -83,6 +104,11 @@ def record(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]
     wanted = [found[id(probe)] for name in names for probe in _matching(probes, name)]
     with watch(model, {name: keeper(name) for name in wanted}):
         yield values
+
+
+def _nothing_compiled() -> AbstractContextManager[Any]:
+    # The compiler takes seconds to load; before it is loaded, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _matching(probes: Mapping[str, Probe], pattern: str) -> list[Probe]:
