@@ -15,6 +15,7 @@ import torch
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.model import Transformer
+from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, tokenizer_from_json, train_tokenizer
 
 Build = Callable[..., Transformer]
@@ -104,6 +105,45 @@ def test_requests_differ_seeds_differ_and_a_drawn_seed_repeats_the_text(
     assert generator.generate(["same"], SAMPLED.replace(seed=drawn.seed))[0] == drawn
 
 
+def test_the_mode_of_the_model_is_never_touched_while_texts_are_written(
+    toy_model: Build, characters: CharTokenizer
+) -> None:
+    model = toy_model(dropout=0.5).train()
+    modes: list[bool] = []
+    with watch(model, {"final": lambda _: modes.extend(module.training for module in model.modules())}):
+        Generator(model, characters).generate(["a"], GREEDY)
+    assert all(modes)
+    assert modes
+
+
+def test_each_prompt_is_written_with_its_own_settings(toy_model: Build, characters: CharTokenizer) -> None:
+    generator = Generator(toy_model(), characters)
+    configs = [
+        GREEDY,
+        SAMPLED,
+        SAMPLED.replace(top_k=3, repetition_penalty=1.3, seed=6),
+        GREEDY.replace(max_new_tokens=3, repetition_penalty=1.3),
+    ]
+    together = texts(generator.generate(PROMPTS, configs))
+    # The text of prompt i depends on i: each one is taken from a call in which all have its settings.
+    assert together == [texts(generator.generate(PROMPTS, config))[i] for i, config in enumerate(configs)]
+
+
+@pytest.mark.parametrize(
+    ("configs", "problem"),
+    [
+        ([GREEDY], "2 prompts were given with 1 configurations"),
+        ([GREEDY, GREEDY.replace(num_beams=2)], "the same num_beams"),
+        ([GREEDY, GREEDY.replace(use_cache=False)], "the same use_cache"),
+    ],
+)
+def test_settings_that_cannot_be_mixed_are_refused(
+    toy_model: Build, characters: CharTokenizer, configs: list[GenerationConfig], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Generator(toy_model(), characters).generate(["a", "b"], configs)
+
+
 def test_only_tokens_of_the_tokenizer_are_written(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model(vocab_size=160)
     config = GenerationConfig(temperature=1e6, top_p=1.0, max_new_tokens=60, seed=1)
@@ -179,14 +219,13 @@ def test_repetition_penalty_counts_prompt_and_text(chain_model: Build, character
 def test_a_new_token_runs_the_network_on_one_position(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model()
     counts: list[int] = []
-    hook = model.embedding.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].numel()))
     config = GREEDY.replace(max_new_tokens=6)
-    Generator(model, characters).generate(["hello"], config)
-    assert counts == [5, 1, 1, 1, 1, 1]
-    counts.clear()
-    Generator(model, characters).generate(["hello"], config.replace(use_cache=False))
+    with watch(model, {"embedded": lambda x_BTD: counts.append(x_BTD.shape[1])}):
+        Generator(model, characters).generate(["hello"], config)
+        assert counts == [5, 1, 1, 1, 1, 1]
+        counts.clear()
+        Generator(model, characters).generate(["hello"], config.replace(use_cache=False))
     assert counts == [5, 6, 7, 8, 9, 10]
-    hook.remove()
 
 
 def test_writing_stops_at_the_end_of_the_context(toy_model: Build, characters: CharTokenizer) -> None:
@@ -371,7 +410,6 @@ def test_a_model_in_training_writes_without_dropout_and_goes_on_training(
     assert texts(generator.generate(PROMPTS, GREEDY)) == expected
     with torch.autocast("cpu", torch.bfloat16):
         assert texts(generator.generate(PROMPTS, GREEDY)) == expected
-    assert model.training
     assert all(module.training for module in model.modules())
     assert torch.equal(torch.get_rng_state(), state)
     loss = model(torch.tensor([[5, 6, 7]])).sum()

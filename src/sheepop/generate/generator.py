@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +48,8 @@ class Generator:
             )
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
-        self.model = model if device is None else model.to(device)
+        # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.
+        self.model = (model if device is None else model.to(device)).sharing_copy().eval()
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
@@ -64,7 +64,7 @@ class Generator:
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
-        config: GenerationConfig | None = None,
+        config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
         batched: bool = True,
         on_text: OnText | None = None,
@@ -72,7 +72,8 @@ class Generator:
     ) -> list[Completion]:
         """Continues every prompt, a text or a list of token ids; completions come in the order of the prompts.
 
-        For an encoder-decoder a prompt is a source, and what is written its target.
+        For an encoder-decoder a prompt is a source, and what is written its target. `config` is one for all prompts, or
+        one for each; those of prompts that are given together agree in `num_beams` and `use_cache`.
 
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
         `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic.
@@ -83,29 +84,29 @@ class Generator:
         Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
         while `on_overflow` is ``refuse``; `CheckpointError` when the network's logits are not finite.
         """
-        config = config or GenerationConfig()
-        seed = secrets.randbits(32) if config.seed is None else config.seed
-        requests = self._requests(prompts, config, seed)
-        run = self._run if config.num_beams == 1 else self._search
-        size = max(1, self.max_batch_size // config.num_beams) if batched else 1
-        with _inference(self.model):
+        requests = self._requests(prompts, config or GenerationConfig())
+        if not requests:
+            return []
+        num_beams = requests[0].config.num_beams
+        run = self._run if num_beams == 1 else self._search
+        size = max(1, self.max_batch_size // num_beams) if batched else 1
+        with torch.inference_mode(), torch.autocast(self.model.embedding.weight.device.type, enabled=False):
             for first in range(0, len(requests), size):
-                run(requests[first : first + size], config, on_text, should_stop)
+                run(requests[first : first + size], on_text, should_stop)
         return [request.completion() for request in requests]
 
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
-        self._requests(prompts, config, seed=0)
+        self._requests(prompts, config)
 
     def _run(
         self,
         active: list[Request],
-        config: GenerationConfig,
         on_text: OnText | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         """Runs requests together until all have ended; those that end leave the batch."""
-        runner = self._runner(active, config)
+        runner = self._runner(active)
         restart = True
         while active:
             if should_stop is not None and should_stop():
@@ -116,7 +117,7 @@ class Generator:
                 logits = runner.start([r.context for r in active], [r.num_remaining for r in active])
             else:
                 logits = runner.step([r.context[-1] for r in active])
-            for request, (token_id, logprob) in zip(active, self._choose(logits, active, config), strict=True):
+            for request, (token_id, logprob) in zip(active, self._choose(logits, active), strict=True):
                 _hand_on(request.index, request.accept(token_id, logprob), on_text)
             rows = [row for row, request in enumerate(active) if request.finish_reason is None]
             if 0 < len(rows) < len(active):
@@ -130,17 +131,16 @@ class Generator:
     def _search(
         self,
         requests: list[Request],
-        config: GenerationConfig,
         on_text: OnText | None,
         should_stop: Callable[[], bool] | None,
     ) -> None:
         """Writes the best text that beam search finds for every request."""
         beams = [
             Beam(
-                num_beams=config.num_beams,
+                num_beams=request.config.num_beams,
                 max_tokens=request.num_remaining,
                 end_ids=self._end_ids,
-                length_penalty=config.length_penalty,
+                length_penalty=request.config.length_penalty,
             )
             for request in requests
         ]
@@ -150,67 +150,77 @@ class Generator:
             _require_finite(logits, [request for request, beam in zip(requests, beams, strict=True) for _ in beam.live])
             return logits.log_softmax(-1).masked_fill(self._forbidden, -torch.inf)
 
-        search(self._runner(requests, config), [r.context for r in requests], beams, log_probabilities, should_stop)
+        search(self._runner(requests), [r.context for r in requests], beams, log_probabilities, should_stop)
         for request, beam in zip(requests, beams, strict=True):
             best = beam.best()
             text = "".join(map(request.accept, best.token_ids, best.logprobs))
             _hand_on(request.index, text if request.finish_reason else text + request.finish("abort"), on_text)
 
-    def _runner(self, requests: list[Request], config: GenerationConfig) -> Runner:
+    def _runner(self, requests: list[Request]) -> Runner:
         """What runs the network on the requests' contexts, and on their sources once."""
         sources = [request.source_ids for request in requests if request.source_ids is not None] or None
-        return (IncrementalRunner if config.use_cache else RecomputingRunner)(self.model, sources)
+        return (IncrementalRunner if requests[0].config.use_cache else RecomputingRunner)(self.model, sources)
 
-    def _choose(self, logits: Tensor, active: list[Request], config: GenerationConfig) -> list[tuple[int, float]]:
+    def _choose(self, logits: Tensor, active: list[Request]) -> list[tuple[int, float]]:
         """The next token of every row of `logits` (B, V) and its log-probability under the model."""
         logits = logits.cpu().double()  # in two steps, since not every device has float64
         _require_finite(logits, active)
-        scores = logits
-        if config.repetition_penalty != 1:
-            scores = apply_repetition_penalty(scores, _seen(active, logits.shape[-1]), config.repetition_penalty)
-        scores = scores.masked_fill(self._forbidden, -torch.inf)
-        if config.greedy:
-            token_ids = scores.argmax(dim=-1)
-        else:
-            rows = zip(next_token_probabilities(scores, config), active, strict=True)
-            token_ids = torch.tensor(
-                [sample(row, torch_generator(r.seed, "token", len(r.token_ids))) for row, r in rows]
-            )
+        token_ids = torch.empty(len(active), dtype=torch.long)
+        for rows in _rows_of_equal_settings(active):
+            token_ids[rows] = self._draw(logits[rows], [active[row] for row in rows])
         logprobs = logits.gather(-1, token_ids[:, None])[:, 0] - logits.logsumexp(dim=-1)
         return list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
 
-    def _requests(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, seed: int) -> list[Request]:
+    def _draw(self, scores: Tensor, requests: list[Request]) -> Tensor:
+        """The next tokens (B,) of requests whose sampling settings are those of the first."""
+        config = requests[0].config
+        if config.repetition_penalty != 1:
+            scores = apply_repetition_penalty(scores, _seen(requests, scores.shape[-1]), config.repetition_penalty)
+        scores = scores.masked_fill(self._forbidden, -torch.inf)
+        if config.greedy:
+            return scores.argmax(dim=-1)
+        rows = zip(next_token_probabilities(scores, config), requests, strict=True)
+        return torch.tensor([sample(row, torch_generator(r.seed, "token", len(r.token_ids))) for row, r in rows])
+
+    def _requests(
+        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
+    ) -> list[Request]:
         if isinstance(prompts, str):
             raise UsageError("prompts is a list of prompts; for a single one pass [prompt].")
+        configs = [config] * len(prompts) if isinstance(config, GenerationConfig) else list(config)
+        _require_alike(configs, len(prompts))
+        drawn = secrets.randbits(32)
+        return [
+            self._request(index, "The prompt" if len(prompts) == 1 else f"Prompt {index + 1}", prompt, settings, drawn)
+            for index, (prompt, settings) in enumerate(zip(prompts, configs, strict=True))
+        ]
+
+    def _request(
+        self, index: int, name: str, prompt: str | Sequence[int], config: GenerationConfig, drawn_seed: int
+    ) -> Request:
         max_seq_len = self.model.config.max_seq_len
-        requests = []
-        for index, prompt in enumerate(prompts):
-            name = "The prompt" if len(prompts) == 1 else f"Prompt {index + 1}"
-            token_ids, source_ids = self._encode(name, prompt), None
-            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
-            if not self.continues_prompts:
-                source_ids = self._source(name, token_ids, config)
-                token_ids = [self.tokenizer.bos_id]
-            elif config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
-                raise UsageError(
-                    f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {max_seq_len} holds "
-                    f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to "
-                    "keep only its last tokens."
-                )
-            requests.append(
-                Request(
-                    index,
-                    text,
-                    token_ids,
-                    config,
-                    self.tokenizer,
-                    self._end_ids,
-                    max_seq_len=max_seq_len,
-                    seed=seed,
-                    source_ids=source_ids,
-                )
+        token_ids, source_ids = self._encode(name, prompt), None
+        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
+        if not self.continues_prompts:
+            source_ids = self._source(name, token_ids, config)
+            token_ids = [self.tokenizer.bos_id]
+        elif config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
+            raise UsageError(
+                f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {max_seq_len} holds "
+                f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to "
+                "keep only its last tokens."
             )
-        return requests
+        return Request(
+            index,
+            text,
+            token_ids,
+            config,
+            self.tokenizer,
+            self._end_ids,
+            max_seq_len=max_seq_len,
+            seed=drawn_seed if config.seed is None else config.seed,
+            source_ids=source_ids,
+        )
 
     def _source(self, name: str, token_ids: list[int], config: GenerationConfig) -> list[int]:
         """What the encoder reads of a prompt."""
@@ -248,16 +258,22 @@ class Generator:
         return token_ids
 
 
-@contextmanager
-def _inference(model: Transformer) -> Iterator[None]:
-    """Without dropout, gradients and autocast; the model's mode is restored, so training can go on."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), torch.autocast(model.embedding.weight.device.type, enabled=False):
-            yield
-    finally:
-        model.train(was_training)
+def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
+    if len(configs) != num_prompts:
+        raise UsageError(f"{num_prompts} prompts were given with {len(configs)} configurations; give one, or as many.")
+    for name in ("num_beams", "use_cache"):
+        if len({getattr(config, name) for config in configs}) > 1:
+            raise UsageError(f"Prompts that are given together need the same {name}. Give them in calls of their own.")
+
+
+def _rows_of_equal_settings(active: list[Request]) -> list[list[int]]:
+    """The rows of a batch, those together whose next token is drawn in the same way."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row, request in enumerate(active):
+        config = request.config
+        settings = (config.repetition_penalty, config.temperature, config.top_k, config.top_p)
+        groups.setdefault(settings, []).append(row)
+    return list(groups.values())
 
 
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:

@@ -43,7 +43,7 @@ class Request:
             self.context = prompt_ids[-(max_seq_len - min(config.max_new_tokens, max_seq_len // 2)) :]
         self._num_dropped = len(prompt_ids) - len(self.context)
         self._prompt = prompt
-        self._config = config
+        self.config = config
         self._max_seq_len = max_seq_len
         self._call_seed = seed
         self._end_ids = end_ids
@@ -56,8 +56,8 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be written."""
-        remaining = self._config.max_new_tokens - len(self.token_ids)
-        if self._config.on_overflow == "refuse":
+        remaining = self.config.max_new_tokens - len(self.token_ids)
+        if self.config.on_overflow == "refuse":
             remaining = min(remaining, self._max_seq_len - self.position)
         return remaining
 

@@ -5,8 +5,9 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,13 @@ class Transformer(nn.Module):
         """Makes the output projection and the embedding one parameter, when the configuration says so."""
         if self.config.tie_weights:
             self.lm_head.weight = self.embedding.weight
+
+    def sharing_copy(self) -> Self:
+        """The same network with modules of its own over the same parameters and buffers.
+
+        What is set on its modules, training or evaluation mode, compiled code, hooks, leaves the original alone.
+        """
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
 
     def compile_blocks(self) -> None:
         """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
