@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -12,9 +11,9 @@ from torch import Tensor
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.core.random import torch_generator
 from sheepop.generate.beam_search import Beam, search
-from sheepop.generate.completion import Completion
 from sheepop.generate.config import GenerationConfig
-from sheepop.generate.request import Request
+from sheepop.generate.prompt import read_prompt
+from sheepop.generate.request import Completion, Request
 from sheepop.generate.runner import IncrementalRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import apply_repetition_penalty, next_token_probabilities, sample
 from sheepop.model import EncoderDecoder, Transformer
@@ -158,7 +157,7 @@ class Generator:
 
     def _runner(self, requests: list[Request]) -> Runner:
         """What runs the network on the requests' contexts, and on their sources once."""
-        sources = [request.source_ids for request in requests if request.source_ids is not None] or None
+        sources = [r.prompt.source_ids for r in requests if r.prompt.source_ids is not None] or None
         return (IncrementalRunner if requests[0].config.use_cache else RecomputingRunner)(self.model, sources)
 
     def _choose(self, logits: Tensor, active: list[Request]) -> list[tuple[int, float]]:
@@ -198,64 +197,15 @@ class Generator:
     def _request(
         self, index: int, name: str, prompt: str | Sequence[int], config: GenerationConfig, drawn_seed: int
     ) -> Request:
-        max_seq_len = self.model.config.max_seq_len
-        token_ids, source_ids = self._encode(name, prompt), None
-        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids)
-        if not self.continues_prompts:
-            source_ids = self._source(name, token_ids, config)
-            token_ids = [self.tokenizer.bos_id]
-        elif config.on_overflow == "refuse" and len(token_ids) >= max_seq_len:
-            raise UsageError(
-                f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {max_seq_len} holds "
-                f"at most {max_seq_len - 1} and a new one. Shorten it, or set on_overflow=window (--window) to "
-                "keep only its last tokens."
-            )
         return Request(
             index,
-            text,
-            token_ids,
+            read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow),
             config,
             self.tokenizer,
             self._end_ids,
-            max_seq_len=max_seq_len,
+            max_seq_len=self.model.config.max_seq_len,
             seed=drawn_seed if config.seed is None else config.seed,
-            source_ids=source_ids,
         )
-
-    def _source(self, name: str, token_ids: list[int], config: GenerationConfig) -> list[int]:
-        """What the encoder reads of a prompt."""
-        if config.on_overflow == "window":
-            raise UsageError("on_overflow=window (--window) drops the beginning of a text, which a target needs.")
-        longest = self.model.config.max_seq_len
-        if len(token_ids) >= longest:
-            raise UsageError(
-                f"{name} has {len(token_ids)} tokens, and the encoder's max_seq_len = {longest} holds at most "
-                f"{longest - 1} and the one that ends a source. Shorten it."
-            )
-        return [*token_ids, self.tokenizer.eos_id]
-
-    def _encode(self, name: str, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            try:
-                prompt.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise UsageError(
-                    f"{name} is not valid Unicode text: character {error.start} is half of a surrogate pair, as bytes "
-                    "that are not UTF-8 become. Give it as UTF-8."
-                ) from None
-            prefix_ids = self.tokenizer.prefix_ids if self.continues_prompts else ()
-            token_ids = [*prefix_ids, *self.tokenizer.encode(prompt)]
-        else:
-            token_ids = _token_ids(name, prompt)
-        if not token_ids:
-            raise UsageError(f"{name} is empty. Give at least one character for the model to continue.")
-        for place, token_id in enumerate(token_ids):
-            if not 0 <= token_id < self.tokenizer.vocab_size:
-                raise UsageError(
-                    f"{name}: token id {token_id} at position {place} is not in the vocabulary. "
-                    f"Ids run from 0 to {self.tokenizer.vocab_size - 1}."
-                )
-        return token_ids
 
 
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
@@ -289,7 +239,7 @@ def _seen(active: list[Request], vocab_size: int) -> Tensor:
     """(B, V) True where a token occurs in a request's prompt or text."""
     seen = torch.zeros(len(active), vocab_size, dtype=torch.bool)
     for row, request in enumerate(active):
-        seen[row, request.prompt_ids + request.token_ids] = True
+        seen[row, request.prompt.token_ids + request.token_ids] = True
     return seen
 
 
@@ -303,13 +253,6 @@ def _require_finite(logits: Tensor, active: list[Request]) -> None:
         "not finite (NaN or infinity), so the model is not usable: its weights are damaged or its training diverged. "
         "Use an earlier checkpoint."
     )
-
-
-def _token_ids(name: str, prompt: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(value) for value in prompt]
-    except TypeError:
-        raise UsageError(f"{name} is neither text nor a list of token ids, which are integers: {prompt!r}.") from None
 
 
 def _hand_on(index: int, text: str, on_text: OnText | None) -> None:

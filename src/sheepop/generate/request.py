@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from sheepop.core.random import derive_seed
-from sheepop.generate.completion import Completion, FinishReason
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.prompt import Prompt
 from sheepop.generate.stopping import StopMatcher
 from sheepop.tokenizer import StreamDecoder, Tokenizer
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was written for one prompt: its continuation, or for an encoder-decoder the target for it as the source.
+
+    `text` ends before the stop string, if one was found. `token_ids` are all tokens that were chosen, with the
+    ``<eos>`` or the pieces of the stop string that ended them; `logprobs` has the natural logarithm of each one's
+    probability under the model itself, before temperature and the rest of the sampling settings.
+
+    `finish_reason` is ``stop`` (``<eos>`` or a stop string), ``length`` (`max_new_tokens`, or the end of the
+    context) or ``abort`` (the caller asked to stop). `num_dropped_prompt_tokens` counts the prompt's first tokens
+    that the network did not read because the context could not hold them. `seed` repeats the text. `continues_prompt`
+    says whether the text goes on where the prompt ends.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[float]
+    prompt: str
+    num_prompt_tokens: int
+    num_dropped_prompt_tokens: int
+    seed: int
+    continues_prompt: bool = True
 
 
 class Request:
     """State of one prompt. `context` are the tokens that the network reads to predict the next one; `seed` is the
     request's own, a function of the caller's seed and the prompt's index. A token of `end_ids` ends the text.
-
-    Where an encoder reads the prompt, its tokens are `source_ids`, and `prompt_ids` are those that begin every target.
 
     When the context is full and `on_overflow` is ``window``, it goes on with its last half, as if the text before
     had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the
@@ -23,26 +51,24 @@ class Request:
     def __init__(
         self,
         index: int,
-        prompt: str,
-        prompt_ids: list[int],
+        prompt: Prompt,
         config: GenerationConfig,
         tokenizer: Tokenizer,
         end_ids: frozenset[int],
         *,
         max_seq_len: int,
         seed: int,
-        source_ids: list[int] | None = None,
     ) -> None:
         self.index = index
         self.seed = derive_seed(seed, "request", index)
-        self.prompt_ids, self.source_ids = prompt_ids, source_ids
+        self.prompt = prompt
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
+        prompt_ids = prompt.token_ids
         self.context = list(prompt_ids)
         if len(prompt_ids) >= max_seq_len:
             self.context = prompt_ids[-(max_seq_len - min(config.max_new_tokens, max_seq_len // 2)) :]
         self._num_dropped = len(prompt_ids) - len(self.context)
-        self._prompt = prompt
         self.config = config
         self._max_seq_len = max_seq_len
         self._call_seed = seed
@@ -64,7 +90,7 @@ class Request:
     @property
     def position(self) -> int:
         """Index of the next token in prompt and text together."""
-        return len(self.prompt_ids) + len(self.token_ids)
+        return len(self.prompt.token_ids) + len(self.token_ids)
 
     @property
     def context_overflows(self) -> bool:
@@ -104,11 +130,11 @@ class Request:
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
             logprobs=self._logprobs,
-            prompt=self._prompt,
-            num_prompt_tokens=len(self.prompt_ids if self.source_ids is None else self.source_ids),
+            prompt=self.prompt.text,
+            num_prompt_tokens=self.prompt.num_tokens,
             num_dropped_prompt_tokens=self._num_dropped,
             seed=self._call_seed,
-            continues_prompt=self.source_ids is None,
+            continues_prompt=self.prompt.source_ids is None,
         )
 
     def _show(self, text: str) -> str:
