@@ -154,8 +154,7 @@ def test_buffers_are_those_of_the_model(precision: str) -> None:
     model.blocks[0].feed_forward.router.balance[2] += 100.0
     network.begin_step()
     batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
-    network.hidden_states({"input_ids": batch})
-    assert network.modules.blocks[0].feed_forward.take_routing().counts[2] == batch.numel()
+    assert network.run({"input_ids": batch}).routings[0].counts[2] == batch.numel()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,14 +6,26 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.model import Transformer
+from sheepop.model import Outputs, Transformer
 from sheepop.train.output_head import OutputHead
 from sheepop.train.precision import autocast, working_dtype
+
+
+class ObjectiveNetwork(Protocol):
+    """What an objective computes its loss with: forward passes, and the output projection."""
+
+    head: OutputHead
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """As `run` of the model, which `inputs` are the arguments of."""
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states of such a pass (B, T, D)."""
 
 
 class Network:
@@ -55,9 +67,13 @@ class Network:
         """The context that forward passes and losses are computed in."""
         return autocast(self.device, "fp32" if self._working else self.precision)
 
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """As `run` of the model, which `inputs` are the arguments of."""
+        return self.modules.run(**inputs)
+
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """As `hidden_states` of the model, which `inputs` are the arguments of."""
-        return self.modules.hidden_states(**inputs)
+        """The hidden states of such a pass (B, T, D)."""
+        return self.run(inputs).hidden_states
 
     def _working_weight(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         working = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=master.requires_grad)
