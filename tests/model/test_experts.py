@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -145,6 +146,48 @@ def test_experts_without_a_token_have_a_gradient_of_zero() -> None:
     for parameter in module.experts.parameters():
         assert parameter.grad is not None
         assert [bool(of_expert.any()) for of_expert in parameter.grad] == [False, False, False, True, False]
+
+
+@pytest.fixture
+def several_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("several_threads")
+def test_gradients_are_repeatable_on_several_threads() -> None:
+    """Without deterministic algorithms too; and those of the biases, which many rows share, are those of a loop."""
+    module = mixture(dtype=torch.float32).experts
+    x, counts = inputs(4, 512).flatten(0, 1).float(), torch.tensor([1100, 500, 0, 400, 48])
+
+    def gradients() -> dict[str, Tensor]:
+        module.zero_grad()
+        module(x, counts).square().sum().backward()
+        return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+    first = gradients()
+    assert all(torch.equal(gradient, first[name]) for _ in range(20) for name, gradient in gradients().items())
+    found = copy.deepcopy(module).double()(x.double(), counts).detach()
+    expected = torch.zeros(5, 8, dtype=torch.float64)
+    for expert, row in zip(torch.arange(5).repeat_interleave(counts).tolist(), found, strict=True):
+        expected[expert] += 2 * row
+    torch.testing.assert_close(first["down_bias"].double(), expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_a_router_computes_in_float32_at_least(dtype: torch.dtype, autocast: torch.dtype | None) -> None:
+    module = mixture(dtype=dtype).router
+    x = inputs().flatten(0, 1).to(dtype)
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        logits, weights, _ = module(x)
+    assert logits.dtype == weights.dtype == torch.promote_types(dtype, torch.float32)
+    expected = [
+        [sum(a * b for a, b in zip(row, of, strict=True)) for of in module.weight.tolist()] for row in x.tolist()
+    ]
+    torch.testing.assert_close(logits.double(), torch.tensor(expected).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_balance_moves_the_choice_and_not_the_weights() -> None:

@@ -112,8 +112,10 @@ def count_activations(
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
         if precision == "bf16":
+            exact = set(map(id, model.exact_parameters))
             for parameter in model.parameters():
-                parameter.data = parameter.data.bfloat16()
+                if id(parameter) not in exact:
+                    parameter.data = parameter.data.bfloat16()
         sources: dict[str, Any] = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
         return _count(model, partial(model.run, input_ids, **sources), _arithmetic(precision, device))
 

@@ -107,7 +107,10 @@ class Experts(nn.Module):
 
         def apply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             found = grouped_product(rows, weight, ends_E)
-            return found if bias is None else found + bias[experts_M].to(found.dtype)
+            if bias is None or experts_M is None:
+                return found
+            # The gradient of bias[...] would add up the rows of an expert in any order where a CPU has several threads.
+            return found + bias.index_select(0, experts_M).to(found.dtype)
 
         up_MF = apply(x_MD, self.up_proj, self.up_bias)
         if self.gate_proj is None:

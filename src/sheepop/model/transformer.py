@@ -84,6 +84,11 @@ class Transformer(nn.Module):
         layers = {layer: block.feed_forward for layer, block in enumerate(self.blocks)}
         return {layer: module for layer, module in layers.items() if isinstance(module, MixtureOfExperts)}
 
+    @property
+    def exact_parameters(self) -> list[nn.Parameter]:
+        """Those that stay float32 where steps compute with rounded weights: a rounded router chooses other experts."""
+        return [mixture.router.weight for mixture in self.mixtures.values()]
+
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """The hidden states (B, T, D) that `run` gives for the same arguments."""
         return self.run(input_ids, **inputs).hidden_states

@@ -31,7 +31,8 @@ class ObjectiveNetwork(Protocol):
 class Network:
     """Hidden states and `head`, the output projection, of `model` for training steps; the gradients arrive in `model`.
 
-    In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones. Modules are
+    In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones; routers keep
+    these. Modules are
     copied, parameters and buffers shared, so that what is compiled here is compiled for training steps only: they have
     one shape, while texts of every length are scored and sampled. `modules` is that copy.
     """
@@ -127,6 +128,8 @@ def _add_rows(master: Tensor, embedding: Tensor) -> None:
 
 
 def _computed_with(model: Transformer) -> list[nn.Parameter]:
-    """The parameters that activations meet: all but the embedding, which is looked up, and the head."""
-    apart = {id(model.embedding.weight), id(model.lm_head.weight)}
+    """The parameters that activations meet in the working data type: all but the embedding, which is looked up, the
+    head, and those that are exact.
+    """
+    apart = {id(weight) for weight in (model.embedding.weight, model.lm_head.weight, *model.exact_parameters)}
     return [parameter for parameter in model.parameters() if id(parameter) not in apart]
