@@ -16,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
-from sheepop.model import ModelConfig, Transformer, activations, build_model, cross_entropy_sum
-from sheepop.model.activations import Activations, BlockBytes, count_activations
-from sheepop.model.cost import TrainingBytes, num_parameters, training_bytes
+from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy_sum
+from sheepop.model.accounting import saved_activations
+from sheepop.model.accounting.memory import TrainingBytes, training_bytes
+from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations
 from sheepop.model.loss import linear_cross_entropy, logits_bytes
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import (
@@ -183,10 +185,25 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
         if config.architecture == "encoder_decoder":
             inputs["source_ids"] = ids
         with Alive() as alive, taken.arithmetic():
-            hidden = taken.hidden_states(inputs)
+            outputs = taken.run(inputs)
         # The token ids are kept too, and were there before.
-        assert hidden is not None
+        assert outputs is not None
         assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_routing_that_is_held_does_not_hold_a_block_that_was_run_again(mode: str) -> None:
+    """Behind the backward pass only what was returned is left, and the gradients."""
+    model = build_model(ARCHITECTURES["deepseek"], 0).train()
+    apply_activation_checkpointing(model, mode)
+    with Alive() as alive:
+        outputs = model.run(torch.arange(3 * 12).view(3, 12))
+        losses = [routing.load_balancing_loss() for routing in outputs.routings]
+        torch.autograd.backward(outputs.hidden_states.square().sum() + torch.stack(losses).sum())
+        del losses
+    held = (outputs.hidden_states, *itertools.chain(*outputs.routings))
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert alive.num_bytes(but=model) == sum(tensor.nbytes for tensor in (*held, *gradients))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +220,7 @@ def test_where_blocks_can_be_computed_only_attention_that_takes_them_is_counted_
     """A GPU with the kernel for blocks: who asks for another form of attention keeps what that form keeps."""
     config = ARCHITECTURES[name].replace(**{"head_dim": 16, **settings})
     expected = count_activations(config, 3, 12)
-    monkeypatch.setattr(activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
+    monkeypatch.setattr(saved_activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
     assert count_activations(config, 3, 12) == expected
 
 

@@ -24,7 +24,7 @@ from sheepop.jobs.training_data import (
 )
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
-from sheepop.model.cost import training_flops_per_token
+from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.train import (
     Checkpointer,
     Schedule,

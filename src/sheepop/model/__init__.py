@@ -1,10 +1,9 @@
 """The network on one device: configuration, layers, loss, cost, cache protocol."""
 
-from sheepop.model.architectures import blank_model
 from sheepop.model.cache import Cache, KeyValueCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.encoder_decoder import EncoderDecoder, Memory
-from sheepop.model.initialization import build_model
+from sheepop.model.initialization import blank_model, build_model
 from sheepop.model.loss import (
     IGNORE_INDEX,
     LossSums,
@@ -14,7 +13,7 @@ from sheepop.model.loss import (
     linear_cross_entropy,
     score_tokens,
 )
-from sheepop.model.transformer import Transformer
+from sheepop.model.transformer import Outputs, Transformer
 
 __all__ = [
     "IGNORE_INDEX",
@@ -25,6 +24,7 @@ __all__ = [
     "LossTerms",
     "Memory",
     "ModelConfig",
+    "Outputs",
     "Transformer",
     "blank_model",
     "build_model",

@@ -6,20 +6,33 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.model import Transformer
+from sheepop.model import Outputs, Transformer
 from sheepop.train.output_head import OutputHead
 from sheepop.train.precision import autocast, working_dtype
+
+
+class ObjectiveNetwork(Protocol):
+    """What an objective computes its loss with: forward passes, and the output projection."""
+
+    head: OutputHead
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """As `run` of the model, which `inputs` are the arguments of."""
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states of such a pass (B, T, D)."""
 
 
 class Network:
     """Hidden states and `head`, the output projection, of `model` for training steps; the gradients arrive in `model`.
 
-    In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones. Modules are
+    In bf16 the steps run on a working copy of the weights, cast once a step from `model`'s float32 ones; routers keep
+    these. Modules are
     copied, parameters and buffers shared, so that what is compiled here is compiled for training steps only: they have
     one shape, while texts of every length are scored and sampled. `modules` is that copy.
     """
@@ -55,9 +68,13 @@ class Network:
         """The context that forward passes and losses are computed in."""
         return autocast(self.device, "fp32" if self._working else self.precision)
 
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """As `run` of the model, which `inputs` are the arguments of."""
+        return self.modules.run(**inputs)
+
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """As `hidden_states` of the model, which `inputs` are the arguments of."""
-        return self.modules.hidden_states(**inputs)
+        """The hidden states of such a pass (B, T, D)."""
+        return self.run(inputs).hidden_states
 
     def _working_weight(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         working = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=master.requires_grad)
@@ -111,6 +128,8 @@ def _add_rows(master: Tensor, embedding: Tensor) -> None:
 
 
 def _computed_with(model: Transformer) -> list[nn.Parameter]:
-    """The parameters that activations meet: all but the embedding, which is looked up, and the head."""
-    apart = {id(model.embedding.weight), id(model.lm_head.weight)}
+    """The parameters that activations meet in the working data type: all but the embedding, which is looked up, the
+    head, and those that are exact.
+    """
+    apart = {id(weight) for weight in (model.embedding.weight, model.lm_head.weight, *model.exact_parameters)}
     return [parameter for parameter in model.parameters() if id(parameter) not in apart]

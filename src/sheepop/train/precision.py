@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sheepop.core.errors import DeviceError
-from sheepop.model.speed import matrix_peak
+from sheepop.core.speed import matrix_peak
 from sheepop.train.float8 import check_float8, use_float8
 
 # What autocast computes matrix products in.

@@ -10,20 +10,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
-from sheepop.model.cost import (
-    cache_bytes,
+from sheepop.model.accounting.memory import cache_bytes, weight_bytes
+from sheepop.model.accounting.operations import (
     decoding_flops_per_token,
     forward_flops_per_token,
+    training_flops_per_token,
+)
+from sheepop.model.accounting.parameters import (
     matrix_parameters,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
-    training_flops_per_token,
-    weight_bytes,
 )
 from sheepop.model.mask import attention_mask
 
-from .architectures import ARCHITECTURES
+from ..architectures import ARCHITECTURES
 
 BATCH, LENGTH, SOURCE = 2, 12, 7
 PAIRS = [name for name, config in ARCHITECTURES.items() if config.architecture == "encoder_decoder"]
@@ -124,7 +125,8 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
     config = ARCHITECTURES[name]
     model = build_model(config, seed=0).train()
     token = torch.tensor([[7]])
-    expected = model(token)
+    outputs = model.run(token)
+    expected = model.read_out(outputs.hidden_states)
     active = sum(parameter.numel() for parameter in model.parameters())
     matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name]
     multiplying = sum(p.numel() for p in matrices if p is not model.embedding.weight and p.ndim < 4)
@@ -132,8 +134,8 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
         multiplying -= model.added_positions.table.numel()
     if config.tie_weights:
         multiplying += model.lm_head.weight.numel()
-    for mixture in model.mixtures.values():
-        idle = sorted(set(range(config.experts.count)) - set(mixture.take_routing().chosen.flatten().tolist()))
+    for mixture, routing in zip(model.mixtures.values(), outputs.routings, strict=True):
+        idle = sorted(set(range(config.experts.count)) - set(routing.chosen.flatten().tolist()))
         assert len(idle) == config.experts.count - config.experts.per_token
         for stacked in mixture.experts.parameters():
             stacked.data[idle] = torch.nan
