@@ -8,9 +8,9 @@ from typing import Any
 
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, TensorRule, groups
 from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
-    Given,
     Refused,
     Settings,
     described,

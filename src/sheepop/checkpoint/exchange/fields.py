@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sheepop.checkpoint.mapping import Field, Given, Settings, all_but_every, sliding, window_settings
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Field, Settings, all_but_every, sliding, window_settings
 from sheepop.model.config import ModelConfig
 
 GATED_ACTIVATIONS = {

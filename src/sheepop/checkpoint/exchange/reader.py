@@ -16,8 +16,8 @@ from sheepop.checkpoint.exchange.rope_parameters import longrope_note
 from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
 from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.given import shown
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
-from sheepop.checkpoint.mapping import shown
 from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting

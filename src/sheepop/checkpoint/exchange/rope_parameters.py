@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sheepop.checkpoint.mapping import LARGEST_CONTEXT, Field, Given, Settings, yarn_attention_factor
+from sheepop.checkpoint.given import LARGEST_CONTEXT, Given
+from sheepop.checkpoint.mapping import Field, Settings, yarn_attention_factor
 from sheepop.model.config import ModelConfig
 
 ORIGINAL = "original_max_position_embeddings"

@@ -12,15 +12,20 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
-from sheepop.checkpoint.gguf.architectures import Role
-from sheepop.checkpoint.gguf.checksum import CHECKSUM_KEY, FILE_TYPE_KEY, checksum_placeholder
+from sheepop.checkpoint.gguf.container import (
+    CHECKSUM_KEY,
+    FILE_TYPE_KEY,
+    TensorPlan,
+    checksum_placeholder,
+    write_container,
+)
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.importing import open_gguf
 from sheepop.checkpoint.gguf.layout import Place, balances, places
-from sheepop.checkpoint.gguf.tensor_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.metadata import Value, text, u32
+from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.rows import Role
 from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
-from sheepop.checkpoint.gguf.values import Value, text, u32
-from sheepop.checkpoint.gguf.writer import TensorPlan, write_container
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.weight_files import listed
 from sheepop.core.errors import CheckpointError

@@ -14,11 +14,11 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import GATED_ACTIVATIONS, Activation, windows_by_period
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import same
+from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     EmbeddingRoot,
     Field,
     Fixed,
-    Given,
     Settings,
     context,
     count,

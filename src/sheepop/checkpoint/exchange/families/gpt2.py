@@ -5,9 +5,9 @@ from __future__ import annotations
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
 from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, same, stacked
+from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
     Field,
-    Given,
     Settings,
     context,
     count,

@@ -14,7 +14,8 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.fields import Window, windows_from_layer
 from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import experts
-from sheepop.checkpoint.mapping import Field, Given, Settings, count, fixed, implied, number, size, switch, unread
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Field, Settings, count, fixed, implied, number, size, switch, unread
 from sheepop.model.config import ModelConfig
 
 
