@@ -61,9 +61,10 @@ def read_fields(fields: Iterable[Field], given: Given, settings: Settings, what:
             section, _, key = name.rpartition(".")
             (settings.setdefault(section, {}) if section else settings)[key] = value
     if left := given.unread():
+        named = ", ".join(given.prefix + name for name in left[:20])
         raise CheckpointError(
-            f"{given.where}: {', '.join(given.prefix + name for name in left[:20])} might change what the network "
-            f"computes, and SheepOp does not know what it means for {what}. Remove a key that is without influence."
+            f"{given.where}: {named} might change what the network computes: SheepOp knows no such key of {what}. "
+            "Remove what is without influence."
         )
 
 

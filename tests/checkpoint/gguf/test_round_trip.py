@@ -239,9 +239,9 @@ def test_numbers_that_are_none_survive(tmp_path: Path, make: Callable[..., Any],
 def test_a_disk_that_changes_what_is_written_is_noticed(
     tmp_path: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sheepop.checkpoint.gguf import exporting
+    from sheepop.checkpoint.gguf import writer
 
-    write = exporting.write_container
+    write = writer.write_container
 
     def write_badly(path: Path, *arguments: Any) -> None:
         write(path, *arguments)
@@ -249,7 +249,7 @@ def test_a_disk_that_changes_what_is_written_is_noticed(
         content[-100] ^= 1
         path.write_bytes(content)
 
-    monkeypatch.setattr(exporting, "write_container", write_badly)
+    monkeypatch.setattr(writer, "write_container", write_badly)
     with pytest.raises(CheckpointError, match="checksum differs"):
         make("llama").write(tmp_path / "toy.gguf")
     assert list(tmp_path.iterdir()) == []

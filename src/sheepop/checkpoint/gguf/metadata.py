@@ -123,7 +123,9 @@ class Value:
         """
         if isinstance(self.content, np.ndarray):
             return self.content.tolist()
-        return float(str(np.float32(self.content))) if self.type is ValueType.F32 else self.content
+        if self.type is ValueType.F32 and isinstance(self.content, float):
+            return float(str(np.float32(self.content)))
+        return self.content
 
     def encoded(self) -> bytes:
         """The bytes of the value in a file, behind its key."""

@@ -20,10 +20,10 @@ from sheepop.checkpoint.gguf.container import (
     write_container,
 )
 from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
-from sheepop.checkpoint.gguf.importing import open_gguf
 from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.metadata import Value, text, u32
 from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.rows import Role
 from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
 from sheepop.checkpoint.lazy_tensor import LazyTensor
