@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import FAMILIES
-from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
-from sheepop.checkpoint.exchange.fields import Activation, Value
-from sheepop.checkpoint.exchange.names import canonical
-from sheepop.checkpoint.exchange.rotary import Rotary, TwoBases
+from sheepop.checkpoint.exchange.fields import Activation
+from sheepop.checkpoint.exchange.reader import canonical
+from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
+from sheepop.checkpoint.exchange.tensor_rules import to_ours
+from sheepop.checkpoint.mapping import Value
 from sheepop.checkpoint.weight_files import open_weights
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.exchange import import_model
@@ -45,7 +46,7 @@ def test_every_switch_is_away_from_its_default_in_some_toy(family):
         if isinstance(field, Value | Activation) and field.theirs != "seq_length":
             values = [toy[key] for toy in toys for key in field.keys if key in toy]
             assert any(value != field.default for value in values), field.theirs
-    if any(isinstance(field, Rotary | TwoBases) for field in family.fields):
+    if any(isinstance(field, RopeParameters | LayerRopeParameters) for field in family.fields):
         tables = [toy["rope_parameters"] for toy in toys]
         tables = [table.get("full_attention", table) for table in tables]
         assert any(table["rope_theta"] not in (10_000.0, 1_000_000.0) for table in tables)
@@ -159,4 +160,4 @@ def gradients_under_our_names(theirs: nn.Module, config: ModelConfig, folder: Pa
     theirs.save_pretrained(folder)
     family = FAMILIES[theirs.config.model_type]
     tensors, _ = canonical(open_weights(folder), family)
-    return {name: tensor.read() for name, tensor in to_ours(tensor_groups(family, config), tensors, config).items()}
+    return {name: tensor.read() for name, tensor in to_ours(family.tensor_groups(config), tensors, config).items()}

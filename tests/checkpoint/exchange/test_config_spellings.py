@@ -122,6 +122,8 @@ def test_no_scaling_in_all_its_spellings():
         ("llama", {"rope_scaling": {"type": "default"}, "rope_parameters": {}}, ("stands beside",)),
         ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "whole heads")),
         ("llama", {"rope_theta": 0.5}, ("position_base",)),
+        ("llama", {"rope_theta": 10**400}, ("rope_theta", "not a finite number")),
+        ("phi3", {"rope_scaling": LONGROPE | {"long_factor": []}}, ("long_factor = []", "empty")),
         ("qwen2", {"rope_parameters": {FULL: {"rope_theta": 1.0}}}, (FULL,)),
         ("gpt_neox", {"rotary_emb_base": 5e3, "rope_theta": 6e3}, ("rope_theta", "contradicts")),
         ("gemma3_text", {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}}, ("has none here",)),

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.checkpoint.exchange import FAMILIES, Family, choose_family, obstacles
-from sheepop.checkpoint.exchange.conversion import tensor_groups
 from sheepop.checkpoint.exchange.equivalence import differences
-from sheepop.checkpoint.exchange.fields import Fixed, Refused, Unread, Value
-from sheepop.checkpoint.exchange.shared_keys import SHARED
+from sheepop.checkpoint.exchange.family import SHARED
 from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.mapping import Fixed, Refused, Value, WithoutInfluence
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer
 
@@ -75,7 +74,7 @@ def test_a_value_that_we_do_not_compute_is_refused_by_name(family):
         if isinstance(field, Fixed | Refused):
             with pytest.raises(CheckpointError, match=f"{field.theirs} = "):
                 family.read_config({field.theirs: "another"}, "config.json")
-        if isinstance(field, Unread):
+        if isinstance(field, WithoutInfluence):
             family.read_config(dict.fromkeys(field.keys, "anything"), "config.json")
 
 
@@ -161,9 +160,9 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
     able = [family for family in FAMILIES.values() if not obstacles(family, config)]
     for family in able:
         assert differences(config, family.read_config(family.write_config(config), "config.json")) == {}
-        ours = [name for group in tensor_groups(family, config) for name in group.ours]
+        ours = [name for group in family.tensor_groups(config) for name in group.ours]
         assert sorted(ours) == sorted(expected_tensors(config))
-        theirs = [name for group in tensor_groups(family, config) for name in group.theirs]
+        theirs = [name for group in family.tensor_groups(config) for name in group.theirs]
         assert len(theirs) == len(set(theirs))
     if not able:
         with pytest.raises(CheckpointError, match="No family of transformers expresses this model"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.checkpoint.exchange.layouts import ABSENT, INTERLEAVED, PER_EXPERT, SAME, TRANSPOSED, Layout, Stacked
+from sheepop.checkpoint.exchange.tensor_rules import ABSENT, INTERLEAVED, PER_EXPERT, SAME, TRANSPOSED, Layout, Stacked
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig
 

@@ -15,7 +15,7 @@ from sheepop.checkpoint.gguf.architectures import ARCHITECTURES
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.description import CONFIG_KEY, choose_architecture, config_metadata
 from sheepop.checkpoint.gguf.layout import places
-from sheepop.checkpoint.gguf.values import flags
+from sheepop.checkpoint.gguf.metadata import flags
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model import ModelConfig
@@ -130,7 +130,7 @@ def changed(config: ModelConfig, field: str, value: Any) -> ModelConfig | None:
 
 def test_every_field_is_accounted_for_once_by_every_architecture() -> None:
     for architecture in ARCHITECTURES.values():
-        fields = [field for aspect in architecture.aspects for field in aspect.fields]
+        fields = [field for entry in architecture.fields for field in entry.covers]
         assert sorted(fields) == sorted(ModelConfig.model_fields), architecture.name
 
 

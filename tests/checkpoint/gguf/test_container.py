@@ -13,11 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.gguf.checksum import CHECKSUM_KEY, checksum_placeholder, verify_checksum
-from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.tensor_types import BF16, F16, F32, Q8_0
-from sheepop.checkpoint.gguf.values import Value, ValueType, f32, f32s, flag, flags, i32s, text, texts, u32
-from sheepop.checkpoint.gguf.writer import TensorPlan, write_container
+from sheepop.checkpoint.gguf.container import (
+    CHECKSUM_KEY,
+    Container,
+    TensorPlan,
+    checksum_placeholder,
+    verify_checksum,
+    write_container,
+)
+from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32, f32s, flag, flags, i32s, text, texts, u32
+from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, Q8_0
 from sheepop.core.errors import CheckpointError
 
 METADATA = {

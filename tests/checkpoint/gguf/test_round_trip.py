@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sheepop.checkpoint.gguf import open_gguf, read_gguf, write_gguf
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.tensor_types import Q8_0
+from sheepop.checkpoint.gguf.quantized_types import Q8_0
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.model_directory import load_weights
 from sheepop.core.errors import CheckpointError, StorageError
@@ -239,9 +239,9 @@ def test_numbers_that_are_none_survive(tmp_path: Path, make: Callable[..., Any],
 def test_a_disk_that_changes_what_is_written_is_noticed(
     tmp_path: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sheepop.checkpoint.gguf import exporting
+    from sheepop.checkpoint.gguf import writer
 
-    write = exporting.write_container
+    write = writer.write_container
 
     def write_badly(path: Path, *arguments: Any) -> None:
         write(path, *arguments)
@@ -249,7 +249,7 @@ def test_a_disk_that_changes_what_is_written_is_noticed(
         content[-100] ^= 1
         path.write_bytes(content)
 
-    monkeypatch.setattr(exporting, "write_container", write_badly)
+    monkeypatch.setattr(writer, "write_container", write_badly)
     with pytest.raises(CheckpointError, match="checksum differs"):
         make("llama").write(tmp_path / "toy.gguf")
     assert list(tmp_path.iterdir()) == []

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from sheepop.checkpoint.gguf.metadata import Value, f32s, flag, i32s, text, texts, u32
 from sheepop.checkpoint.gguf.tokenizer import (
     end_ids_from_metadata,
     tokenizer_from_metadata,
     tokenizer_metadata,
 )
-from sheepop.checkpoint.gguf.values import Value, f32s, flag, i32s, text, texts, u32
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, Tokenizer, load_tokenizer, tokenizer_from_json
 

@@ -1,15 +1,30 @@
-"""Chooses the family that expresses a configuration, or says what stands in the way of each."""
+"""The families that SheepOp exchanges models with, and which of them expresses a configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sheepop.checkpoint.exchange.equivalence import differences
+from sheepop.checkpoint.exchange.families.bloom import BLOOM
+from sheepop.checkpoint.exchange.families.gemma import GEMMA2, GEMMA3
+from sheepop.checkpoint.exchange.families.gpt2 import GPT2
+from sheepop.checkpoint.exchange.families.gpt_neox import GPT_NEOX
+from sheepop.checkpoint.exchange.families.llama import LLAMA
+from sheepop.checkpoint.exchange.families.mistral import MISTRAL, MIXTRAL
+from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
+from sheepop.checkpoint.exchange.families.phi3 import PHI3
+from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.registry import FAMILIES
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
 
+# In the order in which an export tries them.
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, OLMO2, MIXTRAL, QWEN3_MOE, GPT2, GPT_NEOX, BLOOM,
+    )
+}  # fmt: skip
 _SHOWN_KEYS = 4
 
 

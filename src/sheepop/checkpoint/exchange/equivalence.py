@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sheepop.checkpoint.exchange.scores import score_scale
+from sheepop.checkpoint.mapping import score_scale
 from sheepop.model.config import ModelConfig
 
 # How a network was first drawn, how it is trained, and which program code computes it.

@@ -6,29 +6,81 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sheepop.checkpoint.exchange.fields import Field, Settings
-from sheepop.checkpoint.exchange.given import Given
-from sheepop.checkpoint.exchange.shared_keys import SHARED
-from sheepop.checkpoint.exchange.tensor_rules import TensorRule
-from sheepop.core.config import validate
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, TensorRule, groups
+from sheepop.checkpoint.expected_tensors import expected_tensors
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import (
+    Field,
+    Refused,
+    Settings,
+    described,
+    fixed,
+    number,
+    read_fields,
+    unread,
+    write_fields,
+)
+from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
+
+_QUANTISED = "says that the weights are quantised. Export them in float16 or bfloat16 first"
+
+# Where the file came from, how it is loaded, heads for other tasks, what a forward pass hands out.
+_FILE = unread(
+    "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "dtype", "torch_dtype", "use_cache",
+    "cache_implementation", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
+    "_flash_attn_2_enabled", "experts_implementation", "use_bfloat16", "torchscript", "xla_device",
+    "gradient_checkpointing", "return_dict", "output_attentions", "output_hidden_states", "output_past",
+    "tie_last_hidden_states", "is_decoder", "tokenizer_class", "id2label", "label2id", "num_labels", "_num_labels",
+    "problem_type", "finetuning_task", "task_specific_params", "custom_pipelines", "prefix", "tf_legacy_loss",
+    "ignore_keys_at_rope_validation", "transformers.js_config", "unsloth_version", "unsloth_fixed", "auto_map",
+)  # fmt: skip
+# Special tokens: their ids are taken from the tokenizer and from generation_config.json.
+_TOKENS = unread(
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
+    "decoder_start_token_id", "eos_token_ids",
+)  # fmt: skip
+# How text is drawn, which older versions kept here.
+_GENERATION = unread(
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "min_p", "epsilon_cutoff",
+    "eta_cutoff", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens",
+)  # fmt: skip
+
+# The keys that every family may have.
+SHARED: tuple[Field, ...] = (
+    _FILE,
+    _TOKENS,
+    _GENERATION,
+    number("initializer_range", "initial_std", 0.02),
+    Refused("quantization_config", _QUANTISED),
+    Refused("compression_config", _QUANTISED),
+    Refused("per_layer_config", "gives single layers other settings, which SheepOp's network does not have"),
+    Refused("pruned_heads", "removes heads from single layers, which SheepOp's network does not have"),
+    Refused("sparsity_config", "says that the weights are stored in another form"),
+    fixed("is_encoder_decoder", False),
+    fixed("add_cross_attention", False, None),
+    fixed("cross_attention_hidden_size", None),
+    fixed("tie_encoder_decoder", False),
+    fixed("chunk_size_feed_forward", 0),
+)
 
 
 @dataclass(frozen=True)
 class Family:
     """What ``config.json`` and the tensors of one `model_type` mean.
 
-    `architecture` is transformers' class of the language model. `implied` are our settings that every member has.
-    `prefix` begins the names of all tensors but the output projection, and is missing in some published files.
-    `renamed` maps names that some versions write to those of the table. `buffers` are endings of names that hold no
-    weights, but tables which follow from the configuration. Where `whole_heads`, transformers refuses a width that is
-    no multiple of the number of heads.
+    `architecture` is transformers' class of the language model. `prefix` begins the names of all tensors but the output
+    projection, and is missing in some published files. `renamed` maps names that some versions write to those of the
+    table. `buffers` are endings of names that hold no weights, but tables which follow from the configuration. Where
+    `whole_heads`, transformers refuses a width that is no multiple of the number of heads.
     """
 
     model_type: str
     architecture: str
-    implied: Mapping[str, Any]
     fields: tuple[Field, ...]
     tensors: tuple[TensorRule, ...]
     prefix: str = "model."
@@ -44,26 +96,27 @@ class Family:
     def read_config(self, keys: Mapping[str, Any], where: str) -> ModelConfig:
         """Our configuration. Raises `CheckpointError` naming each key that is unknown, or the first not computed."""
         given = Given(keys, where)
-        settings: Settings = dict(self.implied)
-        for entry in (*SHARED, *self.fields):
-            _put(settings, entry.read(given, settings))
+        settings: Settings = {}
         self._check_architecture(given)
-        if left := given.unread():
-            raise CheckpointError(
-                f"{where}: SheepOp does not know what {', '.join(left)} means for {self.model_type}, and so "
-                "cannot tell whether it would compute the same. Remove a key that is without influence."
-            )
-        try:
-            return validate(ModelConfig, settings)
-        except ConfigError as error:
-            raise CheckpointError(f"{where} describes a model that SheepOp does not build: {error}") from None
+        read_fields((*SHARED, *self.fields), given, settings, self.model_type)
+        return described(settings, where)
 
     def write_config(self, config: ModelConfig) -> Settings:
         """The keys of ``config.json``; what this family cannot express shows when they are read again."""
-        written: Settings = {"model_type": self.model_type, "architectures": [self.architecture]}
-        for entry in (*self.fields, *SHARED):
-            written.update(entry.write(config))
-        return written
+        named = {"model_type": self.model_type, "architectures": [self.architecture]}
+        return named | write_fields((*self.fields, *SHARED), config)
+
+    def tensor_groups(self, config: ModelConfig) -> list[TensorGroup]:
+        """Every tensor of a model of this family, in the order of the network.
+
+        Raises `CheckpointError` for a tensor of ours that the family has no place for.
+        """
+        expected = expected_tensors(config)
+        found = list(groups(self.tensors, expected, config))
+        placed = {name for group in found for name in group.ours}
+        if homeless := [name for name in expected if name not in placed]:
+            raise CheckpointError(f"{self.model_type} has no place for {', '.join(homeless[:20])}.")
+        return found
 
     def _check_architecture(self, given: Given) -> None:
         given.take("model_type", None)
@@ -73,12 +126,3 @@ class Family:
         known = isinstance(classes, list) and (self.architecture in classes or bare in classes)
         if classes is not None and not known:
             raise given.problem("architectures", f"is not the language model {self.architecture}")
-
-
-def _put(settings: Settings, found: Settings) -> None:
-    for name, value in found.items():
-        section, _, key = name.rpartition(".")
-        if section:
-            settings.setdefault(section, {})[key] = value
-        else:
-            settings[name] = value

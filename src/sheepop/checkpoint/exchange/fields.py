@@ -1,178 +1,14 @@
-"""What a key of a foreign ``config.json`` means for our configuration, in both directions.
-
-A family lists one field for every key that its configuration can have, so that each is read, known to be without
-influence on numbers, or refused by name.
-"""
+"""What only a ``config.json`` of transformers says: activations by name, dropout by place, windows by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from sheepop.checkpoint.exchange.given import LARGEST_CONTEXT, LARGEST_COUNT, LARGEST_NUMBER, Given, shown
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Field, Settings, all_but_every, sliding, window_settings
 from sheepop.model.config import ModelConfig
-
-Settings = dict[str, Any]
-
-
-class Field(Protocol):
-    """One or several keys that are read and written together."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The foreign keys that this field accounts for."""
-
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
-        """Our settings; `settings` are those of the fields before. Raises `CheckpointError` for what we lack."""
-
-    def write(self, config: ModelConfig) -> Settings:
-        """The foreign keys for `config`; what they cannot express shows when they are read again."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """A key whose value stands in one or several of ours; ``experts.count`` is a key within a section.
-
-    `default` is what transformers takes when the key is absent. `optional` allows null.
-    """
-
-    theirs: str
-    ours: tuple[str, ...]
-    kind: type
-    default: Any
-    aliases: tuple[str, ...] = ()
-    optional: bool = False
-    largest: int = LARGEST_NUMBER
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key and its other spellings."""
-        return (self.theirs, *self.aliases)
-
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
-        """The same value under each of our keys."""
-        value = given.typed(
-            self.theirs, self.kind, self.default, *self.aliases, optional=self.optional, largest=self.largest
-        )
-        return dict.fromkeys(self.ours, value)
-
-    def write(self, config: ModelConfig) -> Settings:
-        """The value of the first of our keys."""
-        section, _, name = self.ours[0].rpartition(".")
-        holder = getattr(config, section) if section else config
-        return {} if holder is None else {self.theirs: getattr(holder, name)}
-
-
-def size(theirs: str, ours: str, default: int, *aliases: str) -> Value:
-    """A whole number."""
-    return Value(theirs, (ours,), int, default, aliases)
-
-
-def count(theirs: str, ours: str, default: int, *aliases: str) -> Value:
-    """A number of layers or experts."""
-    return Value(theirs, (ours,), int, default, aliases, largest=LARGEST_COUNT)
-
-
-def context(theirs: str, default: int, *aliases: str) -> Value:
-    """The longest text."""
-    return Value(theirs, ("max_seq_len",), int, default, aliases, largest=LARGEST_CONTEXT)
-
-
-def number(theirs: str, ours: str, default: float) -> Value:
-    """A real number."""
-    return Value(theirs, (ours,), float, default)
-
-
-def optional_size(theirs: str, ours: str, default: int | None) -> Value:
-    """A whole number, or null for the derived one."""
-    return Value(theirs, (ours,), int, default, optional=True)
-
-
-def optional_number(theirs: str, ours: str, default: float | None) -> Value:
-    """A real number, or null for none."""
-    return Value(theirs, (ours,), float, default, optional=True)
-
-
-def switch(theirs: str, *ours: str, default: bool) -> Value:
-    """True or false."""
-    return Value(theirs, ours, bool, default)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A key that changes numbers, of which we compute these values only; the first is what its absence means."""
-
-    theirs: str
-    values: tuple[Any, ...]
-    reason: str = "which SheepOp's network does not compute"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key."""
-        return (self.theirs,)
-
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
-        """Nothing, when the value is one of those that our network computes."""
-        value = given.take(self.theirs, self.values[0])
-        if not any(value == allowed and type(value) is type(allowed) for allowed in self.values):
-            raise given.problem(self.theirs, f"asks for something else than {shown(self.values[0])}, {self.reason}")
-        return {}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Nothing."""
-        return {}
-
-
-def fixed(theirs: str, *values: Any) -> Fixed:
-    """A key of which we compute these values only."""
-    return Fixed(theirs, values)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A key that may only be absent or empty, for the reason given."""
-
-    theirs: str
-    reason: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key."""
-        return (self.theirs,)
-
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
-        """Nothing, when the key is absent or empty."""
-        if given.take(self.theirs, None):
-            raise given.problem(self.theirs, self.reason)
-        return {}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Nothing."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Unread:
-    """Keys that are known to be without influence on the logits, the loss and the tokens of a language model."""
-
-    keys: tuple[str, ...]
-
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
-        """Nothing; the keys count as read."""
-        for name in self.keys:
-            given.take(name, None)
-        return {}
-
-    def write(self, config: ModelConfig) -> Settings:
-        """Nothing."""
-        return {}
-
-
-def unread(*keys: str) -> Unread:
-    """Keys without influence."""
-    return Unread(keys)
-
 
 GATED_ACTIVATIONS = {
     "silu": "swiglu",
@@ -192,10 +28,11 @@ PLAIN_ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu_squared",
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
-class Activation:
+class Activation(Field):
     """The key that names the activation function; of several names for one function the first is written."""
 
     theirs: str
@@ -207,7 +44,7 @@ class Activation:
         """The key."""
         return (self.theirs,)
 
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+    def read(self, given: Given, settings: Settings) -> Settings:
         """Our name of the same function."""
         name = given.typed(self.theirs, str, self.default)
         if name not in self.names:
@@ -217,13 +54,13 @@ class Activation:
         return {"activation": self.names[name]}
 
     def write(self, config: ModelConfig) -> Settings:
-        """The foreign name, or nothing when there is none."""
+        """Their name, if they have one."""
         found = [theirs for theirs, ours in self.names.items() if ours == config.activation]
         return {self.theirs: found[0]} if found else {}
 
 
 @dataclass(frozen=True)
-class Dropouts:
+class Dropouts(Field):
     """The dropout rates of a family by place; None where it has no dropout. We have one rate for all three places."""
 
     embedding: str | None
@@ -236,7 +73,7 @@ class Dropouts:
         """The keys of all places, each once."""
         return tuple(dict.fromkeys(key for key in (self.embedding, self.attention, self.residual) if key))
 
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+    def read(self, given: Given, settings: Settings) -> Settings:
         """The one rate, when it is the same everywhere."""
         rates = {key: given.typed(key, float, self.default, optional=True) or 0.0 for key in self.keys}
         places = [0.0 if key is None else rates[key] for key in (self.embedding, self.attention, self.residual)]
@@ -253,3 +90,109 @@ class Dropouts:
         """Our rate where every place has a key; elsewhere 0, since a part of it would be another regularisation."""
         whole = None not in (self.embedding, self.attention, self.residual)
         return dict.fromkeys(self.keys, config.dropout if whole else 0.0)
+
+
+@dataclass(frozen=True)
+class Window(Field):
+    """One window for every layer, `sliding_window`, which counts only where `switched_by` is true, if there is such."""
+
+    default: int | None
+    switched_by: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The window, its switch, and the first layer that slid in earlier versions of the switched families."""
+        return ("sliding_window", self.switched_by, "max_window_layers") if self.switched_by else ("sliding_window",)
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The window of all layers."""
+        window = given.typed("sliding_window", int, self.default, optional=True)
+        if self.switched_by is not None:
+            on = given.typed(self.switched_by, bool, False)
+            first = given.typed("max_window_layers", int, 0, optional=True)
+            if on and first:
+                raise given.problem(
+                    "max_window_layers", "leaves the first layers without a window in some versions of transformers"
+                )
+            window = window if on else None
+        return {"sliding_window": window}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The window, and the switch."""
+        switch = {self.switched_by: config.sliding_window is not None} if self.switched_by else {}
+        return {"sliding_window": config.sliding_window, **switch}
+
+
+@dataclass(frozen=True)
+class LayerTypes(Field):
+    """A window for those layers that `layer_types` names; without it a rule of the family decides.
+
+    The rule is given the keys and the number of layers, and says of each whether it slides.
+    """
+
+    default: int
+    rule: Callable[[Given, int], list[bool]]
+    rule_key: str | None = None
+    switched_by: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The window, the layers, the key of the rule, the switch."""
+        return ("sliding_window", "layer_types", *(key for key in (self.rule_key, self.switched_by) if key))
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The window and its layers."""
+        window = given.typed("sliding_window", int, self.default, optional=True)
+        off = self.switched_by is not None and not given.typed(self.switched_by, bool, False)
+        slides = self.rule(given, settings["num_layers"])
+        kinds = given.take("layer_types", None)
+        if kinds is not None:
+            slides = _by_kind(given, kinds, settings["num_layers"])
+        elif self.switched_by is not None and (off or window is None):
+            return {}
+        if any(slides) and (off or window is None):
+            raise given.problem("sliding_window", f"gives no window to layer {slides.index(True)}, which is to slide")
+        return window_settings(window, slides)
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The window and the kind of every layer; the key of the rule is left to it."""
+        slides = sliding(config)
+        switch = {self.switched_by: any(slides)} if self.switched_by else {}
+        return {
+            "sliding_window": config.sliding_window if any(slides) else self.default,
+            "layer_types": [_SLIDING if slide else _FULL for slide in slides],
+            **switch,
+        }
+
+
+def _by_kind(given: Given, kinds: Any, num_layers: int) -> list[bool]:
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise given.problem("layer_types", f"is not a list of {num_layers} entries, one for each layer")
+    for layer, kind in enumerate(kinds):
+        if kind not in (_SLIDING, _FULL):
+            raise given.problem(
+                "layer_types", f"has the kind {kind!r} for layer {layer}; {_FULL} and {_SLIDING} are known"
+            )
+    return [kind == _SLIDING for kind in kinds]
+
+
+def windows_by_period(default: int, period: int, key: str | None = None) -> LayerTypes:
+    """A window for all layers but every `period`-th, which `key` may change (Gemma)."""
+
+    def rule(given: Given, num_layers: int) -> list[bool]:
+        every = period if key is None else given.typed(key, int, period)
+        if every < 1:
+            raise given.problem(str(key), "is not a number of layers")
+        return all_but_every(every, num_layers)
+
+    return LayerTypes(default, rule, key)
+
+
+def windows_from_layer(default: int, first: int) -> LayerTypes:
+    """A window from layer `max_window_layers` on, where `use_sliding_window` is true (Qwen)."""
+
+    def rule(given: Given, num_layers: int) -> list[bool]:
+        start = given.typed("max_window_layers", int, first)
+        return [layer >= start for layer in range(num_layers)]
+
+    return LayerTypes(default, rule, "max_window_layers", "use_sliding_window")

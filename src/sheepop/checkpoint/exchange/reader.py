@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.exchange.conversion import tensor_groups, to_ours
+from sheepop.checkpoint.exchange.choice import FAMILIES
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.given import shown
-from sheepop.checkpoint.exchange.longrope import longrope_note
-from sheepop.checkpoint.exchange.names import canonical
-from sheepop.checkpoint.exchange.registry import FAMILIES
-from sheepop.checkpoint.exchange.tensor_rules import TensorGroup
+from sheepop.checkpoint.exchange.rope_parameters import longrope_note
+from sheepop.checkpoint.exchange.tensor_rules import TensorGroup, to_ours
 from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
+from sheepop.checkpoint.given import shown
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.safetensors_file import pieces
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
@@ -51,7 +49,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     config = family.read_config(keys, str(directory / CONFIG))
     found, left_out = canonical(open_weights(directory), family)
     _check_counts(config, found, directory)
-    groups = tensor_groups(family, config)
+    groups = family.tensor_groups(config)
     found = _without_tied_head(family, config, found, groups, directory)
     _check(config, groups, found, directory)
     if tokenizer is None:
@@ -99,6 +97,26 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     raise CheckpointError(
         f"{directory / CONFIG}: {found}.{hint} Choose a model of a family that SheepOp reads: {', '.join(FAMILIES)}."
     )
+
+
+def canonical(tensors: Mapping[str, LazyTensor], family: Family) -> tuple[dict[str, LazyTensor], list[str]]:
+    """The tensors under the names of the table, and the names of those that hold no weights and are left out.
+
+    Some published files lack the prefix of the table, and some versions of transformers name the output projection
+    otherwise.
+    """
+    heads = {rule.theirs for rule in family.tensors if not rule.theirs.startswith(family.prefix)} | {*family.renamed}
+    prefixed = any(name.startswith(family.prefix) for name in tensors)
+    found: dict[str, LazyTensor] = {}
+    left_out = []
+    for name, tensor in tensors.items():
+        if name.endswith(family.buffers or ("\0",)):
+            left_out.append(name)
+            continue
+        full = name if prefixed or name in heads else family.prefix + name
+        full = family.renamed.get(full, full)
+        found[full if full not in found else name] = tensor
+    return found, left_out
 
 
 def _check_counts(config: ModelConfig, found: Mapping[str, LazyTensor], directory: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.exchange.conversion import tensor_groups, to_theirs
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.passage import reported
 from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
+from sheepop.checkpoint.exchange.tensor_rules import to_theirs
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.source_directory import CONFIG
@@ -35,7 +35,7 @@ def write_hugging_face(
     bit for bit; raises `CheckpointError` when something differs, or has no place in the format. `advance` hears of the
     bytes that were written or compared, twice those of the model in all.
     """
-    tensors = to_theirs(tensor_groups(family, model.config), model.tensors, model.config)
+    tensors = to_theirs(family.tensor_groups(model.config), model.tensors, model.config)
     write_weights(directory, reported(tensors, advance), max_shard_bytes)
     special = _special_ids(model)
     keys = family.write_config(model.config) | special | {"torch_dtype": _main_dtype(tensors)}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.metadata import Value, text, texts
 from sheepop.checkpoint.gguf.pre_tokenizers import find_name, find_pre_tokenizer, known_names
 from sheepop.checkpoint.gguf.token_list import TokenKind, TokenList, looking_notes
-from sheepop.checkpoint.gguf.values import Value, text, texts
+from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
 from sheepop.tokenizer.alphabet import text_as_characters
@@ -57,20 +57,20 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
     return tokens, {_PRE: text("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
 
 
-def byte_level_adds_bos(keys: Keys) -> bool:
+def byte_level_adds_bos(keys: Given) -> bool:
     """Whether llama.cpp puts a token before a text where the file does not say it."""
-    known = find_pre_tokenizer(keys.text(_PRE, ""))
+    known = find_pre_tokenizer(keys.typed(_PRE, str, ""))
     return known is not None and known.add_bos
 
 
-def byte_level_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
+def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     """The ``tokenizer.json`` of a file's byte-level BPE, without the tokens that are special."""
-    name = keys.text(_PRE, "")
+    name = keys.typed(_PRE, str, "")
     known = find_pre_tokenizer(name)
     if known is None:
         reason = f"is a way of cutting text that SheepOp does not know; it knows {', '.join(known_names())}"
         raise keys.problem(_PRE, reason if name else "is missing, so nobody knows how the text was cut")
-    merges = [merge.split(" ") for merge in keys.texts(_MERGES)]
+    merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):
         raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which is not two parts")
     return {

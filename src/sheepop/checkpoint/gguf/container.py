@@ -1,39 +1,50 @@
-"""The GGUF container, read: metadata, the list of tensors, and their bytes through a memory map.
+"""The GGUF container, read and written: metadata, the list of tensors, and their bytes.
 
 A file is the magic number ``GGUF``, a version, the counts of tensors and of metadata, the metadata as pairs of key and
 value, then for each tensor its name, its sizes (innermost first), the number of its type and where its bytes begin,
-counted from the first multiple of ``general.alignment`` behind all that. Versions 2 and 3, little endian, are read.
+counted from the first multiple of ``general.alignment`` behind all that. Versions 2 and 3, little endian, are read, and
+version 3 is written.
+
+The format has no checksum, so SheepOp puts one into the files it writes: SHA-256 of the whole file with zeros where it
+will stand. A program that stores the same model in another type (``llama-quantize``) copies the metadata it does not
+know, so the type of the file stands beside the sum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
+import re
+import struct
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.cursor import Cursor
-from sheepop.checkpoint.gguf.tensor_types import TensorType, type_name, type_of_number
-from sheepop.checkpoint.gguf.values import Value, ValueType, read_text, read_value
+from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, text
+from sheepop.checkpoint.gguf.quantized_types import TensorType, type_name, type_of_number
 from sheepop.core.errors import CheckpointError
 
-MAGIC = b"GGUF"
-VERSION = 3
-ALIGNMENT = 32
-ALIGNMENT_KEY = "general.alignment"
-LONGEST_NAME = 63
+_MAGIC = b"GGUF"
+_VERSION = 3
+_ALIGNMENT = 32
+_ALIGNMENT_KEY = "general.alignment"
+_LONGEST_NAME = 63
 _LONGEST_KEY = 2**16 - 1
 _LARGEST_ALIGNMENT = 2**16
 _MOST_DIMENSIONS = 4
 _MOST_VALUES = 2**16
 _MOST_TENSORS = 2**17
-DIGEST_SIZE = 64
+_DIGEST_SIZE = 64
+CHECKSUM_KEY = "sheepop.checksum"
+FILE_TYPE_KEY = "general.file_type"
+_CHECKSUM = re.compile(r"file type (\d+), SHA-256 ([0-9a-f]{64})")
 _CHUNK = 2**24
 # The fewest bytes that one entry of either list takes.
 _SMALLEST_ENTRY = 8 + 4 + 1
@@ -95,22 +106,22 @@ class Container:
         end = self._ends[key]
         sha = hashlib.sha256()
         with memoryview(self._map) as content:
-            for start, stop in ((0, end - DIGEST_SIZE), (end, len(content))):
+            for start, stop in ((0, end - _DIGEST_SIZE), (end, len(content))):
                 for begin in range(start, stop, _CHUNK):
                     sha.update(content[begin : min(begin + _CHUNK, stop)])
-                if stop == end - DIGEST_SIZE:
-                    sha.update(b"0" * DIGEST_SIZE)
+                if stop == end - _DIGEST_SIZE:
+                    sha.update(b"0" * _DIGEST_SIZE)
         return sha.hexdigest()
 
     def _alignment(self, cursor: Cursor) -> int:
-        value = self.metadata.get(ALIGNMENT_KEY)
+        value = self.metadata.get(_ALIGNMENT_KEY)
         if value is None:
-            return ALIGNMENT
+            return _ALIGNMENT
         alignment = value.content
         if value.type is not ValueType.U32 or not isinstance(alignment, int):
-            raise cursor.problem(f"{ALIGNMENT_KEY} is not a whole number of 4 bytes")
+            raise cursor.problem(f"{_ALIGNMENT_KEY} is not a whole number of 4 bytes")
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
-            raise cursor.problem(f"{ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
+            raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
 
 
@@ -128,13 +139,13 @@ def _map(path: Path) -> mmap.mmap:
 
 def _read_head(cursor: Cursor) -> tuple[int, int]:
     """The counts of tensors and of metadata, behind the magic number and the version."""
-    magic = cursor.take(len(MAGIC), "the magic number")
-    if magic != MAGIC:
-        raise cursor.problem(f"the file begins with {magic!r} and not with {MAGIC!r}")
+    magic = cursor.take(len(_MAGIC), "the magic number")
+    if magic != _MAGIC:
+        raise cursor.problem(f"the file begins with {magic!r} and not with {_MAGIC!r}")
     version = cursor.u32("the version")
     if version and version % 2**16 == 0:
         raise cursor.unread("has big-endian numbers, which SheepOp does not read", "Convert the model anew")
-    if version not in (2, VERSION):
+    if version not in (2, _VERSION):
         raise cursor.unread(f"is of GGUF version {version}; SheepOp reads 2 and 3", "Convert the model anew")
     num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
     for count, most, smallest, what in (
@@ -185,7 +196,7 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
 
 def _read_record(cursor: Cursor) -> tuple[str, int, tuple[int, ...], int]:
     """The name, the number of the type, the shape, and where the bytes begin behind the records."""
-    name = read_text(cursor, "the name of a tensor", LONGEST_NAME)
+    name = read_text(cursor, "the name of a tensor", _LONGEST_NAME)
     dimensions = cursor.u32(f"the number of dimensions of {name!r}")
     if dimensions > _MOST_DIMENSIONS:
         raise cursor.problem(f"the tensor {name!r} claims {dimensions:,} dimensions; there are at most 4")
@@ -211,3 +222,97 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
             f"the tensor {name!r} of shape {shape} would end at byte {first + offset + size:,} of {end:,}"
         )
     return TensorRecord(name, kind, shape, first + offset, size)
+
+
+def checksum_placeholder(file_type: int) -> Value:
+    """What stands in a file until its checksum is known."""
+    return text(f"file type {file_type}, SHA-256 {'0' * _DIGEST_SIZE}")
+
+
+def verify_checksum(container: Container) -> None:
+    """Raises `CheckpointError` when a file that SheepOp wrote, and nobody stored in another type, has changed."""
+    value = container.metadata.get(CHECKSUM_KEY)
+    if value is None:
+        return
+    match = _CHECKSUM.fullmatch(value.content) if isinstance(value.content, str) else None
+    if match is None:
+        raise CheckpointError(f"{container.path} is damaged: its checksum is not one. Export the model anew.")
+    file_type = container.metadata.get(FILE_TYPE_KEY)
+    if file_type is not None and file_type.content != int(match[1]):
+        return
+    if container.digest(CHECKSUM_KEY) != match[2]:
+        raise CheckpointError(
+            f"{container.path} is damaged, or another program changed it since SheepOp wrote it: its checksum differs. "
+            f"Export the model anew, or remove the key {CHECKSUM_KEY} from its metadata if the change was intended."
+        )
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor to be written: its name, its type, and its shape in the order of torch."""
+
+    name: str
+    kind: TensorType
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, without the padding behind them."""
+        size = self.kind.size(self.shape)
+        assert size is not None
+        return size
+
+
+def write_container(
+    path: Path,
+    metadata: Mapping[str, Value],
+    plans: Sequence[TensorPlan],
+    content_of: Callable[[TensorPlan], Iterable[Tensor]],
+) -> None:
+    """Writes a file whose tensors are the bytes (uint8) that `content_of` gives, in pieces and in order.
+
+    The last key is the checksum's, which is filled in at the end. The caller makes the file durable.
+    """
+    head = _head(metadata, plans)
+    checksum_end = _end_of_metadata(metadata)
+    with path.open("wb") as file:
+        digest = hashlib.sha256()
+        _put(file, digest, head)
+        for plan in plans:
+            written = 0
+            for piece in content_of(plan):
+                content = piece.contiguous().numpy().tobytes()
+                _put(file, digest, content)
+                written += len(content)
+            assert written == plan.size, plan.name
+            _put(file, digest, bytes(-written % _ALIGNMENT))
+        file.seek(checksum_end - _DIGEST_SIZE)
+        file.write(digest.hexdigest().encode("ascii"))
+
+
+def _head(metadata: Mapping[str, Value], plans: Sequence[TensorPlan]) -> bytes:
+    parts = [_metadata_bytes(metadata, len(plans))]
+    place = 0
+    for plan in plans:
+        assert len(plan.name.encode("utf-8")) <= _LONGEST_NAME, plan.name
+        sizes = tuple(reversed(plan.shape))
+        parts.append(encoded_text(plan.name))
+        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, plan.kind.number, place))
+        place += plan.size + -plan.size % _ALIGNMENT
+    head = b"".join(parts)
+    return head + bytes(-len(head) % _ALIGNMENT)
+
+
+def _metadata_bytes(metadata: Mapping[str, Value], num_tensors: int) -> bytes:
+    assert list(metadata)[-1] == CHECKSUM_KEY
+    counts = struct.pack("<IQQ", _VERSION, num_tensors, len(metadata))
+    return _MAGIC + counts + b"".join(encoded_text(key) + value.encoded() for key, value in metadata.items())
+
+
+def _end_of_metadata(metadata: Mapping[str, Value]) -> int:
+    return len(_metadata_bytes(metadata, 0))
+
+
+def _put(file: BinaryIO, digest: hashlib._Hash, content: bytes) -> None:
+    file.write(content)
+    digest.update(content)

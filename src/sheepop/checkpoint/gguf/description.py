@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, DIVISORS, EMBEDDING_NAME, Architecture
+from sheepop.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from sheepop.checkpoint.gguf.container import Container
-from sheepop.checkpoint.gguf.keys import Keys
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
-from sheepop.checkpoint.gguf.values import Value, text, u32
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, text, value_of
+from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
+from sheepop.checkpoint.mapping import Fixed, described, read_fields, write_fields
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model.config import ModelConfig
@@ -20,6 +22,7 @@ from sheepop.model.config import ModelConfig
 ARCHITECTURE_KEY = "general.architecture"
 # The configuration as SheepOp has it, so that what llama.cpp has no key for (dropout, initialisation) comes back too.
 CONFIG_KEY = "sheepop.model"
+_CAUSAL = Fixed("attention.causal", (True,), "so the model is no language model")
 
 
 def choose_architecture(config: ModelConfig, name: str | None = None) -> Architecture:
@@ -41,11 +44,12 @@ def choose_architecture(config: ModelConfig, name: str | None = None) -> Archite
 
 def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str, Value]:
     """The keys for `config`, which `architecture` expresses."""
-    entries: dict[str, Value] = {ARCHITECTURE_KEY: text(architecture.name)}
-    for aspect in architecture.aspects:
-        entries |= {f"{architecture.name}.{key}": value for key, value in aspect.write(config).items()}
-    entries[f"{architecture.name}.vocab_size"] = u32(config.vocabulary)
-    return {**entries, CONFIG_KEY: text(json.dumps(config.model_dump(mode="json")))}
+    keys = write_fields(architecture.fields, config) | {"vocab_size": config.vocabulary}
+    return {
+        ARCHITECTURE_KEY: text(architecture.name),
+        **{f"{architecture.name}.{key}": value_of(value) for key, value in keys.items() if value is not None},
+        CONFIG_KEY: text(json.dumps(config.model_dump(mode="json"))),
+    }
 
 
 def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
@@ -65,11 +69,7 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
     stored = _stored_config(container.metadata)
     if stored is not None and stored.vocab_size == rows and _says_the_same(container.metadata, architecture, stored):
         return architecture, stored
-    settings = _read_settings(container, architecture, rows)
-    try:
-        return architecture, validate(ModelConfig, settings)
-    except ConfigError as error:
-        raise CheckpointError(f"{container.path} describes no network that SheepOp can build: {error}") from None
+    return architecture, described(_read_settings(container, architecture, rows), str(container.path))
 
 
 def _embedding_rows(container: Container) -> int:
@@ -80,20 +80,12 @@ def _embedding_rows(container: Container) -> int:
 
 
 def _read_settings(container: Container, architecture: Architecture, rows: int) -> dict[str, Any]:
-    keys = Keys(container.metadata, architecture.name, container.path)
+    metadata = Metadata(container.metadata, architecture.name, container.path, container.tensors.keys())
     settings: dict[str, Any] = {"vocab_size": rows, "dropout": 0.0}
-    for aspect in architecture.aspects:
-        settings |= aspect.read(keys, settings, container.tensors.keys())
+    if metadata.typed("vocab_size", int, rows) != rows:
+        raise metadata.problem("vocab_size", f"contradicts the {rows:,} rows of the embedding")
+    read_fields((*architecture.fields, _CAUSAL), metadata, settings, architecture.name)
     settings["bias"] = settings["attention_bias"]
-    if keys.size("vocab_size", rows) != rows:
-        raise keys.problem("vocab_size", f"contradicts the {rows:,} rows of the embedding")
-    if not keys.truth("attention.causal", True):
-        raise keys.problem("attention.causal", "is false: the model is no language model")
-    if unread := keys.unread():
-        named = ", ".join(unread[:10])
-        raise CheckpointError(
-            f"{container.path}: {named} might change what the network computes; SheepOp does not read it."
-        )
     if DIVISORS in container.tensors:
         scaling = _read_divisors(container, settings)
         settings |= {} if scaling is None else {"rotary_scaling": scaling}

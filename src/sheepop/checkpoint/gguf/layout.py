@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.expected_tensors import expected_tensors
-from sheepop.checkpoint.gguf.architectures import DIVISORS, OUTPUT_NAME, POSITIONS_NAME, Architecture, Role, Row
+from sheepop.checkpoint.gguf.architectures import Architecture
+from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rows import OUTPUT_NAME, POSITIONS_NAME, Role, Row
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.metadata import Value, flag, text
 from sheepop.checkpoint.gguf.token_list import LOWEST_SCORE, SCORES, TokenKind, TokenList, looking_notes
-from sheepop.checkpoint.gguf.values import Value, flag, text
+from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer.alphabet import BYTE_TOKENS
 
@@ -51,7 +51,7 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
     return tokens, keys, looking_notes(description["added_tokens"])
 
 
-def sentencepiece_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
+def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     """The ``tokenizer.json`` of a file's model, without the tokens that are special."""
     if tokens.scores is None:
         raise keys.problem(SCORES, "is missing")
@@ -60,7 +60,7 @@ def sentencepiece_description(keys: Keys, tokens: TokenList) -> dict[str, Any]:
         raise keys.problem(
             "ggml.token_type", "does not have one token for what is unknown, and all 256 bytes, as such a model has"
         )
-    prefix = keys.truth(_SPACE_PREFIX, True)
+    prefix = keys.typed(_SPACE_PREFIX, bool, True)
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sheepop.checkpoint.gguf.keys import Keys
-from sheepop.checkpoint.gguf.values import Value, f32s, flag, i32s, text, texts, u32
+from sheepop.checkpoint.gguf.metadata import Value, f32s, flag, i32s, text, texts, u32
+from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import SpecialRole, Tokenizer
 
@@ -90,18 +90,18 @@ def _padding(index: int) -> str:
     return f"[PAD{index}]"
 
 
-def read_tokens(keys: Keys, rows: int) -> TokenList:
+def read_tokens(keys: Given, rows: int) -> TokenList:
     """The tokens of a file; one for each of the embedding's `rows`."""
-    found = keys.texts(TOKENS)
+    found = keys.entries(TOKENS, str)
     if len(found) != rows:
         raise keys.problem(TOKENS, f"has {len(found):,} tokens for {rows:,} rows of the embedding")
-    numbers = keys.numbers(KINDS) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
+    numbers = keys.entries(KINDS, int) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
     if len(numbers) != len(found):
         raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
     known = set(TokenKind)
     if unknown := set(numbers) - known:
         raise keys.problem(KINDS, f"has the kind {min(unknown)}, which is none")
-    scores = keys.reals(SCORES) if keys.has(SCORES) else None
+    scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):
         raise keys.problem(SCORES, f"has {len(scores):,} entries for {len(found):,} tokens")
     return TokenList(found, [TokenKind(number) for number in numbers], scores)
@@ -131,7 +131,7 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
     return {**entries, **_template_entries(tokenizer.settings().get("chat_template"))}
 
 
-def read_settings(keys: Keys, tokens: TokenList, *, add_bos: bool, roles: Mapping[SpecialRole, int]) -> dict[str, Any]:
+def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mapping[SpecialRole, int]) -> dict[str, Any]:
     """The keys of ``tokenizer_config.json`` that a file speaks of.
 
     Where it is silent `add_bos` counts, and the ids in `roles`, as far as they are special tokens.
@@ -139,14 +139,14 @@ def read_settings(keys: Keys, tokens: TokenList, *, add_bos: bool, roles: Mappin
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     usual = {role: token_id for role, token_id in roles.items() if tokens.is_special(token_id)}
     for role, key in ROLE_KEYS.items():
-        token_id = keys.size(key) if keys.has(key) else usual.get(role)
+        token_id = keys.typed(key, int) if keys.has(key) else usual.get(role)
         if token_id is not None and token_id >= len(tokens.texts):
             raise keys.problem(key, f"is none of the {len(tokens.texts):,} tokens")
         if token_id is not None:
             settings[f"{role}_token"] = tokens.texts[token_id]
-    settings["add_bos_token"] = keys.truth(ADD_BOS, add_bos)
-    settings["add_eos_token"] = keys.truth(ADD_EOS, False)
-    template = keys.text(TEMPLATE, "")
+    settings["add_bos_token"] = keys.typed(ADD_BOS, bool, add_bos)
+    settings["add_eos_token"] = keys.typed(ADD_EOS, bool, False)
+    template = keys.typed(TEMPLATE, str, "")
     if template:
         settings["chat_template"] = template
     return settings
@@ -160,9 +160,9 @@ def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str,
     return {key: u32(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
 
 
-def read_end_ids(keys: Keys, rows: int) -> list[int]:
+def read_end_ids(keys: Given, rows: int) -> list[int]:
     """Every token that ends a text; those outside the vocabulary end nothing."""
-    ids = [keys.size(key) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
+    ids = [keys.typed(key, int) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
     return [token_id for token_id in dict.fromkeys(ids) if token_id < rows]
 
 

@@ -14,7 +14,7 @@ from sheepop.checkpoint.gguf.byte_level import (
     byte_level_entries,
     character_entries,
 )
-from sheepop.checkpoint.gguf.keys import Keys
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, text
 from sheepop.checkpoint.gguf.sentencepiece import sentencepiece_description, sentencepiece_entries
 from sheepop.checkpoint.gguf.token_list import (
     MODEL,
@@ -27,7 +27,7 @@ from sheepop.checkpoint.gguf.token_list import (
     read_tokens,
     role_entries,
 )
-from sheepop.checkpoint.gguf.values import Value, text
+from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError, TokenizerError
 from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, SpecialRole, Tokenizer, tokenizer_from_json
 
@@ -63,8 +63,8 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
 
     Raises `CheckpointError` when there is none, or none that SheepOp reads.
     """
-    keys = Keys(metadata, _PREFIX, path)
-    name = keys.text(MODEL, _NONE)
+    keys = Metadata(metadata, _PREFIX, path)
+    name = keys.typed(MODEL, str, _NONE)
     if name == _NONE:
         raise CheckpointError(f"{path} holds no tokenizer. Give the one that belongs to it with --tokenizer.")
     if name not in _MODELS:
@@ -82,15 +82,15 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
 
 def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) -> list[int]:
     """The tokens that end a text, as far as a file names them."""
-    return read_end_ids(Keys(metadata, _PREFIX, path), rows)
+    return read_end_ids(Metadata(metadata, _PREFIX, path), rows)
 
 
 @dataclass(frozen=True)
 class _Model:
     """How a model of tokens is read, and what llama.cpp takes where a file is silent."""
 
-    describe: Callable[[Keys, TokenList], dict[str, Any]]
-    add_bos: Callable[[Keys], bool]
+    describe: Callable[[Given, TokenList], dict[str, Any]]
+    add_bos: Callable[[Given], bool]
     roles: Mapping[SpecialRole, int]
 
 
@@ -115,12 +115,12 @@ def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[s
     return "llama", *sentencepiece_entries(description)
 
 
-def _whole(keys: Keys, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
+def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
     """The tokenizer of the ``tokenizer.json`` in the file, if it is one that would be written as this file is."""
     if not keys.has(_WHOLE):
         return None
     try:
-        tokenizer = tokenizer_from_json(keys.text(_WHOLE), settings)
+        tokenizer = tokenizer_from_json(keys.typed(_WHOLE, str), settings)
         entries, _ = tokenizer_metadata(tokenizer, rows)
     except (TokenizerError, CheckpointError):
         return None

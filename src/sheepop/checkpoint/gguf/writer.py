@@ -1,88 +1,196 @@
-"""The GGUF container, written: version 3, little endian, one tensor after the other as they come."""
+"""A model of ours to a GGUF file, tensor by tensor."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+import torch
 from torch import Tensor
 
-from sheepop.checkpoint.gguf.checksum import CHECKSUM_KEY
-from sheepop.checkpoint.gguf.container import ALIGNMENT, DIGEST_SIZE, LONGEST_NAME, MAGIC, VERSION
-from sheepop.checkpoint.gguf.tensor_types import TensorType
-from sheepop.checkpoint.gguf.values import Value, encoded_text
+from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
+from sheepop.checkpoint.gguf.container import (
+    CHECKSUM_KEY,
+    FILE_TYPE_KEY,
+    TensorPlan,
+    checksum_placeholder,
+    write_container,
+)
+from sheepop.checkpoint.gguf.description import choose_architecture, config_metadata
+from sheepop.checkpoint.gguf.layout import Place, balances, places
+from sheepop.checkpoint.gguf.metadata import Value, text, u32
+from sheepop.checkpoint.gguf.quantized_types import F32, Q8_BLOCK, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.reader import open_gguf
+from sheepop.checkpoint.gguf.rows import Role
+from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
+from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.weight_files import listed
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import atomic_file
+from sheepop.model.config import ModelConfig
+from sheepop.tokenizer import Tokenizer
+
+# The version of the blocks that llama.cpp quantises to.
+_QUANTIZATION_VERSION = 2
+_PHI3_MARKS = ("phi-3", "phi3")
+_PHI3_TOKENS = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
+# Numbers that are encoded at a time, so that a large tensor needs little beside itself.
+_CHUNK = 2**21
 
 
 @dataclass(frozen=True)
-class TensorPlan:
-    """A tensor to be written: its name, its type, and its shape in the order of torch."""
+class GGUFExport:
+    """What was written: the architecture, how many tensors of each type, and what the user should know."""
 
-    name: str
-    kind: TensorType
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file, without the padding behind them."""
-        size = self.kind.size(self.shape)
-        assert size is not None
-        return size
+    architecture: str
+    types: Mapping[str, int]
+    notes: tuple[str, ...]
 
 
-def write_container(
-    path: Path,
-    metadata: Mapping[str, Value],
-    plans: Sequence[TensorPlan],
-    content_of: Callable[[TensorPlan], Iterable[Tensor]],
-) -> None:
-    """Writes a file whose tensors are the bytes (uint8) that `content_of` gives, in pieces and in order.
+def write_gguf(
+    target: str | Path,
+    config: ModelConfig,
+    tensors: Mapping[str, LazyTensor],
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: str | None = None,
+    name: str,
+    architecture: str | None = None,
+    end_ids: Sequence[int] = (),
+    replace: bool = False,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> GGUFExport:
+    """Writes a model as the file `target`, which is read back and compared before it takes its place.
 
-    The last key is the checksum's, which is filled in at the end. The caller makes the file durable.
+    Matrices are stored as `dtype` (f32, f16, bf16 or q8_0), or as they are; norms, biases and what else is small and
+    touchy always in single precision. `name` is what the model is called. Without a tokenizer the file is for programs
+    that bring their own. `end_ids` are tokens that end a text beside the tokenizer's own; `advance` is told how many
+    bytes were written. Raises `CheckpointError` when llama.cpp cannot compute what the model does, whatever the
+    architecture (or under that `architecture`), or when a tensor does not fit its type.
     """
-    head = _head(metadata, plans)
-    checksum_end = _end_of_metadata(metadata)
-    with path.open("wb") as file:
-        digest = hashlib.sha256()
-        _put(file, digest, head)
-        for plan in plans:
-            written = 0
-            for piece in content_of(plan):
-                content = piece.contiguous().numpy().tobytes()
-                _put(file, digest, content)
-                written += len(content)
-            assert written == plan.size, plan.name
-            _put(file, digest, bytes(-written % ALIGNMENT))
-        file.seek(checksum_end - DIGEST_SIZE)
-        file.write(digest.hexdigest().encode("ascii"))
+    if dtype is not None and dtype not in TYPES:
+        raise CheckpointError(f"{dtype!r} is no type that SheepOp writes: {', '.join(TYPES)}.")
+    chosen = choose_architecture(config, architecture)
+    found = places(chosen, config)
+    _check_tensors(config, tensors)
+    plans = [_plan(place, tensors, dtype) for place in found]
+    file_type = _file_type(plans)
+    vocabulary, notes = tokenizer_metadata(tokenizer, config.vocabulary, end_ids)
+    _check_name(name, vocabulary)
+    metadata: dict[str, Value] = {
+        **config_metadata(chosen, config),
+        "general.type": text("model"),
+        "general.name": text(name),
+        FILE_TYPE_KEY: u32(file_type),
+        "general.quantization_version": u32(_QUANTIZATION_VERSION),
+        **vocabulary,
+        CHECKSUM_KEY: checksum_placeholder(file_type),
+    }
+    place_of = {place.theirs: place for place in found}
+    with atomic_file(target, replace=replace) as path:
+        write_container(path, metadata, plans, lambda plan: _encoded(place_of[plan.name], plan.kind, tensors, advance))
+        _compare(path, config, tensors, tokenizer, {plan.name: plan.kind for plan in plans}, found)
+    if config.activation == "gelu":
+        notes.append("llama.cpp computes GELU in its tanh form, which differs from the exact one by up to 0.0005.")
+    return GGUFExport(chosen.name, Counter(plan.kind.name for plan in plans), tuple(notes))
 
 
-def _head(metadata: Mapping[str, Value], plans: Sequence[TensorPlan]) -> bytes:
-    parts = [_metadata_bytes(metadata, len(plans))]
-    place = 0
+def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
+    """Raises `CheckpointError` for a name by which llama.cpp takes the vocabulary for Phi-3's, and fails to load it."""
+    if not name.isprintable():
+        raise CheckpointError(f"{name!r} cannot be the name of a model: it holds what cannot be shown.")
+    tokens = vocabulary.get("tokenizer.ggml.tokens")
+    if not any(mark in name.lower() for mark in _PHI3_MARKS) or tokens is None:
+        return
+    assert isinstance(tokens.content, list)
+    if lacking := sorted(_PHI3_TOKENS.difference(tokens.content)):
+        raise CheckpointError(
+            f"llama.cpp takes a model whose name has {' or '.join(_PHI3_MARKS)} in it for Phi-3, and refuses {name!r}, "
+            f"whose vocabulary lacks {', '.join(lacking)}. Choose another name."
+        )
+
+
+def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raises `CheckpointError` naming every tensor that is missing, unexpected, of another shape, or has no place."""
+    expected = expected_tensors(config)
+    if problems := tensor_problems({name: tensor.shape for name, tensor in tensors.items()}, expected):
+        raise CheckpointError(f"The tensors do not fit the configuration: {listed(problems)}.")
+    for name in sorted(balances(config)):
+        if bool(tensors[name].read().any()):
+            raise CheckpointError(
+                f"{name} is not zero, and llama.cpp adds nothing to the scores of experts when it chooses."
+            )
+
+
+def _plan(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) -> TensorPlan:
+    kind: TensorType = F32
+    if place.role is Role.MATRIX:
+        own = {tensors[name].dtype for name, _ in place.ours}
+        kind = TYPES[dtype] if dtype else type_of_dtype(own.pop()) if len(own) == 1 else F32
+    if kind.size(place.shape) is None:
+        raise CheckpointError(
+            f"{place.theirs} has rows of {place.shape[-1]} numbers, and {kind.name} needs multiples of {Q8_BLOCK}. "
+            "Choose f16, bf16 or f32."
+        )
+    return TensorPlan(place.theirs, kind, place.shape)
+
+
+def _file_type(plans: Sequence[TensorPlan]) -> int:
+    """The number for the type that most numbers are of."""
+    sizes: Counter[TensorType] = Counter()
     for plan in plans:
-        assert len(plan.name.encode("utf-8")) <= LONGEST_NAME, plan.name
-        sizes = tuple(reversed(plan.shape))
-        parts.append(encoded_text(plan.name))
-        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, plan.kind.number, place))
-        place += plan.size + -plan.size % ALIGNMENT
-    head = b"".join(parts)
-    return head + bytes(-len(head) % ALIGNMENT)
+        sizes[plan.kind] += math.prod(plan.shape)
+    return sizes.most_common(1)[0][0].file_type
 
 
-def _metadata_bytes(metadata: Mapping[str, Value], num_tensors: int) -> bytes:
-    assert list(metadata)[-1] == CHECKSUM_KEY
-    counts = struct.pack("<IQQ", VERSION, num_tensors, len(metadata))
-    return MAGIC + counts + b"".join(encoded_text(key) + value.encoded() for key, value in metadata.items())
+def _encoded(
+    place: Place, kind: TensorType, tensors: Mapping[str, LazyTensor], advance: Callable[[int], None]
+) -> Iterator[Tensor]:
+    """The bytes of a tensor of theirs, in pieces."""
+    rows = place.forward([tensors[name].read() for name, _ in place.ours]).reshape(-1, place.shape[-1])
+    try:
+        for piece in torch.split(rows, max(1, _CHUNK // place.shape[-1])):
+            content = kind.encode(piece)
+            advance(content.numel())
+            yield content
+    except CheckpointError as error:
+        raise CheckpointError(f"{place.theirs} cannot be stored as {kind.name}: {error}") from None
 
 
-def _end_of_metadata(metadata: Mapping[str, Value]) -> int:
-    return len(_metadata_bytes(metadata, 0))
+def _compare(
+    path: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, LazyTensor],
+    tokenizer: Tokenizer | None,
+    kinds: Mapping[str, TensorType],
+    found: Sequence[Place],
+) -> None:
+    """Raises `CheckpointError` unless the file, read back, holds what was to be written."""
+    with open_gguf(path) as file:
+        if file.config != config:
+            raise CheckpointError(f"{path} was read back with another configuration. Please report this.")
+        back = None if tokenizer is None else file.tokenizer()
+        if tokenizer is not None and back is not None and back.fingerprint() != tokenizer.fingerprint():
+            raise CheckpointError(f"{path} was read back with another tokenizer. Please report this.")
+        for place in found:
+            for name, _ in () if place.copied else place.ours:
+                if not _same_bits(file.tensors[name].read(), _expected(place, kinds[place.theirs], tensors[name])):
+                    raise CheckpointError(f"{path} was read back with other numbers in {name}. Is the disk sound?")
 
 
-def _put(file: BinaryIO, digest: hashlib._Hash, content: bytes) -> None:
-    file.write(content)
-    digest.update(content)
+def _expected(place: Place, kind: TensorType, tensor: LazyTensor) -> Tensor:
+    """What one of ours is after it was stored: rows are stored each for itself, so their order plays no part."""
+    own = tensor.read()
+    rows = place.stored(own).reshape(-1, own.shape[-1])
+    return place.restored(kind.decode(kind.encode(rows), own.shape[-1]).reshape(own.shape))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, one that is none included."""
+    common = torch.promote_types(one.dtype, other.dtype)
+    return one.shape == other.shape and torch.equal(
+        one.to(common).contiguous().view(torch.uint8), other.to(common).contiguous().view(torch.uint8)
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import Dropouts, Fixed, context, count, fixed, number, size, switch, unread
+from sheepop.checkpoint.exchange.fields import Dropouts
 from sheepop.checkpoint.exchange.tensor_rules import TensorRule, interleaved_attention, same
+from sheepop.checkpoint.mapping import Fixed, context, count, fixed, implied, number, size, switch, unread
 
 _BLOCK = "blocks.{layer}"
 _LAYER = "transformer.h.{layer}"
@@ -12,15 +13,11 @@ _LAYER = "transformer.h.{layer}"
 BLOOM = Family(
     model_type="bloom",
     architecture="BloomForCausalLM",
-    implied={
-        "position_encoding": "alibi",
-        "norm": "layernorm",
-        "norm_position": "pre",
-        "embedding_norm": True,
-        "activation": "gelu_tanh",
-        "bias": True,
-    },
     fields=(
+        *implied(
+            position_encoding="alibi", norm="layernorm", norm_position="pre", embedding_norm=True,
+            activation="gelu_tanh", bias=True,
+        ),
         size("vocab_size", "vocab_size", 250880),
         size("hidden_size", "d_model", 64, "n_embed", "n_embd"),
         count("n_layer", "num_layers", 2, "num_hidden_layers"),

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from sheepop.checkpoint.exchange.families.llama import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD
+from sheepop.checkpoint.exchange.families.llama import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    ATTENTION_DROPOUT,
+    EMBEDDING,
+    FEED_FORWARD,
+    HEAD,
+)
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    GATED_ACTIVATIONS,
-    Activation,
-    Dropouts,
+from sheepop.checkpoint.exchange.fields import GATED_ACTIVATIONS, Activation, windows_by_period
+from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, RopeParameters
+from sheepop.checkpoint.exchange.tensor_rules import same
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import (
+    EmbeddingRoot,
     Field,
     Fixed,
+    Settings,
     context,
     count,
     fixed,
+    implied,
     number,
     optional_number,
     optional_size,
+    score_scale,
     size,
     switch,
     unread,
 )
-from sheepop.checkpoint.exchange.rotary import Rotary, TwoBases
-from sheepop.checkpoint.exchange.scores import EmbeddingRoot, ScoreDivisor
-from sheepop.checkpoint.exchange.tensor_rules import same
-from sheepop.checkpoint.exchange.windows import LayerWindows, all_but_every
+from sheepop.model.config import ModelConfig
 
-_IMPLIED: Mapping[str, Any] = {
-    "position_encoding": "rope",
-    "norm": "rmsnorm_zero_centered",
-    "norm_position": "sandwich",
-    "bias": False,
-}
-_GATED = {
-    "gelu_pytorch_tanh": "geglu_tanh",
-    **GATED_ACTIVATIONS,
-}
+_LARGEST_ROOT = 2.0**15
+
+
+class ScoreDivisor(Field):
+    """`query_pre_attn_scalar`, a whole number of which scores are divided by the root (Gemma)."""
+
+    keys = ("query_pre_attn_scalar",)
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The scale."""
+        divisor = given.typed("query_pre_attn_scalar", int, 256)
+        if divisor < 1:
+            raise given.problem("query_pre_attn_scalar", "is not positive")
+        return {"attention_scale": divisor**-0.5}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The nearest whole number."""
+        return {"query_pre_attn_scalar": max(1, round(min(1 / score_scale(config), _LARGEST_ROOT) ** 2))}
+
+
+_GATED = {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}
 _FIELDS: tuple[Field, ...] = (
+    *implied(position_encoding="rope", norm="rmsnorm_zero_centered", norm_position="sandwich", bias=False),
     size("hidden_size", "d_model", 2304),
     count("num_hidden_layers", "num_layers", 26),
     size("num_attention_heads", "num_heads", 8),
@@ -48,10 +66,10 @@ _FIELDS: tuple[Field, ...] = (
     Activation("hidden_activation", _GATED, "gelu_pytorch_tanh"),
     number("rms_norm_eps", "norm_eps", 1e-6),
     switch("tie_word_embeddings", "tie_weights", default=True),
-    switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+    ATTENTION_BIAS,
     EmbeddingRoot(),
     ScoreDivisor(),
-    Dropouts(None, "attention_dropout", None),
+    ATTENTION_DROPOUT,
     fixed("use_bidirectional_attention", False, None),
     # transformers reads `hidden_activation` in its place, and the window under its own name.
     unread("hidden_act", "sliding_window_size"),
@@ -67,15 +85,14 @@ _TENSORS = (*EMBEDDING, *_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
-    implied=_IMPLIED,
     fields=(
         size("vocab_size", "vocab_size", 256000),
         context("max_position_embeddings", 8192),
         *_FIELDS,
         optional_number("attn_logit_softcapping", "attention_soft_cap", 50.0),
         optional_number("final_logit_softcapping", "logit_soft_cap", 30.0),
-        LayerWindows(default=4096, rule=all_but_every(2)),
-        Rotary(),
+        windows_by_period(4096, 2),
+        RopeParameters(),
     ),
     tensors=_TENSORS,
     whole_heads=True,
@@ -84,17 +101,15 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    implied={**_IMPLIED, "qk_norm": "head"},
     fields=(
+        *implied(qk_norm="head"),
         size("vocab_size", "vocab_size", 262208),
         context("max_position_embeddings", 131072),
         *_FIELDS,
         Fixed("attn_logit_softcapping", (None,), "a cap on scores that transformers does not apply in this family"),
         optional_number("final_logit_softcapping", "logit_soft_cap", None),
-        LayerWindows(
-            default=4096, rule=all_but_every(6, "sliding_window_pattern"), rule_keys=("sliding_window_pattern",)
-        ),
-        TwoBases(),
+        windows_by_period(4096, 6, "sliding_window_pattern"),
+        LayerRopeParameters(),
         # A trace of the pattern, which `layer_types` has replaced.
         unread("_sliding_window_pattern"),
     ),

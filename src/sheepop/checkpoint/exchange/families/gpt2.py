@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    PLAIN_ACTIVATIONS,
-    Activation,
-    Dropouts,
-    Value,
+from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
+from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TRANSPOSED, TensorRule, same, stacked
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import (
+    Field,
+    Settings,
     context,
     count,
     fixed,
+    implied,
     number,
+    optional_size,
+    score_scale,
     size,
     switch,
     unread,
 )
-from sheepop.checkpoint.exchange.layouts import TRANSPOSED
-from sheepop.checkpoint.exchange.scores import ScoreScaling
-from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, TensorRule, same, stacked
+from sheepop.model.config import ModelConfig
 
 _BLOCK = "blocks.{layer}"
 _LAYER = "transformer.h.{layer}"
 
+
+class ScoreScaling(Field):
+    """`scale_attn_weights`, true for a division by the root of the head's width and false for none (GPT-2)."""
+
+    keys = ("scale_attn_weights",)
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The scale 1, or null for the usual one."""
+        return {"attention_scale": None if given.typed("scale_attn_weights", bool, True) else 1.0}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """False for the scale 1."""
+        return {"scale_attn_weights": score_scale(config) != 1.0 or config.head_size == 1}
+
+
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    implied={"position_encoding": "learned", "norm": "layernorm", "norm_position": "pre", "bias": True},
     fields=(
+        *implied(position_encoding="learned", norm="layernorm", norm_position="pre", bias=True),
         size("vocab_size", "vocab_size", 50257),
         size("n_embd", "d_model", 768, "hidden_size"),
         count("n_layer", "num_layers", 12, "num_hidden_layers"),
         size("n_head", "num_heads", 12, "num_attention_heads"),
         context("n_positions", 1024, "max_position_embeddings"),
-        Value("n_inner", ("d_ff",), int, None, optional=True),
+        optional_size("n_inner", "d_ff", None),
         Activation("activation_function", {"gelu_new": "gelu_tanh", **PLAIN_ACTIVATIONS}, "gelu_new"),
         number("layer_norm_epsilon", "norm_eps", 1e-5),
         switch("tie_word_embeddings", "tie_weights", default=True),

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    PLAIN_ACTIVATIONS,
-    Activation,
-    Dropouts,
-    context,
-    count,
-    number,
-    size,
-    switch,
-    unread,
-)
-from sheepop.checkpoint.exchange.rotary import Rotary
+from sheepop.checkpoint.exchange.fields import PLAIN_ACTIVATIONS, Activation, Dropouts
+from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import TensorRule, interleaved_attention, same
+from sheepop.checkpoint.mapping import context, count, implied, number, size, switch, unread
 
 _BLOCK = "blocks.{layer}"
 _LAYER = "gpt_neox.layers.{layer}"
@@ -23,8 +14,8 @@ _LAYER = "gpt_neox.layers.{layer}"
 GPT_NEOX = Family(
     model_type="gpt_neox",
     architecture="GPTNeoXForCausalLM",
-    implied={"position_encoding": "rope", "norm": "layernorm", "norm_position": "pre", "bias": True},
     fields=(
+        *implied(position_encoding="rope", norm="layernorm", norm_position="pre", bias=True),
         size("vocab_size", "vocab_size", 50432),
         size("hidden_size", "d_model", 6144),
         count("num_hidden_layers", "num_layers", 44),
@@ -37,7 +28,7 @@ GPT_NEOX = Family(
         switch("use_parallel_residual", "parallel_residual", default=True),
         switch("attention_bias", "attention_bias", "attention_output_bias", default=True),
         Dropouts("hidden_dropout", "attention_dropout", "hidden_dropout"),
-        Rotary(
+        RopeParameters(
             fraction=0.25,
             base_keys=("rotary_emb_base", "rope_theta"),
             fraction_keys=("rotary_pct", "partial_rotary_factor"),

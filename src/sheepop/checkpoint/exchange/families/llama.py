@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    GATED_ACTIVATIONS,
-    Activation,
-    Dropouts,
+from sheepop.checkpoint.exchange.fields import GATED_ACTIVATIONS, Activation, Dropouts
+from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
+from sheepop.checkpoint.exchange.tensor_rules import TensorRule, same
+from sheepop.checkpoint.mapping import (
     Field,
     context,
     count,
     fixed,
+    implied,
     number,
     optional_size,
     size,
     switch,
     unread,
 )
-from sheepop.checkpoint.exchange.rotary import Rotary
-from sheepop.checkpoint.exchange.tensor_rules import TensorRule, same
 
-IMPLIED: dict[str, Any] = {"position_encoding": "rope", "norm": "rmsnorm", "norm_position": "pre", "bias": False}
+IMPLIED = implied(position_encoding="rope", norm="rmsnorm", norm_position="pre", bias=False)
 
 
-def sizes(vocab_size: int, max_seq_len: int) -> tuple[Field, ...]:
-    """The keys of size that all descendants of Llama have; the defaults are those of the 7B model of 2023."""
+def llama_keys(
+    vocab_size: int,
+    max_seq_len: int,
+    *,
+    d_ff: int,
+    d_model: int = 4096,
+    num_layers: int = 32,
+    num_kv_heads: int | None = None,
+    norm_eps: float = 1e-6,
+) -> tuple[Field, ...]:
+    """The keys that all descendants of Llama have, but for those of heads and positions; values are the defaults."""
     return (
         size("vocab_size", "vocab_size", vocab_size),
-        size("hidden_size", "d_model", 4096),
-        count("num_hidden_layers", "num_layers", 32),
+        size("hidden_size", "d_model", d_model),
+        count("num_hidden_layers", "num_layers", num_layers),
         size("num_attention_heads", "num_heads", 32),
+        optional_size("num_key_value_heads", "num_kv_heads", num_kv_heads),
         context("max_position_embeddings", max_seq_len),
+        size("intermediate_size", "d_ff", d_ff),
+        Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
+        number("rms_norm_eps", "norm_eps", norm_eps),
+        switch("tie_word_embeddings", "tie_weights", default=False),
     )
 
+
+HEAD_DIM = optional_size("head_dim", "head_dim", None)
+ATTENTION_BIAS = switch("attention_bias", "attention_bias", "attention_output_bias", default=False)
+ATTENTION_DROPOUT = Dropouts(None, "attention_dropout", None)
 
 EMBEDDING = (TensorRule(("embedding.weight",), "model.embed_tokens.weight"),)
 HEAD = (*same("final_norm", "model.norm"), TensorRule(("lm_head.weight",), "lm_head.weight"))
@@ -57,19 +72,14 @@ TENSORS = (*EMBEDDING, *PRE_NORMS, *ATTENTION, *FEED_FORWARD, *HEAD)
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    implied=IMPLIED,
     fields=(
-        *sizes(vocab_size=32000, max_seq_len=2048),
-        size("intermediate_size", "d_ff", 11008),
-        optional_size("num_key_value_heads", "num_kv_heads", None),
-        optional_size("head_dim", "head_dim", None),
-        Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
-        number("rms_norm_eps", "norm_eps", 1e-6),
-        switch("tie_word_embeddings", "tie_weights", default=False),
-        switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+        *IMPLIED,
+        *llama_keys(vocab_size=32000, max_seq_len=2048, d_ff=11008),
+        HEAD_DIM,
+        ATTENTION_BIAS,
+        ATTENTION_DROPOUT,
         switch("mlp_bias", "feed_forward_bias", default=False),
-        Dropouts(None, "attention_dropout", None),
-        Rotary(),
+        RopeParameters(),
         # How the training program was divided; a mark of SmolLM2; lengths that other programs left beside
         # max_position_embeddings.
         unread(

@@ -7,25 +7,16 @@ from sheepop.checkpoint.exchange.families.llama import (
     EMBEDDING,
     FEED_FORWARD,
     HEAD,
+    HEAD_DIM,
     IMPLIED,
     PRE_NORMS,
+    llama_keys,
 )
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    GATED_ACTIVATIONS,
-    Activation,
-    Dropouts,
-    context,
-    count,
-    fixed,
-    number,
-    optional_size,
-    size,
-    switch,
-)
-from sheepop.checkpoint.exchange.rotary import Rotary
+from sheepop.checkpoint.exchange.fields import Dropouts, Window
+from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import QUERY_KEY_VALUE, stacked
-from sheepop.checkpoint.exchange.windows import Window
+from sheepop.checkpoint.mapping import fixed
 
 _GATE_UP = ("blocks.{layer}.feed_forward.gate_proj", "blocks.{layer}.feed_forward.up_proj")
 _FUSED = (*QUERY_KEY_VALUE, *_GATE_UP)
@@ -33,22 +24,13 @@ _FUSED = (*QUERY_KEY_VALUE, *_GATE_UP)
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    implied=IMPLIED,
     fields=(
-        size("vocab_size", "vocab_size", 32064),
-        size("hidden_size", "d_model", 3072),
-        count("num_hidden_layers", "num_layers", 32),
-        size("num_attention_heads", "num_heads", 32),
-        context("max_position_embeddings", 4096),
-        size("intermediate_size", "d_ff", 8192),
-        optional_size("num_key_value_heads", "num_kv_heads", None),
-        optional_size("head_dim", "head_dim", None),
-        Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
-        number("rms_norm_eps", "norm_eps", 1e-5),
-        switch("tie_word_embeddings", "tie_weights", default=False),
+        *IMPLIED,
+        *llama_keys(vocab_size=32064, max_seq_len=4096, d_ff=8192, d_model=3072, norm_eps=1e-5),
+        HEAD_DIM,
         Window(default=None),
         Dropouts("embd_pdrop", "attention_dropout", "resid_pdrop"),
-        Rotary(fraction=1.0, scalings=("longrope",), original=4096),
+        RopeParameters(fraction=1.0, scalings=("longrope",), original=4096),
         fixed("attention_bias", False),
         fixed("mlp_bias", False),
         fixed("lm_head_bias", False),

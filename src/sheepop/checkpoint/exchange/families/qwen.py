@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
-from sheepop.checkpoint.exchange.expert_layers import SparseLayers
-from sheepop.checkpoint.exchange.families.llama import IMPLIED, TENSORS, sizes
+from sheepop.checkpoint.exchange.families.llama import (
+    ATTENTION_BIAS,
+    ATTENTION_DROPOUT,
+    HEAD_DIM,
+    IMPLIED,
+    TENSORS,
+    llama_keys,
+)
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.exchange.fields import (
-    GATED_ACTIVATIONS,
-    Activation,
-    Dropouts,
-    Field,
-    context,
-    count,
-    fixed,
-    number,
-    optional_size,
-    size,
-    switch,
-    unread,
-)
-from sheepop.checkpoint.exchange.rotary import Rotary
+from sheepop.checkpoint.exchange.fields import Window, windows_from_layer
+from sheepop.checkpoint.exchange.rope_parameters import RopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import experts
-from sheepop.checkpoint.exchange.windows import LayerWindows, Window, after_first_layers
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Field, Settings, count, fixed, implied, number, size, switch, unread
+from sheepop.model.config import ModelConfig
 
-_CHOICES: tuple[Field, ...] = (
-    Activation("hidden_act", GATED_ACTIVATIONS, "silu"),
-    number("rms_norm_eps", "norm_eps", 1e-6),
-    switch("tie_word_embeddings", "tie_weights", default=False),
-    Dropouts(None, "attention_dropout", None),
-    Rotary(),
-)
-_WINDOWS = LayerWindows(
-    default=4096, rule=after_first_layers(28), rule_keys=("max_window_layers",), switched_by="use_sliding_window"
-)
+
+class SparseLayers(Field):
+    """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it (Qwen).
+
+    It stands behind the fields of the experts, and takes them away when no layer has any.
+    """
+
+    keys = ("decoder_sparse_step", "mlp_only_layers")
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The layers with experts."""
+        step = given.typed("decoder_sparse_step", int, 1)
+        if step < 1:
+            raise given.problem("decoder_sparse_step", "is not a number of layers")
+        without = set(given.entries("mlp_only_layers", int, []) if given.has("mlp_only_layers") else ())
+        num_layers = settings["num_layers"]
+        layers = [layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in without]
+        if not layers or settings["experts"]["count"] == 0:
+            return {"experts": None}
+        return {"experts.layers": None if len(layers) == num_layers else tuple(layers)}
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The layers without experts, by name."""
+        dense = [layer for layer in range(config.num_layers) if not config.has_experts(layer)]
+        return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
+_KEYS = llama_keys(vocab_size=151936, max_seq_len=32768, d_ff=22016, num_kv_heads=32)
+_WINDOWS = windows_from_layer(default=4096, first=28)
 _PLACE = "model.layers.{layer}.mlp"
 
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    implied={**IMPLIED, "attention_bias": True},
     fields=(
-        *sizes(vocab_size=151936, max_seq_len=32768),
-        size("intermediate_size", "d_ff", 22016),
-        optional_size("num_key_value_heads", "num_kv_heads", 32),
-        optional_size("head_dim", "head_dim", None),
-        fixed("use_mrope", False),
+        *IMPLIED,
+        *implied(attention_bias=True),
+        *_KEYS,
+        HEAD_DIM,
+        ATTENTION_DROPOUT,
         _WINDOWS,
-        *_CHOICES,
+        RopeParameters(),
+        fixed("use_mrope", False),
     ),
     tensors=TENSORS,
 )
@@ -54,15 +68,15 @@ QWEN2 = Family(
 QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    implied={**IMPLIED, "qk_norm": "head"},
     fields=(
-        *sizes(vocab_size=151936, max_seq_len=32768),
-        size("intermediate_size", "d_ff", 22016),
-        optional_size("num_key_value_heads", "num_kv_heads", 32),
+        *IMPLIED,
+        *implied(qk_norm="head"),
+        *_KEYS,
         size("head_dim", "head_dim", 128),
-        switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+        ATTENTION_BIAS,
+        ATTENTION_DROPOUT,
         _WINDOWS,
-        *_CHOICES,
+        RopeParameters(),
     ),
     tensors=TENSORS,
 )
@@ -70,18 +84,15 @@ QWEN3 = Family(
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    implied={**IMPLIED, "qk_norm": "head", "experts": {"scores": "softmax", "router_z_loss": 0.0}},
     fields=(
-        size("vocab_size", "vocab_size", 151936),
-        size("hidden_size", "d_model", 2048),
-        count("num_hidden_layers", "num_layers", 24),
-        size("num_attention_heads", "num_heads", 32),
-        context("max_position_embeddings", 32768),
-        size("intermediate_size", "d_ff", 6144),
-        optional_size("num_key_value_heads", "num_kv_heads", 4),
-        optional_size("head_dim", "head_dim", None),
-        switch("attention_bias", "attention_bias", "attention_output_bias", default=False),
+        *IMPLIED,
+        *implied(**{"qk_norm": "head", "experts.scores": "softmax", "experts.router_z_loss": 0.0}),
+        *llama_keys(151936, max_seq_len=32768, d_ff=6144, d_model=2048, num_layers=24, num_kv_heads=4),
+        HEAD_DIM,
+        ATTENTION_BIAS,
+        ATTENTION_DROPOUT,
         Window(default=4096, switched_by="use_sliding_window"),
+        RopeParameters(),
         count("num_experts", "experts.count", 128, "num_local_experts"),
         size("num_experts_per_tok", "experts.per_token", 8),
         size("moe_intermediate_size", "experts.d_ff", 768),
@@ -89,7 +100,6 @@ QWEN3_MOE = Family(
         number("router_aux_loss_coef", "experts.load_balancing_loss", 0.001),
         unread("output_router_logits"),
         SparseLayers(),
-        *_CHOICES,
     ),
     tensors=(
         *TENSORS,

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.expected_tensors import tensor_problems
-from sheepop.checkpoint.gguf.architectures import DIVISORS, EMBEDDING_NAME, OUTPUT_NAME, Role
-from sheepop.checkpoint.gguf.checksum import FILE_TYPE_KEY, verify_checksum
-from sheepop.checkpoint.gguf.container import Container, TensorRecord
+from sheepop.checkpoint.gguf.container import FILE_TYPE_KEY, Container, TensorRecord, verify_checksum
 from sheepop.checkpoint.gguf.description import ARCHITECTURE_KEY, read_config
 from sheepop.checkpoint.gguf.layout import Place, balances, places
+from sheepop.checkpoint.gguf.metadata import Value
+from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME, OUTPUT_NAME, Role
 from sheepop.checkpoint.gguf.tokenizer import end_ids_from_metadata, tokenizer_from_metadata
-from sheepop.checkpoint.gguf.values import Value
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed

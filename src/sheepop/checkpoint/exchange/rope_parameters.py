@@ -1,22 +1,25 @@
-"""Rotary positions in a foreign ``config.json``: one or two bases, a rotated fraction, a scaling for long contexts.
+"""Rotary positions in a ``config.json`` of transformers: one or two bases, a rotated fraction, a scaling.
 
 Two spellings are read: ``rope_parameters`` holds everything (transformers from version 5 on), or ``rope_theta`` and
 ``rope_scaling`` stand apart. The second is written, which old and new versions and other programs read.
+
+LongRoPE has two tables of factors, one for short texts and one for long ones. transformers takes the table by the
+length of the whole text, so that the angles of every earlier key change when a text grows beyond the original context.
+SheepOp's network has one table: it reads that of short texts, with which the two compute the same up to the original
+context, and ends texts there.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sheepop.checkpoint.exchange.fields import Settings
-from sheepop.checkpoint.exchange.given import Given
-from sheepop.checkpoint.exchange.longrope import ORIGINAL, read_longrope, written_longrope
+from sheepop.checkpoint.given import LARGEST_CONTEXT, Given
+from sheepop.checkpoint.mapping import Field, Settings, yarn_attention_factor
 from sheepop.model.config import ModelConfig
-from sheepop.model.rotary_scaling import RotaryScaling
 
+ORIGINAL = "original_max_position_embeddings"
+_SHORT, _LONG = "short_factor", "long_factor"
 ALL_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 _REFUSED_SCALINGS = {
     "dynamic": "its angles change with the length of the text, so that a cached key would no longer be right",
@@ -29,24 +32,25 @@ _NAMES = {
     "linear": {"factor": "factor"},
     "llama3": {
         "factor": "factor",
-        "original_max_seq_len": "original_max_position_embeddings",
+        "original_max_seq_len": ORIGINAL,
         "low_freq_factor": "low_freq_factor",
         "high_freq_factor": "high_freq_factor",
     },
     "yarn": {
         "factor": "factor",
-        "original_max_seq_len": "original_max_position_embeddings",
+        "original_max_seq_len": ORIGINAL,
         "beta_fast": "beta_fast",
         "beta_slow": "beta_slow",
         "attention_factor": "attention_factor",
         "truncate": "truncate",
     },
+    "longrope": {"factor": "factor", "original_max_seq_len": ORIGINAL, "attention_factor": "attention_factor"},
 }
 _ALIASES = {"su": "longrope"}
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RopeParameters(Field):
     """One base for all layers. `fraction` is the default of the rotated part, None where a family rotates it all.
 
     `original` is the default of the context of the original training, where it has a key beside the table. Of several
@@ -66,7 +70,7 @@ class Rotary:
         original = () if self.original is None else (ORIGINAL,)
         return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys, *original)
 
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+    def read(self, given: Given, settings: Settings) -> Settings:
         """Base, fraction and scaling."""
         base = _first_of(given, self.base_keys)
         fraction = _first_of(given, self.fraction_keys)
@@ -77,10 +81,8 @@ class Rotary:
         _refuse_the_rest(parameters)
         if self.fraction is None and fraction not in (None, 1.0):
             raise given.problem(self.fraction_keys[0], "is not read by this family: it rotates whole heads")
-        found["rotary_fraction"] = self.fraction if fraction is None else fraction
-        if found["rotary_fraction"] is None:
-            del found["rotary_fraction"]
-        return found
+        fraction = self.fraction if fraction is None else fraction
+        return found if fraction is None else {**found, "rotary_fraction": fraction}
 
     def write(self, config: ModelConfig) -> Settings:
         """The spelling with `rope_theta` and `rope_scaling`."""
@@ -97,7 +99,7 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class TwoBases:
+class LayerRopeParameters(Field):
     """A base for the layers with a sliding window, which are not scaled, and one for the others (Gemma 3)."""
 
     base: float = 1_000_000.0
@@ -109,7 +111,7 @@ class TwoBases:
         """Both spellings."""
         return ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
 
-    def read(self, given: Given, settings: Mapping[str, Any]) -> Settings:
+    def read(self, given: Given, settings: Settings) -> Settings:
         """Both bases and the scaling of the layers without a window."""
         base = given.typed("rope_theta", float, None, optional=True)
         sliding = given.typed("rope_local_base_freq", float, None, optional=True)
@@ -175,7 +177,7 @@ def _read_parameters(
             "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp lacks: {reason}"
         )
     if kind == "longrope":
-        return {**found, **read_longrope(given, original, max_seq_len)}
+        return {**found, **_read_longrope(given, original, max_seq_len)}
     scaling: Settings = {"kind": kind}
     for ours, theirs in _NAMES[kind].items():
         whole = ours == "original_max_seq_len"
@@ -195,7 +197,7 @@ def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
         scaling["factor"] = max_seq_len / scaling["original_max_seq_len"]
     factor = scaling["factor"]
     if scaling["attention_factor"] is None and scale and scale_all and factor is not None and factor > 1:
-        scaling["attention_factor"] = (0.1 * scale * math.log(factor) + 1) / (0.1 * scale_all * math.log(factor) + 1)
+        scaling["attention_factor"] = yarn_attention_factor(factor, scale) / yarn_attention_factor(factor, scale_all)
     for name in ("beta_fast", "beta_slow"):
         scaling[name] = scaling[name] or None  # transformers counts 0 as absent
 
@@ -214,10 +216,43 @@ def _refuse_the_rest(given: Given) -> None:
 
 
 def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings | None:
-    scaling: RotaryScaling | None = config.rotary_scaling
+    scaling = config.rotary_scaling
     if scaling is None or scaling.kind not in scalings:
         return None
-    if scaling.kind == "longrope":
-        return {"rope_type": "longrope", **written_longrope(config)}
-    keys = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
+    keys: Settings = {theirs: getattr(scaling, ours) for ours, theirs in _NAMES[scaling.kind].items()}
+    if scaling.pair_factors is not None:
+        # Both tables are the one that the network has.
+        keys |= {_SHORT: list(scaling.pair_factors), _LONG: list(scaling.pair_factors)}
     return {"rope_type": scaling.kind, **keys}
+
+
+def _read_longrope(given: Given, outside: int | None, max_seq_len: int) -> Settings:
+    """The scaling, and the length of texts for which it holds; `outside` is what stands beside the table."""
+    original = given.typed(ORIGINAL, int, outside, optional=True, largest=LARGEST_CONTEXT)
+    if original is None or original < 2:
+        raise given.problem(ORIGINAL, "is no length, without which longrope cannot be read")
+    if outside not in (None, original):
+        raise given.problem(ORIGINAL, f"contradicts the {outside} that stands outside of this table")
+    factor = given.typed("factor", float, None, optional=True)
+    short, long = given.entries(_SHORT, float, None), given.entries(_LONG, float, None)
+    if not long:
+        raise given.problem(_LONG, "is empty")
+    scaling = {
+        "kind": "longrope",
+        "factor": max(1.0, max_seq_len / original) if factor is None else factor,
+        "original_max_seq_len": original,
+        "attention_factor": given.typed("attention_factor", float, None, optional=True),
+        "pair_factors": tuple(short),
+    }
+    return {"rotary_scaling": scaling, "max_seq_len": max_seq_len if short == long else min(max_seq_len, original)}
+
+
+def longrope_note(config: ModelConfig, given: Any) -> list[str]:
+    """What the user should know of a model whose longer texts are left out; `given` is what the source allows."""
+    scaling = config.rotary_scaling
+    if scaling is None or scaling.kind != "longrope" or not isinstance(given, int) or given <= config.max_seq_len:
+        return []
+    return [
+        f"The model has other rotary angles for texts beyond {config.max_seq_len} tokens (longrope), which SheepOp "
+        f"does not compute: it is taken in for texts up to that length, not the {given} of the source."
+    ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sheepop.checkpoint.gguf.architectures.aspects import Entries, Settings, is_close
-from sheepop.checkpoint.gguf.keys import Keys
-from sheepop.checkpoint.gguf.values import f32, text, u32
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import Field, Settings, is_close, yarn_attention_factor
 from sheepop.model.config import ModelConfig
 from sheepop.model.rotary_scaling import RotaryScaling
 
@@ -27,7 +26,7 @@ _BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(Field):
     """Rotary positions. `partial` architectures turn a part of each head; those with `divisors` scale as Llama 3 does.
 
     Scaling ``ntk`` is nothing but another base, which is what is written.
@@ -35,7 +34,7 @@ class Rotary:
 
     partial: bool = False
     divisors: bool = False
-    fields: tuple[str, ...] = ("position_encoding", "position_base", "rotary_fraction", "rotary_scaling")
+    covers = ("position_encoding", "position_base", "rotary_fraction", "rotary_scaling")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Other positions, a part of the head where all is turned, and scalings that llama.cpp lacks."""
@@ -47,35 +46,35 @@ class Rotary:
         if config.rotary_scaling is not None:
             yield from self._scaling_refusals(config, config.rotary_scaling)
 
-    def write(self, config: ModelConfig) -> Entries:
+    def write(self, config: ModelConfig) -> Settings:
         """Base, turned columns, and the scaling."""
         scaling = config.rotary_scaling
         base = config.position_base
         if scaling is not None and scaling.kind == "ntk" and config.rotary_dim > 2:
             base *= scaling.factor ** (config.rotary_dim / (config.rotary_dim - 2))
-        entries = {BASE: f32(base), _DIMENSIONS: u32(config.rotary_dim)}
+        entries: Settings = {BASE: base, _DIMENSIONS: config.rotary_dim}
         if scaling is not None and scaling.kind in ("linear", "yarn"):
-            entries |= {_KIND: text(scaling.kind), _FACTOR: f32(scaling.factor)}
+            entries |= {_KIND: scaling.kind, _FACTOR: scaling.factor}
         if scaling is not None and scaling.kind == "yarn":
             assert scaling.original_max_seq_len is not None and scaling.attention_factor is not None
-            entries[_ORIGINAL] = u32(scaling.original_max_seq_len)
-            factor = scaling.attention_factor / usual_attention_factor(scaling.factor)
+            entries[_ORIGINAL] = scaling.original_max_seq_len
+            factor = scaling.attention_factor / yarn_attention_factor(scaling.factor)
             if not is_close(factor, 1.0):
-                entries[_ATTENTION] = f32(factor)
+                entries[_ATTENTION] = factor
         return entries
 
-    def read(self, keys: Keys, settings: Settings, tensors: Collection[str]) -> Settings:
+    def read(self, given: Given, settings: Settings) -> Settings:
         """The same; the divisors of Llama 3's scaling are found by who reads the tensors."""
         width = settings["head_dim"]
-        turned = keys.size(_DIMENSIONS, width)
+        turned = given.typed(_DIMENSIONS, int, width)
         if not 0 < turned <= width or (turned < width and not self.partial):
-            raise keys.problem(_DIMENSIONS, f"does not fit heads of {width} columns")
+            raise given.problem(_DIMENSIONS, f"does not fit heads of {width} columns")
         found: Settings = {
             "position_encoding": "rope",
-            "position_base": keys.number(BASE, DEFAULT_BASE),
+            "position_base": given.typed(BASE, float, DEFAULT_BASE),
             "rotary_fraction": _fraction(turned, width),
         }
-        scaling = _read_scaling(keys)
+        scaling = _read_scaling(given)
         return found if scaling is None else {**found, "rotary_scaling": scaling}
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
@@ -91,31 +90,26 @@ class Rotary:
             yield "rotary_scaling has its ramp outside of the head, where it counts otherwise"
 
 
-def _read_scaling(keys: Keys) -> Settings | None:
-    kind = keys.text(_KIND, "linear")
-    legacy = keys.number(_LEGACY_FACTOR, 0.0)
-    factor = keys.number(_FACTOR, legacy) or 1.0
-    original, attention = keys.size(_ORIGINAL, 0), keys.number(_ATTENTION, 1.0)
-    keys.truth("rope.scaling.finetuned", False)  # a remark about the training
-    betas = {key: keys.number(key, usual) for key, usual in _BETAS.items()}
+def _read_scaling(given: Given) -> Settings | None:
+    kind = given.typed(_KIND, str, "linear")
+    legacy = given.typed(_LEGACY_FACTOR, float, 0.0)
+    factor = given.typed(_FACTOR, float, legacy) or 1.0
+    original, attention = given.typed(_ORIGINAL, int, 0), given.typed(_ATTENTION, float, 1.0)
+    given.typed("rope.scaling.finetuned", bool, False)  # a remark about the training
+    betas = {key: given.typed(key, float, usual) for key, usual in _BETAS.items()}
     if kind not in ("none", "linear", "yarn"):
-        raise keys.problem(_KIND, "is a scaling that SheepOp's network has not; it has linear, yarn and llama3")
+        raise given.problem(_KIND, "is a scaling that SheepOp's network has not; it has linear, yarn and llama3")
     if kind != "yarn":
         if attention != 1.0:
-            raise keys.problem(_ATTENTION, "belongs to a scaling that SheepOp's network has not")
+            raise given.problem(_ATTENTION, "belongs to a scaling that SheepOp's network has not")
         return None if factor == 1.0 or kind == "none" else {"kind": "linear", "factor": factor}
     for key, usual in _BETAS.items():
         if betas[key] != usual:
-            raise keys.problem(key, f"is not {usual:g}, which is what llama.cpp computes whatever stands here")
+            raise given.problem(key, f"is not {usual:g}, which is what llama.cpp computes whatever stands here")
     if not original:
-        raise keys.problem(_ORIGINAL, "is missing, and scaling yarn needs it")
+        raise given.problem(_ORIGINAL, "is missing, and scaling yarn needs it")
     found: Settings = {"kind": "yarn", "factor": factor, "original_max_seq_len": original}
-    return found if attention == 1.0 else {**found, "attention_factor": attention * usual_attention_factor(factor)}
-
-
-def usual_attention_factor(factor: float) -> float:
-    """What YaRN multiplies cosines and sines by (Peng et al. 2023, section 3.4)."""
-    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return found if attention == 1.0 else {**found, "attention_factor": attention * yarn_attention_factor(factor)}
 
 
 def _ramp(config: ModelConfig, scaling: RotaryScaling) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.checkpoint.gguf.tensor_types import BF16, F16, F32, Q8_0, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, Q8_0, TYPES, TensorType, type_of_dtype
 from sheepop.core.errors import CheckpointError
 
 

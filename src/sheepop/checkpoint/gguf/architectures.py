@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sheepop.checkpoint.gguf.architectures.aspects import Aspect, Biases, Fixed, Keyed, Norm, SoftCap, WithoutInfluence
-from sheepop.checkpoint.gguf.architectures.embeddings import (
-    AddedPositions,
-    EmbeddingInScale,
-    EmbeddingScale,
+from sheepop.checkpoint.gguf.fields import (
+    Biases,
+    Experts,
+    Heads,
+    Layers,
+    NoExperts,
+    NoWindow,
+    ScoreScale,
+    SoftCap,
     TiedWeights,
+    Windows,
 )
-from sheepop.checkpoint.gguf.architectures.heads import Heads, ScoreScale
-from sheepop.checkpoint.gguf.architectures.mixtures import Experts, NoExperts
-from sheepop.checkpoint.gguf.architectures.rotary import Rotary
-from sheepop.checkpoint.gguf.architectures.rows import (
+from sheepop.checkpoint.gguf.rotary import Rotary
+from sheepop.checkpoint.gguf.rows import (
     EMBEDDING,
     EMBEDDING_AS_IT_IS,
     EXPERTS,
@@ -34,7 +36,7 @@ from sheepop.checkpoint.gguf.architectures.rows import (
     separate_attention,
     stacked_attention,
 )
-from sheepop.checkpoint.gguf.architectures.windows import NoWindow, Windows
+from sheepop.checkpoint.mapping import EmbeddingRoot, Field, Implied, WithoutInfluence, implied, number, size, switch
 from sheepop.model.config import ModelConfig
 
 
@@ -43,40 +45,42 @@ class Architecture:
     """A name that llama.cpp knows, what it computes under that name, and its tensors."""
 
     name: str
-    aspects: tuple[Aspect, ...]
+    fields: tuple[Field, ...]
     rows: tuple[Row, ...]
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Why llama.cpp would compute something else under this name than `config` says."""
-        for aspect in self.aspects:
-            yield from aspect.refusals(config)
+        for field in self.fields:
+            yield from field.refusals(config)
 
 
-_SIZES: tuple[Aspect, ...] = (
+_SIZES: tuple[Field, ...] = (
     # How the network was initialised and trained and by what it is computed; the rows of the embedding show its size.
-    WithoutInfluence(("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")),
-    Fixed("architecture", ("decoder",)),
-    Fixed("num_encoder_layers", (None,)),
-    Keyed("num_layers", "block_count", most=512),
-    Keyed("max_seq_len", "context_length"),
-    Keyed("d_model", "embedding_length"),
+    WithoutInfluence(
+        covers=("preset", "vocab_size", "bias", "dropout", "initialization", "initial_std", "attention_backend")
+    ),
+    *implied(architecture="decoder", num_encoder_layers=None),
+    Layers(),
+    size("context_length", "max_seq_len"),
+    size("embedding_length", "d_model"),
 )
-_NO_CAPS: tuple[Aspect, ...] = (Fixed("attention_soft_cap", (None,)), Fixed("logit_soft_cap", (None,)))
-_USUAL: tuple[Aspect, ...] = (Fixed("final_norm", (True,)), Fixed("attention_sinks", (False,)))
-_LAYER_NORM = Norm(("layernorm",), "attention.layer_norm_epsilon")
-_RMS_KEY = "attention.layer_norm_rms_epsilon"
-_RMS_NORM = Norm(("rmsnorm", "rmsnorm_zero_centered"), _RMS_KEY)
-_GEMMA_NORM = Norm(("rmsnorm_zero_centered", "rmsnorm"), _RMS_KEY)
-_WITH_BIASES: tuple[Aspect, ...] = tuple(
+_NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
+_USUAL = implied(final_norm=True, attention_sinks=False)
+_LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
+_RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
+# A file is read as the first kind: a scale of 1 + weight is written as that sum.
+_RMS_NORM = (Implied("norm", ("rmsnorm", "rmsnorm_zero_centered")), _RMS_EPSILON)
+_GEMMA_NORM = (Implied("norm", ("rmsnorm_zero_centered", "rmsnorm")), _RMS_EPSILON)
+_WITH_BIASES: tuple[Field, ...] = tuple(
     Biases(name, "always") for name in ("attention_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
 )
 _QUERY_BIAS = Biases("attention_bias", "optional", "blk.0.attn_q.bias")
-_WITHOUT_FURTHER_BIASES: tuple[Aspect, ...] = tuple(
+_WITHOUT_FURTHER_BIASES: tuple[Field, ...] = tuple(
     Biases(name, "never") for name in ("attention_output_bias", "feed_forward_bias", "norm_bias")
 )
 
 
-def _heads(*, square: bool = False, odd_layers: int | None = None) -> tuple[Aspect, ...]:
+def _heads(*, square: bool = False, odd_layers: int | None = None) -> tuple[Field, ...]:
     """The heads, and what their scores are multiplied by."""
     return Heads(square), ScoreScale(odd_layers)
 
@@ -87,25 +91,30 @@ def _shape(
     *,
     qk_norm: str | None = None,
     embedding_norm: bool = False,
-    parallel: Aspect = Fixed("parallel_residual", (False,)),
-) -> tuple[Aspect, ...]:
+    parallel: Field = Implied("parallel_residual", (False,)),
+) -> tuple[Field, ...]:
     """Where norms stand, and what the feed-forward network computes."""
     return (
-        Fixed("norm_position", (norm_position,)),
-        Fixed("activation", activations),
-        Fixed("qk_norm", (qk_norm,)),
-        Fixed("embedding_norm", (embedding_norm,)),
+        *implied(norm_position=norm_position, qk_norm=qk_norm, embedding_norm=embedding_norm),
+        Implied("activation", activations),
         parallel,
     )
 
 
-_NO_ANGLES: tuple[Aspect, ...] = (Fixed("rotary_fraction", (1.0,)), Fixed("rotary_scaling", (None,)))
+_NO_ANGLES = implied(rotary_fraction=1.0, rotary_scaling=None)
+# Embeddings are written as they enter the network, and the output projection apart.
+_EMBEDDING_IN_SCALE = (WithoutInfluence(covers=("embedding_scale",)),)
+# A table that is added to the embeddings, and read as if it were learned; sinusoids are written as the table they are.
+_ADDED_POSITIONS = (
+    Implied("position_encoding", ("learned", "sinusoidal")),
+    WithoutInfluence(covers=("position_base",)),
+)
 # llama.cpp computes every GELU from a table of its tanh form in half precision, whatever the model was made with.
 _GELU = ("gelu_tanh", "gelu")
 
 # LayerNorm and biases throughout, queries, keys and values in one matrix.
-_BIASED: tuple[Aspect, ...] = (
-    *_SIZES, NoExperts(), *_heads(square=True), EmbeddingInScale(), _LAYER_NORM, *_WITH_BIASES, *_USUAL,
+_BIASED: tuple[Field, ...] = (
+    *_SIZES, NoExperts(), *_heads(square=True), *_EMBEDDING_IN_SCALE, *_LAYER_NORM, *_WITH_BIASES, *_USUAL,
     *_NO_CAPS, NoWindow(),
 )  # fmt: skip
 _BIASED_ROWS = (
@@ -113,11 +122,11 @@ _BIASED_ROWS = (
     *plain_feed_forward(zeros=True),
 )  # fmt: skip
 # RMSNorm before the sublayers, SwiGLU.
-_GATED: tuple[Aspect, ...] = (*_SIZES, EmbeddingInScale(), _RMS_NORM, *_USUAL, *_NO_CAPS)
+_GATED: tuple[Field, ...] = (*_SIZES, *_EMBEDDING_IN_SCALE, *_RMS_NORM, *_USUAL, *_NO_CAPS)
 _GATED_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
 # Norms on both sides, scaled embeddings, GeGLU.
-_GEMMA: tuple[Aspect, ...] = (
-    *_SIZES, NoExperts(), EmbeddingScale(math.sqrt), _GEMMA_NORM, *_USUAL, _QUERY_BIAS,
+_GEMMA: tuple[Field, ...] = (
+    *_SIZES, NoExperts(), EmbeddingRoot(), *_GEMMA_NORM, *_USUAL, _QUERY_BIAS,
     *_WITHOUT_FURTHER_BIASES,
 )  # fmt: skip
 _GEMMA_ROWS = (
@@ -129,7 +138,7 @@ _TABLES = (
     # Radford et al. 2019.
     Architecture(
         "gpt2",
-        (*_BIASED, *_NO_ANGLES, AddedPositions(), *_shape("pre", _GELU), TiedWeights("optional")),
+        (*_BIASED, *_NO_ANGLES, *_ADDED_POSITIONS, *_shape("pre", _GELU), TiedWeights("optional")),
         (*_BIASED_ROWS, *POSITIONS, *OUTPUT),
     ),
     # Le Scao et al. 2022.
@@ -138,8 +147,8 @@ _TABLES = (
         (
             *_BIASED,
             *_NO_ANGLES,
-            Fixed("position_encoding", ("alibi",)),
-            WithoutInfluence(("position_base",)),
+            *implied(position_encoding="alibi"),
+            WithoutInfluence(covers=("position_base",)),
             *_shape("pre", _GELU, embedding_norm=True),
             TiedWeights("optional"),
         ),
@@ -152,7 +161,7 @@ _TABLES = (
             *_BIASED,
             Rotary(partial=True),
             TiedWeights("always"),
-            *_shape("pre", _GELU[::-1], parallel=Keyed("parallel_residual", "use_parallel_residual", "truth")),
+            *_shape("pre", _GELU[::-1], parallel=switch("use_parallel_residual", "parallel_residual")),
         ),
         (*_BIASED_ROWS, *OUTPUT_ALWAYS),
     ),
@@ -166,8 +175,8 @@ _TABLES = (
             *_shape("sandwich", ("geglu_tanh",)),
             TiedWeights("never"),
             Windows(period=2, own_base="scaled", otherwise=4096),
-            SoftCap("attention_soft_cap", "attn_logit_softcapping", 50.0),
-            SoftCap("logit_soft_cap", "final_logit_softcapping", 30.0),
+            SoftCap("attn_logit_softcapping", "attention_soft_cap", 50.0),
+            SoftCap("final_logit_softcapping", "logit_soft_cap", 30.0),
         ),
         _GEMMA_ROWS,
     ),
@@ -180,8 +189,8 @@ _TABLES = (
             *_shape("sandwich", ("geglu_tanh",), qk_norm="head"),
             TiedWeights("optional"),
             Windows(period=6, own_base="unscaled"),
-            Fixed("attention_soft_cap", (None,)),
-            SoftCap("logit_soft_cap", "final_logit_softcapping"),
+            *implied(attention_soft_cap=None),
+            SoftCap("final_logit_softcapping", "logit_soft_cap"),
         ),
         (*_GEMMA_ROWS, *OUTPUT),
     ),
@@ -247,7 +256,7 @@ _TABLES = (
             NoExperts(),
             *_heads(square=True),
             *_shape("pre", ("swiglu",)),
-            Fixed("attention_bias", (True,)),
+            *implied(attention_bias=True),
             *_WITHOUT_FURTHER_BIASES,
             Rotary(),
             NoWindow(),

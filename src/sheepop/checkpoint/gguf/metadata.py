@@ -1,18 +1,22 @@
-"""Metadata values of a GGUF file: numbers, truth values, text, and lists of one of these, little endian."""
+"""The metadata of a GGUF file: numbers, truth values, text, and lists of one of these, little endian, each with a type.
+
+`Metadata` hands them out as plain Python values, `value_of` makes them from such.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.checkpoint.gguf.cursor import Cursor
+from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 
 # A vocabulary of SheepOp has at most this many tokens, and nothing in a GGUF file is longer than its vocabulary.
@@ -21,6 +25,48 @@ _LONGEST_TEXT = 2**28
 
 Plain: TypeAlias = int | float | bool | str
 Content: TypeAlias = Plain | list[str] | NDArray[np.generic]
+
+
+class Cursor:
+    """A place in `content`, the bytes of `path`, which reads little-endian numbers and never moves beyond their end."""
+
+    def __init__(self, content: memoryview, path: Path) -> None:
+        self.position = 0
+        self._content = content
+        self._path = path
+
+    @property
+    def left(self) -> int:
+        """Bytes between here and the end."""
+        return len(self._content) - self.position
+
+    def take(self, size: int, what: str) -> bytes:
+        """A copy of the next `size` bytes; raises `CheckpointError`, naming `what` they were, when there are fewer."""
+        if size > self.left:
+            raise self.problem(f"{what} needs {size:,} bytes, and only {self.left:,} are left")
+        start = self.position
+        self.position += size
+        return bytes(self._content[start : self.position])
+
+    def u32(self, what: str) -> int:
+        """A whole number of 4 bytes."""
+        number: int = struct.unpack("<I", self.take(4, what))[0]
+        return number
+
+    def u64(self, what: str) -> int:
+        """A whole number of 8 bytes."""
+        number: int = struct.unpack("<Q", self.take(8, what))[0]
+        return number
+
+    def problem(self, reason: str) -> CheckpointError:
+        """The error that names the file, the place in it and the reason."""
+        return CheckpointError(
+            f"{self._path} is damaged or no GGUF file: at byte {self.position:,}, {reason}. Copy or download it again."
+        )
+
+    def unread(self, what: str, remedy: str) -> CheckpointError:
+        """The error for a file that may be sound, but of a kind that is not read."""
+        return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
 class ValueType(IntEnum):
@@ -68,6 +114,18 @@ class Value:
     def is_list(self) -> bool:
         """Whether this is a list of values."""
         return isinstance(self.content, list | np.ndarray)
+
+    @property
+    def plain(self) -> Any:
+        """The value without its type; a number in single precision is the decimal with the fewest digits that gives it.
+
+        1e-5, and not 9.99999974e-06. Truth values in a list are 0 and 1.
+        """
+        if isinstance(self.content, np.ndarray):
+            return self.content.tolist()
+        if self.type is ValueType.F32 and isinstance(self.content, float):
+            return float(str(np.float32(self.content)))
+        return self.content
 
     def encoded(self) -> bytes:
         """The bytes of the value in a file, behind its key."""
@@ -129,9 +187,13 @@ def f32s(numbers: Sequence[float]) -> Value:
     return Value(ValueType.F32, np.asarray(numbers, dtype=np.float32))
 
 
-def shortest_decimal(number: float) -> float:
-    """The number with the fewest digits that single precision cannot tell from `number`: 1e-5, not 9.99999974e-06."""
-    return float(str(np.float32(number)))
+def value_of(plain: bool | int | float | str | list[bool]) -> Value:
+    """The value for what Python has: 4 bytes for a whole number, single precision for others."""
+    if isinstance(plain, list):
+        return flags(plain)
+    if isinstance(plain, bool):
+        return flag(plain)
+    return text(plain) if isinstance(plain, str) else u32(plain) if isinstance(plain, int) else f32(plain)
 
 
 def encoded_text(content: str) -> bytes:
@@ -168,6 +230,39 @@ def read_value(cursor: Cursor, key: str) -> Value:
     if kind is ValueType.TEXT:
         return Value(kind, [read_text(cursor, f"entry {index} of {key}") for index in range(count)])
     return Value(kind, np.frombuffer(cursor.take(count * smallest, key), dtype=_FORMATS[kind][0]))
+
+
+class Metadata(Given):
+    """The values of a file below ``prefix.``, beside `tensors` of these names.
+
+    One whole number for each layer counts as one number when all are equal.
+    """
+
+    smallest = 0
+    beyond = "is not a whole number of a reasonable size"
+
+    def __init__(
+        self, metadata: Mapping[str, Value], prefix: str, path: Path, tensors: Collection[str] = frozenset()
+    ) -> None:
+        below = f"{prefix}."
+        keys = {key.removeprefix(below): value.plain for key, value in metadata.items() if key.startswith(below)}
+        super().__init__(keys, str(path), below, tensors)
+
+    def single(self, name: str, value: Any) -> Any:
+        """The number that all layers have."""
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise self.problem(name, "differs from layer to layer, which SheepOp's network has not")
+        return value[0]
+
+    def is_a(self, kind: type, value: Any) -> bool:
+        """Whether a value is of `kind`; types are exact here, as they are for llama.cpp."""
+        return type(value) is kind
+
+    def shown(self, name: str) -> str:
+        """The value of a key, unless it is missing or as long as a vocabulary."""
+        return super().shown(name) if self.has(name) and not isinstance(self.take(name), list) else ""
 
 
 def _read_type(cursor: Cursor, key: str) -> ValueType:

@@ -1,0 +1,367 @@
+"""What llama.cpp says of a network: by keys, by the tensors that are there, or by the architecture's name alone.
+
+Each field refuses what llama.cpp would compute otherwise, writes the rest, and reads that back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sheepop.checkpoint.gguf.rotary import BASE, DEFAULT_BASE
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.mapping import (
+    Field,
+    Settings,
+    all_but_every,
+    is_close,
+    score_scale,
+    sliding,
+    window_settings,
+    yarn_attention_factor,
+)
+from sheepop.model.config import ModelConfig
+
+# Whether the tensors are there as the model has them, always (zeros stand for what a model lacks), or never.
+Presence = Literal["optional", "always", "never"]
+_FEED_FORWARD = "feed_forward_length"
+_EXPERT_FEED_FORWARD = "expert_feed_forward_length"
+_COUNT, _USED = "expert_count", "expert_used_count"
+_SOFTMAX = 1
+_MOST_EXPERTS = 512
+_MOST_LAYERS = 512
+_WINDOW = "attention.sliding_window"
+_PATTERN = "attention.sliding_window_pattern"
+_SLIDING_BASE = "rope.freq_base_swa"
+
+
+class Layers(Field):
+    """The number of layers."""
+
+    covers = ("num_layers",)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """More layers than llama.cpp has at most."""
+        if config.num_layers > _MOST_LAYERS:
+            yield f"num_layers = {config.num_layers}, and it has {_MOST_LAYERS} at most"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Blocks, as llama.cpp calls them."""
+        return {"block_count": config.num_layers}
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """As many as llama.cpp reads."""
+        num_layers = given.typed("block_count", int)
+        if num_layers > _MOST_LAYERS:
+            raise given.problem("block_count", f"is more than the {_MOST_LAYERS} that llama.cpp has at most")
+        return {"num_layers": num_layers}
+
+
+@dataclass(frozen=True)
+class SoftCap(Field):
+    """A cap under a key, where 0 is none. Where llama.cpp always caps, `otherwise` is its cap without the key."""
+
+    theirs: str
+    ours: str
+    otherwise: float | None = None
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The cap."""
+        return (self.ours,)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """No cap where there always is one."""
+        if self.otherwise is not None and getattr(config, self.ours) is None:
+            yield f"{self.ours} is not set, and it always caps"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The cap, if there is one."""
+        return {self.theirs: getattr(config, self.ours)}
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The cap, or llama.cpp's own."""
+        return {self.ours: given.typed(self.theirs, float, self.otherwise or 0.0) or None}
+
+
+@dataclass(frozen=True)
+class Biases(Field):
+    """Which linear layers and norms have biases; `probe` names a tensor that shows whether optional ones are there."""
+
+    ours: str
+    presence: Presence
+    probe: str = ""
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Whether these layers have biases."""
+        return (self.ours,)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Biases where llama.cpp reads none."""
+        if self.presence == "never" and getattr(config, self.ours):
+            yield f"{self.ours} = True, and it adds no such biases"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Whether the tensors are there."""
+        return {self.ours: self.presence == "always" or (self.presence == "optional" and self.probe in given.tensors)}
+
+
+@dataclass(frozen=True)
+class TiedWeights(Field):
+    """Whether the output projection is the embedding, as the absence of a tensor of its own shows."""
+
+    presence: Presence
+    covers = ("tie_weights",)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """A projection of its own where llama.cpp takes the embedding."""
+        if self.presence == "never" and not config.tie_weights:
+            yield "tie_weights = False, and its output projection is the embedding"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Tied, unless the projection is there."""
+        return {"tie_weights": "output.weight" not in given.tensors}
+
+
+@dataclass(frozen=True)
+class Heads(Field):
+    """The heads and their width, which `square` architectures take from the width of the model."""
+
+    square: bool = False
+    covers = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Values of another width than keys, and heads that do not fill the width of the model where they must."""
+        if config.value_size != config.head_size:
+            yield f"value_head_dim = {config.value_size} differs from head_dim = {config.head_size}"
+        if self.square and config.num_heads * config.head_size != config.d_model:
+            yield f"num_heads = {config.num_heads} of head_dim = {config.head_size} are not d_model = {config.d_model}"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """Two numbers, and the width."""
+        entries = {"attention.head_count": config.num_heads, "attention.head_count_kv": config.kv_heads}
+        if not self.square:
+            entries |= {"attention.key_length": config.head_size, "attention.value_length": config.value_size}
+        return entries
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The same; without a width the heads share that of the model."""
+        heads = given.typed("attention.head_count", int)
+        if not heads:
+            raise given.problem("attention.head_count", "is no number of heads")
+        shared = settings["d_model"] // heads
+        return {
+            "num_heads": heads,
+            "num_kv_heads": given.typed("attention.head_count_kv", int, heads),
+            "head_dim": given.typed("attention.key_length", int, shared),
+            "value_head_dim": given.typed("attention.value_length", int, shared),
+        }
+
+
+@dataclass(frozen=True)
+class ScoreScale(Field):
+    """The scale of the scores: 1 / sqrt(head_dim), or for a model of `odd_layers` layers 1 / sqrt(d_model / num_heads).
+
+    The second is how llama.cpp tells the largest Gemma from the others. muP would scale scores and logits by factors
+    that no key expresses.
+    """
+
+    odd_layers: int | None = None
+    covers = ("attention_scale", "mup_base_d_model", "mup_base_head_dim")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Another scale of scores, or a scale of logits."""
+        scale = self._scale(config.num_layers, config.d_model, config.num_heads, config.head_size)
+        own = score_scale(config)
+        if not is_close(own, scale):
+            yield f"the scores are multiplied by {own:g}, and it multiplies them by {scale:g}"
+        if config.width_multiplier != 1.0:
+            yield f"mup_base_d_model = {config.mup_base_d_model} scales the logits"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The scale where it is not the usual one."""
+        num_layers, heads = settings["num_layers"], settings["num_heads"]
+        if num_layers != self.odd_layers:
+            return {}
+        return {"attention_scale": self._scale(num_layers, settings["d_model"], heads, settings["head_dim"])}
+
+    def _scale(self, num_layers: int, d_model: int, num_heads: int, head_dim: int) -> float:
+        width = d_model // num_heads if num_layers == self.odd_layers else head_dim
+        return 1 / math.sqrt(max(1, width))
+
+
+class NoExperts(Field):
+    """A dense feed-forward network in every layer."""
+
+    covers = ("d_ff", "experts")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Experts."""
+        if config.experts is not None:
+            yield "experts are set, and it has none"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The width."""
+        return {_FEED_FORWARD: config.ffn_size}
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The width, after making sure that there are no experts."""
+        if given.typed(_COUNT, int, 0) or given.typed(_USED, int, 0):
+            raise given.problem(_COUNT, "names experts, which this architecture has not")
+        return {"d_ff": given.typed(_FEED_FORWARD, int)}
+
+
+@dataclass(frozen=True)
+class Experts(Field):
+    """Experts in all layers, or where not `required` in none. With `own_width` their width has a key of its own."""
+
+    required: bool
+    own_width: bool
+    covers = ("d_ff", "experts")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """What a router or an expert does beyond this."""
+        experts = config.experts
+        if experts is None:
+            if self.required:
+                yield "experts are not set, and it has them in every layer"
+            return
+        if not all(config.has_experts(layer) for layer in range(config.num_layers)):
+            yield "experts.layers leaves layers out, and it has experts in all or none"
+        if experts.count > _MOST_EXPERTS:
+            yield f"experts.count = {experts.count}, and it has {_MOST_EXPERTS} at most"
+        if experts.shared:
+            yield f"experts.shared = {experts.shared}, and it has none that every token passes"
+        if experts.scores != "softmax":
+            yield f"experts.scores = {experts.scores}, and it computes softmax"
+        if not experts.normalize:
+            yield "experts.normalize = False, and it makes the weights of the chosen sum to 1"
+        if config.feed_forward_bias:
+            yield "feed_forward_bias = True, and its experts have no biases"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The widths and the two counts."""
+        experts = config.experts
+        if experts is None:
+            return {_FEED_FORWARD: config.ffn_size}
+        width = experts.d_ff or config.ffn_size
+        widths = {_FEED_FORWARD: config.ffn_size, _EXPERT_FEED_FORWARD: width}
+        return {
+            **(widths if self.own_width else {_FEED_FORWARD: width}),
+            _COUNT: experts.count,
+            _USED: experts.per_token,
+        }
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The same, refusing every key of a router that we do not compute."""
+        count = given.typed(_COUNT, int, 0)
+        found: Settings = {"d_ff": given.typed(_FEED_FORWARD, int)}
+        if not count and not self.required:
+            return found
+        if given.typed("expert_gating_func", int, _SOFTMAX) not in (0, _SOFTMAX):
+            raise given.problem("expert_gating_func", "is not softmax")
+        if not given.typed("expert_weights_norm", bool, True):
+            raise given.problem("expert_weights_norm", "is false, and llama.cpp makes the weights sum to 1")
+        for key, kind, usual in (("expert_weights_scale", float, (0.0, 1.0)), ("expert_shared_count", int, (0,))):
+            if given.typed(key, kind, usual[0]) not in usual:
+                raise given.problem(key, "is not read for this architecture")
+        experts: Settings = {"count": count, "per_token": given.typed(_USED, int)}
+        if self.own_width:
+            experts["d_ff"] = given.typed(_EXPERT_FEED_FORWARD, int)
+        # What only training uses is off: a file says nothing of it.
+        return {**found, "experts": {**experts, "load_balancing_loss": 0.0, "router_z_loss": 0.0}}
+
+
+class NoWindow(Field):
+    """llama.cpp's network of this architecture sees every key, whatever the file says of a window."""
+
+    covers = ("sliding_window", "sliding_layers", "sliding_position_base")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """A window smaller than the context, or layers with a base of their own."""
+        if config.sliding_window is not None and config.sliding_window < config.max_seq_len:
+            yield f"sliding_window = {config.sliding_window}, and it has no window"
+        if config.sliding_position_base is not None:
+            yield "sliding_position_base is set, and it has one base"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The window that the file speaks of, for all layers; 0 is none."""
+        return {"sliding_window": given.typed(_WINDOW, int, 0) or None}
+
+
+@dataclass(frozen=True)
+class Windows(Field):
+    """A sliding window for all layers but every `period`-th, unless the file lists them.
+
+    `own_base` says how sliding layers turn: by a base under a key, unscaled ("unscaled") or scaled as the others
+    ("scaled"), or by the base of the others, unscaled ("shared"). `otherwise` is the window without its key.
+    """
+
+    period: int
+    own_base: Literal["unscaled", "scaled", "shared"]
+    otherwise: int | None = None
+    covers = ("sliding_window", "sliding_layers", "sliding_position_base")
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """No window where there always is one, and angles of sliding layers that llama.cpp computes otherwise."""
+        if config.sliding_window is None:
+            if self.otherwise is not None:
+                yield "sliding_window is not set, and it always has one"
+            return
+        base, scaling = config.sliding_position_base, config.rotary_scaling
+        scaled = scaling is not None and scaling.kind != "ntk"
+        if base is None and scaling is not None and self.own_base != "scaled":
+            yield "rotary_scaling without sliding_position_base scales the sliding layers too, and it leaves them"
+        if base is not None and scaled and self.own_base == "scaled":
+            yield "rotary_scaling with sliding_position_base leaves the sliding layers, and it scales them too"
+        if base is not None and self.own_base == "shared" and not is_close(base, config.position_base):
+            yield f"sliding_position_base = {base:g} differs from position_base = {config.position_base:g}"
+        if scaling is not None and scaling.kind == "ntk" and self.own_base == "shared":
+            yield "rotary_scaling.kind = ntk is another base, and its sliding layers have the same one"
+        if scaling is not None and scaling.kind == "yarn" and self.own_base == "unscaled":
+            assert scaling.attention_factor is not None
+            if not is_close(scaling.attention_factor, yarn_attention_factor(scaling.factor)):
+                yield "rotary_scaling.attention_factor is not the usual one, and it applies to the sliding layers too"
+
+    def write(self, config: ModelConfig) -> Settings:
+        """The window, its layers where the rule does not give them, and the base of their own."""
+        if config.sliding_window is None:
+            return {}
+        slides = sliding(config)
+        entries: Settings = {_WINDOW: config.sliding_window}
+        if slides != all_but_every(self.period, config.num_layers):
+            entries[_PATTERN] = slides
+        base = config.sliding_position_base
+        if self.own_base == "unscaled" or (self.own_base == "scaled" and base is not None):
+            entries[_SLIDING_BASE] = config.position_base if base is None else base
+        return entries
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """The same."""
+        window = given.typed(_WINDOW, int, self.otherwise or 0)
+        slides = self._read_pattern(given, settings["num_layers"])
+        shared = settings["position_base"]
+        own = given.typed(_SLIDING_BASE, float, DEFAULT_BASE if self.own_base == "unscaled" else shared)
+        if not window or not any(slides):
+            return {}
+        if self.own_base == "shared" and own != shared:
+            raise given.problem(_SLIDING_BASE, f"differs from {BASE}, which llama.cpp takes for all layers")
+        found = window_settings(window, slides)
+        scaled = settings.get("rotary_scaling") is not None
+        if self.own_base == "scaled" and scaled and own != shared:
+            raise given.problem(_SLIDING_BASE, "stands beside a scaling that sliding layers share")
+        if own != shared or (scaled and self.own_base != "scaled"):
+            found["sliding_position_base"] = own
+        return found
+
+    def _read_pattern(self, given: Given, num_layers: int) -> list[bool]:
+        if not isinstance(given.take(_PATTERN, None), list):
+            # No layer is without a window where the period is 0.
+            return all_but_every(given.typed(_PATTERN, int, self.period) or num_layers + 1, num_layers)
+        slides = given.entries(_PATTERN, int)
+        if len(slides) != num_layers:
+            raise given.problem(_PATTERN, f"has {len(slides)} entries for {num_layers} layers")
+        return [number != 0 for number in slides]
