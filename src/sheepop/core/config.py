@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
 
 C = TypeVar("C", bound="Config")
+T = TypeVar("T")
 
 
 def _possible(path: str) -> str:
@@ -28,8 +40,20 @@ def _possible(path: str) -> str:
     return path
 
 
-PathText = Annotated[str, AfterValidator(_possible)]
+PathText = Annotated[str, AfterValidator(_possible), WithJsonSchema({"type": "string", "format": "path"})]
 """The path of a file or folder."""
+
+
+class _MayChangeOnResume:
+    pass
+
+
+_MAY_CHANGE = _MayChangeOnResume()
+MayChange = Annotated[T, _MAY_CHANGE]
+"""The type of a field that may have another value when a run is resumed: it changes no number of a step already taken.
+
+On a field that holds a section it stands for all keys of the section.
+"""
 
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
@@ -39,7 +63,12 @@ class Config(BaseModel):
     """A subtree of the configuration: immutable; unknown keys, NaN, and true or false for a number are refused."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
@@ -62,6 +91,44 @@ class Config(BaseModel):
     def replace(self: C, **changes: Any) -> C:
         """A validated copy in which the given fields differ."""
         return validate(type(self), {**self.model_dump(), **changes})
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration tree: its path, its field, and whether it may change when a run is resumed.
+
+    `section` is the class of the keys below it: of a section, or of the entries of a list; None of any other value.
+    """
+
+    path: str
+    field: FieldInfo
+    owner: type[Config]
+    section: type[Config] | None
+    may_change: bool
+
+
+def keys(config_class: type[Config], prefix: str = "", may_change: bool = False) -> Iterator[Key]:
+    """Every key of the tree below `config_class`, a section before the keys in it."""
+    for name, field in config_class.model_fields.items():
+        inside = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_config(kind)]
+        section = inside[0] if inside else None
+        key = Key(prefix + name, field, config_class, section, may_change or _MAY_CHANGE in field.metadata)
+        yield key
+        if section is not None:
+            yield from keys(section, f"{key.path}.", key.may_change)
+
+
+def may_change(config_class: type[Config]) -> frozenset[str]:
+    """The paths of the values that may change when a run is resumed."""
+    return frozenset(key.path for key in keys(config_class) if key.may_change)
+
+
+def find_key(config_class: type[Config], path: str) -> Key:
+    """The key at `path`; raises `ConfigError` with the nearest one for a path that is not known."""
+    for key in keys(config_class):
+        if key.path == path:
+            return key
+    raise ConfigError(f"{path}: unknown key.{_nearest(config_class, path.split('.'))}")
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -159,6 +226,12 @@ def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
+def value_text(value: Any) -> str:
+    """Plain data on one line, as YAML that reads back to an equal value."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
+
+
 def dump_config(config: Config) -> str:
     """The config as YAML text that `validate` reads back to an equal tree."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -226,7 +299,7 @@ def _refuse_expanding(tree: Any, where: str) -> None:
 
 def _nearest(config_class: type[Config], location: list[str]) -> str:
     """A suggestion for an unknown key: the closest name in its section, else one like it elsewhere."""
-    known = _known_keys(config_class)
+    known = [key.path for key in keys(config_class)]
     by_name = {key.rpartition(".")[2]: key for key in known}
     section, name = ".".join(part for part in location[:-1] if not part.isdigit()), location[-1]
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
@@ -236,14 +309,8 @@ def _nearest(config_class: type[Config], location: list[str]) -> str:
     return f" Known keys here: {', '.join(siblings)}."
 
 
-def _known_keys(config_class: type[Config], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in config_class.model_fields.items():
-        keys.append(prefix + name)
-        for candidate in (field.annotation, *get_args(field.annotation)):
-            if isinstance(candidate, type) and issubclass(candidate, Config):
-                keys += _known_keys(candidate, f"{prefix}{name}.")
-    return keys
+def _is_config(kind: Any) -> TypeGuard[type[Config]]:
+    return isinstance(kind, type) and issubclass(kind, Config)
 
 
 def _copy_tree(value: Any) -> Any:

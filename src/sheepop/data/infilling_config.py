@@ -15,4 +15,6 @@ class FimConfig(Config):
     """
 
     rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The share of documents of code that is re-ordered; 0 leaves all as they are."""
     spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Of these, the share in which the end comes before the beginning."""

@@ -22,13 +22,19 @@ class TokenizerConfig(Config):
     """
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
-    pattern: Literal["llama3", "sheepop", "gpt2"] = Field(
-        default="llama3",
-        description="where bpe cuts text into parts: as Llama 3 does, by our rules for code, or as GPT-2 does",
-    )
+    """What is trained: `bpe` (byte-level byte-pair encoding), `wordpiece`, `unigram` or `char` (one token per
+    character)."""
+    pattern: Literal["llama3", "sheepop", "gpt2"] = "llama3"
+    """Where `bpe` cuts text before it looks for tokens: `llama3` (Llama 3's rules, which llama.cpp knows),
+    `sheepop` (made for code: fewer tokens there, and no GGUF file with the tokenizer) or `gpt2` (GPT-2's rules,
+    which llama.cpp knows as well)."""
     vocab_size: int = Field(default=4096, le=2**24)
+    """The exact size for `bpe` (260 or more), `wordpiece` (160) and `unigram` (355); the largest size allowed for
+    `char` (128 or more)."""
     path: PathText | None = None
+    """A tokenizer to use instead of training one: a directory or a file; `null` trains one."""
     max_training_bytes: int = Field(default=64 * 2**20, ge=1)
+    """The most bytes of UTF-8 text to train on, from the start of the corpus."""
 
     @field_validator("vocab_size")
     @classmethod

@@ -22,9 +22,13 @@ class FormattingConfig(Config):
     """
 
     decoding: bool = True
+    """Undo wrong decoding ("CafÃ©") and remove control characters."""
     normalize: bool = True
+    """Compose characters (Unicode's form NFC)."""
     whitespace: bool = True
+    """One kind of line end, no marks without width, no blanks at the end of lines."""
     max_blank_lines: int = Field(default=2, ge=0)
+    """The most blank lines in a row that stay, with `whitespace`."""
 
 
 class LanguageConfig(Config):
@@ -36,9 +40,14 @@ class LanguageConfig(Config):
     """
 
     keep: tuple[str, ...] = ()
+    """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot
+    be told."""
     min_score: float = Field(default=0.0, ge=0, le=1)
+    """A language that is less sure than this counts as `und`."""
     min_letters: int = Field(default=20, ge=1)
+    """The language of text with fewer letters counts as `und`."""
     sample_characters: int = Field(default=600, ge=90)
+    """How many characters of a long text are looked at, from its beginning, middle and end."""
 
     @field_validator("keep")
     @classmethod
@@ -61,8 +70,11 @@ class PiiConfig(Config):
     """
 
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
+    """What is replaced, among `email`, `phone`, `ip`, `card`, `iban` and `national_id`."""
     addresses: Literal["public", "all"] = "public"
+    """IP addresses that are replaced: `public` ones, which the internet reaches, or `all`."""
     salt: str = ""
+    """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
 
 
 class SecretsConfig(Config):
@@ -73,7 +85,10 @@ class SecretsConfig(Config):
     """
 
     detectors: tuple[Literal["entropy", "keyword"], ...] = ()
+    """Also look for what is random (`entropy`) or has a telling name (`keyword`); both flag many ordinary words and
+    are slow."""
     salt: str = ""
+    """A secret of your own, as for `data.clean.pii`."""
 
 
 class ToxicityConfig(Config):
@@ -86,9 +101,13 @@ class ToxicityConfig(Config):
     """
 
     threshold: float = Field(default=40.0, gt=0)
+    """A document goes when the weights of listed words, for every 1,000 words, add up to more."""
     min_hits: int = Field(default=4, ge=1)
+    """And when it holds at least so many of them."""
     classifier: str | None = None
+    """A classifier trained on your own examples, which decides instead of the list; `null` is none."""
     classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
+    """A document goes when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
@@ -100,10 +119,15 @@ class DecontaminationConfig(Config):
     """
 
     paths: tuple[str, ...] = ()
+    """Evaluation sets, as JSONL files."""
     fields: tuple[str, ...] = ()
+    """The keys whose text counts; an empty list takes all text."""
     ngram: int = Field(default=13, ge=2, le=64)
+    """How many words in a row count as a match."""
     min_words: int = Field(default=8, ge=2)
+    """An evaluation text of fewer than `ngram` words is looked for as a whole when it has at least so many."""
     min_matches: int = Field(default=1, ge=1)
+    """How many different matches a document needs to be removed."""
 
 
 STAGES = (
@@ -127,16 +151,28 @@ class CleanConfig(Config):
     """
 
     preset: Preset = "gentle"
+    """`gentle` removes garbage only, `web` also what the rules for web crawls remove, `none` runs no stage but
+    those that `stages` names."""
     stages: tuple[str, ...] = STAGES
+    """The stages, in the order in which they run; the default names all there are."""
     formatting: FormattingConfig = FormattingConfig()
+    """The stage that repairs how text is written down; code stays as it is."""
     language: LanguageConfig = LanguageConfig()
+    """The stage that tells languages and keeps some of them."""
     quality: QualityConfig = QualityConfig()
+    """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
+    """The stage that removes toxic prose and chat, by a list of words or a classifier."""
     pii: PiiConfig = PiiConfig()
+    """The stage that replaces personal identifiers by placeholders."""
     secrets: SecretsConfig = SecretsConfig()
+    """The stage that finds keys and passwords and replaces them by placeholders."""
     decontamination: DecontaminationConfig = DecontaminationConfig()
+    """The stage that removes documents which share words with evaluation sets."""
     near_duplicates: NearDuplicatesConfig = NearDuplicatesConfig()
+    """The stage that removes documents nearly equal to one that stays."""
     shuffle: bool = True
+    """Put the documents of the corpus in a random order; `false` keeps the order of the input."""
 
     @model_validator(mode="before")
     @classmethod

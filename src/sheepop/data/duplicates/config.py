@@ -31,11 +31,17 @@ class NearDuplicatesConfig(Config):
     """
 
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    """The Jaccard similarity of shingles from which a document is a near duplicate."""
     shingle_words: int = Field(default=5, ge=1, le=64)
+    """Consecutive words that make a shingle."""
     min_words: int = Field(default=1, ge=1)
+    """Documents with fewer words are compared with none."""
     bands: int = Field(default=16, ge=1, le=1024)
+    """Bands of a signature; documents that agree in a whole band are compared."""
     rows: int = Field(default=7, ge=1, le=64)
+    """Minima in a band; bands and rows that would miss more than a tenth of the pairs at the threshold are refused."""
     against: tuple[str, ...] = ()
+    """Finished corpora whose documents must not come again."""
 
     @field_validator("against")
     @classmethod
