@@ -6,14 +6,12 @@ Each folder declares its own subtree as a subclass of `Config`; this module read
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -25,13 +23,12 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
+from sheepop.core.keys import nearest_key
 
 C = TypeVar("C", bound="Config")
-T = TypeVar("T")
 
 
 def _possible(path: str) -> str:
@@ -43,17 +40,6 @@ def _possible(path: str) -> str:
 PathText = Annotated[str, AfterValidator(_possible), WithJsonSchema({"type": "string", "format": "path"})]
 """The path of a file or folder."""
 
-
-class _MayChangeOnResume:
-    pass
-
-
-_MAY_CHANGE = _MayChangeOnResume()
-MayChange = Annotated[T, _MAY_CHANGE]
-"""The type of a field that may have another value when a run is resumed: it changes no number of a step already taken.
-
-On a field that holds a section it stands for all keys of the section.
-"""
 
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
@@ -68,7 +54,6 @@ class Config(BaseModel):
         allow_inf_nan=False,
         validate_default=True,
         protected_namespaces=(),
-        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
@@ -91,44 +76,6 @@ class Config(BaseModel):
     def replace(self: C, **changes: Any) -> C:
         """A validated copy in which the given fields differ."""
         return validate(type(self), {**self.model_dump(), **changes})
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a configuration tree: its path, its field, and whether it may change when a run is resumed.
-
-    `section` is the class of the keys below it: of a section, or of the entries of a list; None of any other value.
-    """
-
-    path: str
-    field: FieldInfo
-    owner: type[Config]
-    section: type[Config] | None
-    may_change: bool
-
-
-def keys(config_class: type[Config], prefix: str = "", may_change: bool = False) -> Iterator[Key]:
-    """Every key of the tree below `config_class`, a section before the keys in it."""
-    for name, field in config_class.model_fields.items():
-        inside = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_config(kind)]
-        section = inside[0] if inside else None
-        key = Key(prefix + name, field, config_class, section, may_change or _MAY_CHANGE in field.metadata)
-        yield key
-        if section is not None:
-            yield from keys(section, f"{key.path}.", key.may_change)
-
-
-def may_change(config_class: type[Config]) -> frozenset[str]:
-    """The paths of the values that may change when a run is resumed."""
-    return frozenset(key.path for key in keys(config_class) if key.may_change)
-
-
-def find_key(config_class: type[Config], path: str) -> Key:
-    """The key at `path`; raises `ConfigError` with the nearest one for a path that is not known."""
-    for key in keys(config_class):
-        if key.path == path:
-            return key
-    raise ConfigError(f"{path}: unknown key.{_nearest(config_class, path.split('.'))}")
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
@@ -241,7 +188,7 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
     location = [str(part) for part in detail["loc"]]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        return f"{path}: unknown key.{_nearest(config_class, location)}"
+        return f"{path}: unknown key.{nearest_key(config_class, location)}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if detail["type"] == "missing":
@@ -295,22 +242,6 @@ def _refuse_expanding(tree: Any, where: str) -> None:
         if count > _MOST_VALUES:
             raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting what aliases repeat.")
         pending.extend(children)
-
-
-def _nearest(config_class: type[Config], location: list[str]) -> str:
-    """A suggestion for an unknown key: the closest name in its section, else one like it elsewhere."""
-    known = [key.path for key in keys(config_class)]
-    by_name = {key.rpartition(".")[2]: key for key in known}
-    section, name = ".".join(part for part in location[:-1] if not part.isdigit()), location[-1]
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    for candidates, cutoff in ((siblings, 0.6), (by_name, 0.75)):
-        if match := difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff):
-            return f" Did you mean {candidates[match[0]]}?"
-    return f" Known keys here: {', '.join(siblings)}."
-
-
-def _is_config(kind: Any) -> TypeGuard[type[Config]]:
-    return isinstance(kind, type) and issubclass(kind, Config)
 
 
 def _copy_tree(value: Any) -> Any:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sheepop.core.config import Config, MayChange, PathText
+from sheepop.core.config import Config, PathText
+from sheepop.core.keys import MayChange
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
@@ -18,19 +19,7 @@ SplitMode = Literal["document", "tail"]
 
 
 class DataConfig(Config):
-    """Where text comes from, what a document is, how it is split and cut into sequences.
-
-    `paths` are files, folders or a finished corpus directory. `documents` says what one document is: a file, a
-    line, or a block between blank lines. `split` is by document or by a contiguous tail; `validation_fraction`
-    is the share held out (0 holds nothing out). `packing` joins documents into full sequences; without it every
-    document is cut into chunks of `max_length` that begin `stride` tokens apart. `max_length` null means the
-    model's `max_seq_len`, `stride` null means `max_length`. Of pairs for an encoder-decoder neither side may be longer
-    than `max_length`; `long_pairs` says whether others are refused, or left out and counted. `num_workers` counts
-    worker processes, 0 works in this one; it never changes the result. Files over `max_file_bytes` are skipped.
-    `ignore` are patterns as in a ``.gitignore``. `extract` says how files become documents, `clean` which stages
-    documents go through, `mix` how often the documents of which files occur in the training text, `infilling` which
-    code is re-ordered for fill-in-the-middle.
-    """
+    """Where text comes from, what a document is, how it is cleaned, split and cut into sequences."""
 
     paths: MayChange[tuple[PathText, ...]] = ()
     """Files, folders, git repositories (`git+PATH@REVISION`), or one finished corpus directory; a finished corpus

@@ -23,10 +23,10 @@ MOST_STEPS = 10_000_000  # a table with an entry for each step up to the last po
 
 
 class SourcePattern(Config):
-    """The documents of the files that `pattern` (as in a ``.gitignore``) matches."""
+    """The documents of the files that match a pattern."""
 
     pattern: str
-    """The files, as in a `.gitignore`, by the names that the corpus gives them."""
+    """Files, as in a `.gitignore`, by the names that the corpus gives them; the first source that matches counts."""
 
     @field_validator("pattern")
     @classmethod
@@ -55,7 +55,7 @@ class MixedSource(SourcePattern):
 
 
 class ScheduledSource(SourcePattern):
-    """The documents of some files, and their weight over the steps of training: points (step, weight) of a line."""
+    """The documents of some files, and their weight over the steps of training."""
 
     weights: tuple[tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], Annotated[float, Field(ge=0)]], ...] = Field(
         min_length=1

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from sheepop.core.config import Config, MayChange, PathText, apply_overrides, merge, read_config_file, validate
+from sheepop.core.config import Config, PathText, apply_overrides, merge, read_config_file, validate
 from sheepop.core.device import DeviceName
+from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.original import is_original, translate_original

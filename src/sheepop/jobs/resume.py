@@ -15,9 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import leaves, may_change, validate
+from sheepop.core.config import leaves, validate
 from sheepop.core.errors import CheckpointError, ConfigError, DataError
 from sheepop.core.files import read_json, write_json
+from sheepop.core.keys import may_change
 from sheepop.core.machine import describe_machine
 from sheepop.core.version_control import git_state
 from sheepop.data import Corpus, is_corpus

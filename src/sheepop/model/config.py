@@ -72,10 +72,7 @@ class ExpertsConfig(Config):
 
 
 class ModelConfig(Config):
-    """Sizes and choices of a transformer. What is left out is derived and written back.
-
-    `preset` names a row of `sheepop.model.presets`; every other key given beside it wins over the preset's value.
-    """
+    """Sizes and choices of a transformer. What is left out is derived and written back."""
 
     preset: str | None = None
     """A named size; every other key given beside it wins over the preset's value; `null` is none."""
@@ -104,7 +101,7 @@ class ModelConfig(Config):
     """The context: the most tokens that the network can look at."""
 
     position_encoding: PositionEncoding = "sinusoidal"
-    """How positions enter: `sinusoidal`, `learned`, `rope` (rotary), `alibi` (a bias by distance) or `none`."""
+    """How positions enter; `rope` is rotary, `alibi` a bias of the scores by distance."""
     position_base: float = Field(10000.0, gt=1.0, le=1e15)
     """The 10000 of the sinusoids and of the rotary angles."""
     rotary_fraction: float = Field(1.0, gt=0.0, le=1.0)
@@ -121,7 +118,7 @@ class ModelConfig(Config):
     """A norm right behind the embedding."""
 
     norm: NormKind = "layernorm"
-    """The kind of norm: `layernorm`, `rmsnorm`, or `rmsnorm_zero_centered`, whose scale is one more than its weight."""
+    """The kind of norm; the scale of `rmsnorm_zero_centered` is one more than its weight."""
     norm_position: NormPosition = "pre"
     """Where norms stand; `pre`: x + f(norm(x)); `post`: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))); `output`:
     x + norm(f(x))."""
@@ -135,8 +132,7 @@ class ModelConfig(Config):
     """A norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
-    """Of the feed-forward layer: `relu`, `relu_squared`, `gelu` (exact), `gelu_tanh` (its approximation), and with
-    a gate `swiglu`, `geglu` or `geglu_tanh`."""
+    """Of the feed-forward layer; `gelu_tanh` is an approximation, `swiglu`, `geglu` and `geglu_tanh` have a gate."""
     feed_forward_bias: bool | None = None
     """Biases of the feed-forward layer; `null` is `bias`."""
     experts: ExpertsConfig | None = None
@@ -173,8 +169,7 @@ class ModelConfig(Config):
     """A number c bounds the logits z softly, c tanh(z / c); `null` does not bound them."""
 
     initialization: Initialization = "gpt2"
-    """How matrices begin: `gpt2`, `normal`, `xavier_uniform`, `xavier_normal`, `fan_in_uniform`, `fan_in_normal`,
-    `he` or `mup`."""
+    """How matrices begin; `gpt2` is `normal`, smaller where a residual branch ends, and `mup` follows the width."""
     initial_std: float = Field(0.02, gt=0.0)
     """Standard deviation of `gpt2`, `normal` and `mup`, and of embeddings (unless positions are sinusoidal) and
     learned positions."""

@@ -14,12 +14,7 @@ SMALLEST_VOCABULARY = {"bpe": 260, "char": 128, "wordpiece": 160, "unigram": 355
 
 
 class TokenizerConfig(Config):
-    """Which tokenizer to use, or how to train one.
-
-    `vocab_size` is the exact size, except for ``char``: there it is the largest size allowed, and the size is 128 plus
-    the other characters found. `path` names a tokenizer to use instead of training one. Training reads at most
-    `max_training_bytes` of UTF-8 text, from the start of the corpus.
-    """
+    """Which tokenizer to use, or how to train one."""
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
     """What is trained: `bpe` (byte-level byte-pair encoding), `wordpiece`, `unigram` or `char` (one token per

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sheepop.core.config import Config, MayChange, PathText
+from sheepop.core.config import Config, PathText
 from sheepop.core.errors import ConfigError
+from sheepop.core.keys import MayChange
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
@@ -45,7 +46,7 @@ class ResolvedTraining:
 
 
 class LayerConfig(Config):
-    """Settings of the parameters whose names match a shell-style pattern, in which * stands for dots too."""
+    """Settings of the parameters whose names match a pattern."""
 
     pattern: str = Field(min_length=1)
     """Names of parameters, as a shell-style pattern such as `blocks.0.*`; `*` stands for any characters, dots too."""
@@ -56,10 +57,7 @@ class LayerConfig(Config):
 
 
 class TrainingConfig(Config):
-    """How a model is trained. Steps are optimizer steps; sizes of batches count sequences.
-
-    Of the four budgets the one that is reached first ends the run; without any, the run makes one epoch.
-    """
+    """How a model is trained. Steps are optimizer steps; sizes of batches count sequences."""
 
     max_steps: MayChange[Annotated[int, Field(ge=1, le=10**12)] | None] = None
     """Budget in steps; of several budgets the one that is reached first ends the run, and without any the run makes
@@ -93,8 +91,7 @@ class TrainingConfig(Config):
     prefetch: MayChange[int] = Field(2, ge=0, le=1000)
     """Steps whose batches are prepared ahead, by a thread of their own; 0 prepares each when it is needed."""
     optimizer: OptimizerName = "adamw"
-    """`adamw`, `adam`, `sgd`, `muon` for the matrices inside the network with AdamW for the rest, `lion`,
-    `adafactor` or `schedule_free_adamw`."""
+    """What makes steps of gradients; `muon` is for the matrices inside the network, with AdamW for the rest."""
     momentum: Beta | None = None
     """Of `sgd` and `muon`; `null` is 0.9 and 0.95."""
     layers: tuple[LayerConfig, ...] = ()
@@ -109,8 +106,7 @@ class TrainingConfig(Config):
     """Steps of linear warm-up; `null` is 5 percent of the steps, and none for `piecewise`; a warm-up longer than
     the run is warned about."""
     schedule: ScheduleName = "cosine"
-    """The course after the warm-up: `cosine`, `linear`, `constant`, `wsd` (constant, then a decay), `inverse_sqrt`
-    or `piecewise`; with `schedule_free_adamw` it must be `constant`."""
+    """The course after the warm-up; `wsd` stays and then decays; with `schedule_free_adamw` it must be `constant`."""
     decay_steps: Count | None = None
     """Steps of the decay at the end of `wsd`; `null` is 20 percent of the steps."""
     schedule_points: tuple[SchedulePoint, ...] | None = None
@@ -152,7 +148,7 @@ class TrainingConfig(Config):
     log_batch_hash: MayChange[bool] = False
     """Write the SHA-256 of the global batch into every row of training metrics."""
     sinks: MayChange[tuple[SinkName, ...]] = ("tensorboard",)
-    """Where metrics go beside `metrics.jsonl`: `tensorboard`, `wandb`, `mlflow`."""
+    """Where metrics go beside `metrics.jsonl`; each one once."""
     eval_interval: MayChange[Count | None] = None
     """Steps between two validations; `null` is a tenth of the steps, or more in a run of few minutes, where
     validations may take a fifth of them."""

@@ -16,10 +16,7 @@ Preset = Literal["gentle", "web", "none"]
 
 
 class FormattingConfig(Config):
-    """How text is repaired: `decoding` undoes wrong decoding and removes control characters (ftfy), `normalize`
-    composes characters (Unicode's form NFC), `whitespace` unifies line ends, takes away marks without width and blanks
-    at the end of lines, and leaves at most `max_blank_lines` in a row.
-    """
+    """How text is repaired (ftfy, Unicode's form NFC)."""
 
     decoding: bool = True
     """Undo wrong decoding ("CafÃ©") and remove control characters."""
@@ -32,12 +29,7 @@ class FormattingConfig(Config):
 
 
 class LanguageConfig(Config):
-    """Which languages stay, as codes such as ``en``; all when `keep` is empty.
-
-    A language that is less sure than `min_score`, and the language of a text of fewer than `min_letters` letters,
-    counts as ``und``, undetermined, which may be kept like any other. Of a long text `sample_characters` are looked at,
-    from three places.
-    """
+    """Which languages stay, as codes such as ``en``; ``und``, undetermined, may be kept like any other."""
 
     keep: tuple[str, ...] = ()
     """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot
@@ -62,15 +54,10 @@ PiiKind = Literal["email", "phone", "ip", "card", "iban", "national_id"]
 
 
 class PiiConfig(Config):
-    """Which personal identifiers are replaced by placeholders.
-
-    `addresses` is ``public`` for IP addresses that can be reached from the internet, or ``all`` for private,
-    loopback and documentation addresses too. `salt` enters the keyed hash from which placeholders are made: keep it
-    apart from the corpus, and nobody can test a guessed value against a placeholder.
-    """
+    """Which personal identifiers are replaced by placeholders."""
 
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
-    """What is replaced, among `email`, `phone`, `ip`, `card`, `iban` and `national_id`."""
+    """Which kinds of identifiers are replaced; names and postal addresses never are."""
     addresses: Literal["public", "all"] = "public"
     """IP addresses that are replaced: `public` ones, which the internet reaches, or `all`."""
     salt: str = ""
@@ -78,11 +65,7 @@ class PiiConfig(Config):
 
 
 class SecretsConfig(Config):
-    """How keys and passwords are found.
-
-    `detectors` adds detect-secrets' plugins that judge by randomness (``entropy``) or by the name of a variable
-    (``keyword``); both flag many ordinary words and are slow. `salt` is as in `PiiConfig`.
-    """
+    """How keys and passwords are found: by their shapes, and by detect-secrets' other plugins where asked for."""
 
     detectors: tuple[Literal["entropy", "keyword"], ...] = ()
     """Also look for what is random (`entropy`) or has a telling name (`keyword`); both flag many ordinary words and
@@ -92,31 +75,21 @@ class SecretsConfig(Config):
 
 
 class ToxicityConfig(Config):
-    """When a document is removed as toxic.
-
-    The lexical signal is the sum of the weights of listed words and phrases for every 1,000 words; a document goes
-    when it is over `threshold` and there are at least `min_hits`. With `classifier`, the path of a model trained
-    with `sheepop.data.clean.classifier.train_classifier`, that model decides instead: a document goes when its
-    probability is over `classifier_threshold`.
-    """
+    """When a document is removed as toxic: by the words and phrases of a list, or by a classifier."""
 
     threshold: float = Field(default=40.0, gt=0)
     """A document goes when the weights of listed words, for every 1,000 words, add up to more."""
     min_hits: int = Field(default=4, ge=1)
     """And when it holds at least so many of them."""
     classifier: str | None = None
-    """A classifier trained on your own examples, which decides instead of the list; `null` is none."""
+    """The file of a classifier trained on your own examples (`sheepop.data.clean.classifier.train_classifier`), which
+    decides instead of the list; `null` is none."""
     classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
     """A document goes when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
-    """Which evaluation sets must not be in the corpus: a document that shares `ngram` words in a row with one goes.
-
-    `paths` are JSONL files; `fields` are the keys whose text counts, all text when there are none. A text of fewer
-    than `ngram` words counts as a whole when it has at least `min_words`. A document stays while fewer than
-    `min_matches` different n-grams match.
-    """
+    """Which evaluation sets must not be in the corpus: a document that shares words in a row with one goes."""
 
     paths: tuple[str, ...] = ()
     """Evaluation sets, as JSONL files."""
@@ -144,11 +117,7 @@ STAGES = (
 
 
 class CleanConfig(Config):
-    """Which stages documents go through, in which order, and how strict each is.
-
-    The preset says how strict `quality` is where it is not told itself; with ``none`` no stage runs but those that
-    `stages` names. With `shuffle`, the documents of the corpus are put in a random order.
-    """
+    """Which stages documents go through, in which order, and how strict each is."""
 
     preset: Preset = "gentle"
     """`gentle` removes garbage only, `web` also what the rules for web crawls remove, `none` runs no stage but

@@ -34,10 +34,7 @@ class GopherConfig(Config):
 
 
 class RepetitionConfig(Config):
-    """Gopher's repetition rules (Rae et al. 2021, table A1): largest shares of a text that may be repeated.
-
-    `top_ngrams` bounds the most frequent run of so many words, `duplicate_ngrams` all runs that came before.
-    """
+    """Gopher's repetition rules (Rae et al. 2021, table A1): largest shares of a text that may be repeated."""
 
     max_duplicate_lines: float = Field(default=0.3, ge=0, le=1)
     """Most lines that came before, as a share of all lines."""
@@ -68,10 +65,7 @@ class RepetitionConfig(Config):
 
 
 class C4Config(Config):
-    """The rules of C4 (Raffel et al. 2020, section 2.2), which judge lines and, by what is left of them, documents.
-
-    A document is judged by the lines that the rules keep; it stays whole unless `drop_lines` is set.
-    """
+    """The rules of C4 (Raffel et al. 2020, section 2.2), which judge lines and, by what is left of them, documents."""
 
     min_sentences: int = Field(default=5, ge=0)
     """Fewest sentences in the lines that stay."""
@@ -99,14 +93,7 @@ class FineWebConfig(Config):
 
 
 class GarbageConfig(Config):
-    """What anybody would call garbage, in prose and chat.
-
-    Shares are of the characters of a text, white space left out: `max_unprintable` of control, replacement and private
-    characters; `min_letters` of letters; `max_repeated_lines` of lines that came before, white space included;
-    `max_repeated_runs` of ten words in a row that came before; `max_one_character` of the most frequent character;
-    `max_encoded` of base64 or hexadecimal data. A text of fewer than `min_judged` characters only has to have a letter
-    or digit and to be printable. With `placeholders`, a page that says no more than that there is nothing on it goes.
-    """
+    """What anybody would call garbage, in prose and chat. White space does not count where shares are taken."""
 
     min_judged: int = Field(default=200, ge=1)
     """Texts with fewer characters need only be printable, hold a letter or digit, and be no placeholder."""
@@ -129,10 +116,7 @@ class GarbageConfig(Config):
 class CodeConfig(Config):
     """Rules for source code; where none is given, the bounds are those of the preset.
 
-    `generated` removes files whose first lines or name say that a program wrote them. `max_line_length` and
-    `max_mean_line_length` are in characters. Of all characters are the shares `max_in_long_lines` (in lines of more
-    than 1,000 characters), `min_alphanumeric` and `max_encoded` (base64 or hexadecimal data), of those that are not
-    white space `max_digits`. ``web`` has the bounds of The Stack (Kocetkov et al. 2022, section 3).
+    ``web`` has the bounds of The Stack (Kocetkov et al. 2022, section 3).
     """
 
     generated: bool = False
@@ -152,7 +136,7 @@ class CodeConfig(Config):
 
 
 class TableConfig(Config):
-    """Rules for tables: the largest shares of unprintable characters and of rows that came before."""
+    """Rules for tables, in which numbers and repetition are no sign of garbage."""
 
     max_unprintable: float = Field(default=0.05, ge=0, le=1)
     """Most control, replacement and private characters, as a share of what is not white space."""
@@ -176,9 +160,7 @@ _CODE_OF_PRESET: dict[str, dict[str, Any]] = {
 class QualityConfig(Config):
     """Which documents are too bad to learn from, by the kind of document.
 
-    The preset ``gentle`` removes garbage only. ``web`` adds the rules by which web crawls are cleaned: for prose those
-    of Gopher, C4 and FineWeb, which are made for pages of English prose and remove most of what is not that, and for
-    code those of The Stack.
+    The rules of Gopher, C4 and FineWeb are made for pages of English prose and remove most of what is not that.
     """
 
     preset: Literal["gentle", "web"] = "gentle"

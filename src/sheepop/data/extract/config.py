@@ -11,24 +11,9 @@ from sheepop.data.extract.placeholders import parse_template
 
 
 class ExtractConfig(Config):
-    """How files become documents.
+    """How files become documents, and the limits of the process that reads one file.
 
-    `max_seconds` and `max_memory_bytes` bound the process that reads one file: the time until its next page or
-    document, and the memory it may hold. `max_document_bytes` is the longest document: a longer text file is cut at a
-    line end. `max_expansion` bounds how many times larger than the file itself the content of a container may be
-    (64 MiB are always allowed), `max_members` and `max_member_bytes` how many members it may have and how large each
-    may be, and `max_depth` how deep containers may lie in each other.
-
-    `column` names the field of a table, database or JSON record that is its text; `template`, such as
-    ``{title}\\n{body}``, makes the text of several. With neither the record decides (see `RecordFormat`). `pair` names
-    the two fields that hold a source and its target, for an encoder-decoder; then only records that have both are read.
-
-    `ocr` says whether text in pictures is recognised, with `ocr_threads` threads; lines of which recognition is less
-    sure than `ocr_min_confidence` are left out, and pictures of more than `max_image_pixels` are refused. `pdf_tables`
-    writes tables with ruling lines in PDF as Markdown; `strip_running_lines` leaves out the heads, feet and page
-    numbers that its pages repeat.
-
-    `notebook_outputs` says whether what the cells of a notebook printed belongs to its text; pictures never do.
+    With neither `column` nor `template` the record decides what its text is (see `RecordFormat`).
     """
 
     max_seconds: float = Field(default=60.0, gt=0)
