@@ -13,6 +13,9 @@ from sheepop.core.console import Console
 from sheepop.core.facts import visible
 from sheepop.core.files import finite
 
+AS_CONFIGURED = "as sheepop config says"
+"""The default that the help shows of an option which sets a key of the configuration: it stands there alone."""
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]

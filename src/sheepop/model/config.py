@@ -210,7 +210,7 @@ class ModelConfig(Config):
         # Not `bias and ...`: it may still be a text that means true or false.
         is_layernorm = values.get("norm", cls.model_fields["norm"].default) == "layernorm"
         _fill(values, "norm_bias", bias if is_layernorm else False)
-        _fill(values, "final_norm", values.get("norm_position", "pre") != "post")
+        _fill(values, "final_norm", values.get("norm_position", cls.model_fields["norm_position"].default) != "post")
         if values.get("architecture") == "encoder_decoder":
             _fill(values, "num_encoder_layers", values.get("num_layers", cls.model_fields["num_layers"].default))
         return values

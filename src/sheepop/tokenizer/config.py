@@ -34,8 +34,8 @@ class TokenizerConfig(Config):
     @field_validator("vocab_size")
     @classmethod
     def _holds_the_alphabet(cls, value: int, info: ValidationInfo) -> int:
-        algorithm = info.data.get("algorithm", "bpe")
-        smallest = SMALLEST_VOCABULARY[algorithm]
+        algorithm = info.data.get("algorithm")  # None when it was refused itself
+        smallest = SMALLEST_VOCABULARY.get(algorithm, 0)
         if value < smallest:
             raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
         return value

@@ -149,7 +149,7 @@ class CleanConfig(Config):
         """Writes what follows from the preset into the config, where it can be seen and is kept."""
         if not isinstance(given, Mapping):
             return given
-        preset, quality = given.get("preset", "gentle"), given.get("quality", {})
+        preset, quality = given.get("preset"), given.get("quality", {})
         if preset == "none":
             return {"stages": (), **given}
         if preset == "web" and isinstance(quality, Mapping):

@@ -187,7 +187,7 @@ class QualityConfig(Config):
         """Writes the bounds that follow from the preset into the config, where they can be seen and are kept."""
         if not isinstance(given, Mapping):
             return given
-        preset, code = given.get("preset", "gentle"), given.get("code", {})
+        preset, code = given.get("preset", cls.model_fields["preset"].default), given.get("code", {})
         if preset not in _CODE_OF_PRESET or not isinstance(code, Mapping):
             return given
         return {**given, "code": {**_CODE_OF_PRESET[preset], **code}}
