@@ -253,13 +253,13 @@ def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None
     stored = find_resumable(run)
     assert stored is not None
     corpus = Corpus.open(RunDirectory(run).corpus)
-    wanted = validate(SheepOpConfig, stored.record.asked)
+    settings = stored.config.model_dump(mode="json")
     taken, refused = set(), set()
-    for key in dict(leaves(stored.record.asked)):
-        was = _with_value(stored.record.asked, key, "something else")
-        begun = replace(stored, record=replace(stored.record, asked=was))
+    for key, value in leaves(settings):
+        begun = replace(stored, record=replace(stored.record, asked=_with_value(settings, key, "something else")))
         try:
-            refuse_changes(begun, wanted, corpus, run)
+            config = refuse_changes(begun, stored.config, corpus, run)
+            assert dict(leaves(config.model_dump(mode="json")))[key] == value
             taken.add(key)
         except ConfigError as error:
             assert f"{key} was 'something else', now " in str(error)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import AS_CONFIGURED, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
 
 
@@ -26,27 +26,34 @@ def generate(
         list[Path] | None, typer.Option("--file", "-f", help="A file whose text is a prompt; may be repeated.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to write.", show_default=AS_CONFIGURED)
+        int | None, typer.Option(help="Most tokens to write.", show_default="generation.max_new_tokens")
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token (temperature 0).")] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default=AS_CONFIGURED)
+        float | None,
+        typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="generation.temperature"),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw from the likeliest tokens that together reach P.", show_default=AS_CONFIGURED),
+        typer.Option(help="Draw from the likeliest tokens that together reach P.", show_default="generation.top_p"),
     ] = None,
     beams: Annotated[
         int | None,
-        typer.Option(help="Search for the likeliest text among this many at a time.", show_default=AS_CONFIGURED),
+        typer.Option(
+            help="Search for the likeliest text among this many at a time.", show_default="generation.num_beams"
+        ),
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="How much --beams favours long texts; 0 compares probabilities.", show_default=AS_CONFIGURED),
+        typer.Option(
+            help="How much --beams favours long texts; 0 compares probabilities.",
+            show_default="generation.length_penalty",
+        ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 discourages tokens already seen.", show_default=AS_CONFIGURED)
+        float | None,
+        typer.Option(help="Above 1 discourages tokens already seen.", show_default="generation.repetition_penalty"),
     ] = None,
     stop: Annotated[
         list[str] | None,

@@ -15,6 +15,7 @@ import typer
 
 import sheepop
 from sheepop.cli import bench, config, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
+from sheepop.cli.options import ConfiguredCommand
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
 from sheepop.core.facts import visible
 from sheepop.core.standard_streams import MessageStream, ResultStream
@@ -34,7 +35,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("runs")(runs.runs)
-app.command("generate")(generate.generate)
+app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)

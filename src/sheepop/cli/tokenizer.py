@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import AS_CONFIGURED, Json, Quiet, make_console, print_json
+from sheepop.cli.options import ConfiguredCommand, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 app = typer.Typer(help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True)
@@ -20,19 +20,19 @@ Pattern = Annotated[
 Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
 
 
-@app.command("train")
+@app.command("train", cls=ConfiguredCommand)
 def train(
     inputs: Annotated[list[Path], typer.Argument(help="Files and folders of text.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
     algorithm: Annotated[
-        str | None, typer.Option(help="bpe, wordpiece, unigram or char.", show_default=AS_CONFIGURED)
+        str | None, typer.Option(help="bpe, wordpiece, unigram or char.", show_default="tokenizer.algorithm")
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="Tokens of the vocabulary; the most of it for char.", show_default=AS_CONFIGURED),
+        typer.Option(help="Tokens of the vocabulary; the most of it for char.", show_default="tokenizer.vocab_size"),
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default=AS_CONFIGURED)
+        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="tokenizer.pattern")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -83,6 +83,11 @@ def all_settings(path: str | None = None) -> list[Setting]:
     return [setting for setting in found if path is None or f"{setting.key}.".startswith(f"{path}.")]
 
 
+def default_of(path: str) -> str:
+    """The default of the key `path`, as a config file has it."""
+    return value_text(Setting.of(find_key(SheepOpConfig, path)).default)
+
+
 def render(settings: list[Setting]) -> str:
     """What `all_settings` found, for people: all about a single value, a section as a config file."""
     return _render_value(settings[0]) if len(settings) == 1 else _render_tree(settings)

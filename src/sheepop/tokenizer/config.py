@@ -34,7 +34,7 @@ class TokenizerConfig(Config):
     @field_validator("vocab_size")
     @classmethod
     def _holds_the_alphabet(cls, value: int, info: ValidationInfo) -> int:
-        algorithm = info.data.get("algorithm")  # None when it was refused itself
+        algorithm = info.data.get("algorithm", "")  # missing when it was refused itself
         smallest = SMALLEST_VOCABULARY.get(algorithm, 0)
         if value < smallest:
             raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
