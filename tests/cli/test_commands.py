@@ -21,6 +21,8 @@ import typer
 import sheepop
 from sheepop.checkpoint.run_directory import MOVING, REPLACED, RUN_ENTRIES
 from sheepop.cli.main import app
+from sheepop.generate import GenerationConfig
+from sheepop.tokenizer import TokenizerConfig
 
 Run = Callable[..., Any]
 
@@ -60,9 +62,22 @@ def test_the_help_of_every_verb_has_an_example(run: Run, verb: tuple[str, ...]) 
     assert "Example" in result.out
 
 
-def test_help_names_the_defaults_of_sampling(run: Run) -> None:
+def test_help_names_the_defaults_of_the_configuration(run: Run) -> None:
     text = run("generate", "--help").out
-    assert "0.8" in text and "0.95" in text
+    usual = GenerationConfig()
+    for value in (usual.max_new_tokens, usual.temperature, usual.top_p, usual.length_penalty):
+        assert f"({value})" in text
+    assert f"({TokenizerConfig().vocab_size})" in run("tokenizer", "train", "--help").out
+
+
+def test_config_says_what_can_be_set(run: Run) -> None:
+    assert "  default    0.001\n" in run("config", "training.learning_rate").out
+    assert "  learning_rate: 0.001" in run("config", "training").out
+    rows = json.loads(run("config", "--json").out)
+    assert {"training.learning_rate", "data.mix.pattern", "seed"} <= {row["key"] for row in rows}
+    wrong = run("config", "training.learnig_rate")
+    assert wrong.code == 2
+    assert "Did you mean training.learning_rate?" in wrong.err
 
 
 def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path: Path) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 import typer
-from pydantic_core import to_jsonable_python
 
 from sheepop.cli.main import app
-from sheepop.core.config import Config, parse_config, validate
+from sheepop.core.config import parse_config, validate
+from sheepop.core.keys import keys
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.original import translate_original
 from sheepop.model.presets import PRESETS
@@ -27,20 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 
 
-def _sections(model: type[Config], prefix: str = "") -> Iterator[tuple[str, type[Config]]]:
-    """The sections below a model by their full names, and those whose entries are lists, each before its own."""
-    for name, field in model.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Config):
-                yield prefix + name, kind
-                yield from _sections(kind, f"{prefix}{name}.")
-
-
-# The sections of the tree; the settings that are in none of them stand under "Top level".
-SECTIONS = dict(_sections(SheepOpConfig))
-
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-every_section = pytest.mark.parametrize("section", [*SECTIONS, None])
 
 
 @every_page
@@ -116,31 +104,21 @@ def test_snippets_are_valid(page: Path):
         ast.parse(text)
 
 
-@every_section
-def test_configuration_tables_are_those_of_the_models(section: str | None):
-    model = SECTIONS[section] if section else SheepOpConfig
-    expected = {
-        name: "required" if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
-        for name, field in model.model_fields.items()
-        if field.annotation not in SECTIONS.values()
-    }
-    rows = _table(CONFIGURATION, f"`{section}`" if section else "Top level")
-    documented = {_code(key): parse_config(f"value: {_code(default)}", where=key)["value"] for key, default, _ in rows}
-    assert documented == expected
-    assert list(documented) == list(expected), "the keys stand in the order of the model"
+def test_configuration_tables_are_made_from_the_fields():
+    page = CONFIGURATION.read_text(encoding="utf-8")
+    assert _with_tables(page) == page, "the fields have changed; write the tables anew: python docs/configuration.py"
 
 
-@every_section
-def test_every_choice_of_a_setting_is_named(section: str | None):
-    model = SECTIONS[section] if section else SheepOpConfig
-    for key, default, meaning in _table(CONFIGURATION, f"`{section}`" if section else "Top level"):
-        for choice in _choices(model.model_fields[_code(key)].annotation):
-            assert f"`{choice}`" in default + meaning, f"{key} can be {choice}"
+def test_a_table_that_is_wrong_or_missing_is_found():
+    page = CONFIGURATION.read_text(encoding="utf-8")
+    assert _with_tables(page.replace("| `num_heads` |", "| `heads` |")) == page
+    with pytest.raises(ValueError, match=r"one heading '## `training\.trouble`'"):
+        _with_tables(page.replace("## `training.trouble`", "## Trouble"))
 
 
 def test_every_section_has_its_heading_and_no_other_setting_has():
     headings = re.findall(r"^## `([\w.]+)`$", CONFIGURATION.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert headings == list(SECTIONS)
+    assert headings == [key.path for key in keys(SheepOpConfig) if key.section is not None]
 
 
 def test_the_table_of_presets_is_that_of_the_code():
@@ -248,10 +226,8 @@ def _code(cell: str) -> str:
     return match[1]
 
 
-def _choices(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return list(get_args(annotation))
-    return [choice for argument in get_args(annotation) for choice in _choices(argument)]
+def _with_tables(page: str) -> str:
+    return str(runpy.run_path(str(CONFIGURATION.with_suffix(".py")))["with_tables"](page))
 
 
 def _fences(page: Path, language: str) -> list[str]:

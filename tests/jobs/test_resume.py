@@ -6,18 +6,21 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import read_config_file, validate
+from sheepop.core.config import leaves, read_config_file, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceError, StorageError
+from sheepop.core.keys import may_change
+from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.resume import RunRecord, find_resumable, require_text
+from sheepop.jobs.resume import RunRecord, find_resumable, refuse_changes, require_text
 from sheepop.jobs.run_config import write_run_config
 from sheepop.jobs.train import train
 from sheepop.jobs.training_run import bytes_of_a_step
@@ -244,6 +247,31 @@ def test_what_was_measured_is_stored_and_not_measured_again(
     resume(run, f"training.max_steps={stored['max_steps'] + 2}")
     rows, _ = read_json_lines(run / "metrics.jsonl")
     assert rows[-1]["step"] == stored["max_steps"] + 2
+
+
+def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None:
+    stored = find_resumable(run)
+    assert stored is not None
+    corpus = Corpus.open(RunDirectory(run).corpus)
+    settings = stored.config.model_dump(mode="json")
+    taken, refused = set(), set()
+    for key, value in leaves(settings):
+        begun = replace(stored, record=replace(stored.record, asked=_with_value(settings, key, "something else")))
+        try:
+            config = refuse_changes(begun, stored.config, corpus, run)
+            assert dict(leaves(config.model_dump(mode="json")))[key] == value
+            taken.add(key)
+        except ConfigError as error:
+            assert f"{key} was 'something else', now " in str(error)
+            refused.add(key)
+    assert taken == may_change(SheepOpConfig) & (taken | refused)
+    assert taken >= {"device", "training.prefetch", "training.trouble.spike", "data.paths", "generation.temperature"}
+    assert refused >= {"seed", "training.learning_rate", "training.trouble.window", "model.dropout", "data.split"}
+
+
+def _with_value(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    first, _, rest = key.partition(".")
+    return {**tree, first: _with_value(tree[first], rest, value) if rest else value}
 
 
 def test_a_run_older_than_a_setting_had_its_default(run: Path) -> None:

@@ -25,19 +25,36 @@ def generate(
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="A file whose text is a prompt; may be repeated.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to write.", show_default="generation.max_new_tokens")
+    ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token (temperature 0).")] = False,
     temperature: Annotated[
-        float | None, typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="0.8")
+        float | None,
+        typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="generation.temperature"),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together reach P.")] = 0.95,
-    beams: Annotated[int, typer.Option(help="Search for the likeliest text among this many at a time.")] = 1,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the likeliest tokens that together reach P.", show_default="generation.top_p"),
+    ] = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            help="Search for the likeliest text among this many at a time.", show_default="generation.num_beams"
+        ),
+    ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="How much --beams favours long texts; 0 compares probabilities.", show_default="0.6"),
+        typer.Option(
+            help="How much --beams favours long texts; 0 compares probabilities.",
+            show_default="generation.length_penalty",
+        ),
     ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages tokens already seen.")] = 1.0,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 1 discourages tokens already seen.", show_default="generation.repetition_penalty"),
+    ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", help="End before this text ($'\\n' is a line end); may be repeated."),
@@ -75,27 +92,24 @@ def generate(
     prompts = read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
     if greedy and temperature:
         raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
-    if length_penalty is not None and beams == 1:
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": 0.0 if greedy else temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "num_beams": beams,
+        "length_penalty": length_penalty,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+        "seed": seed,
+        "use_cache": False if no_cache else None,
+        "on_overflow": "window" if window else None,
+    }
+    config = validate(GenerationConfig, {name: value for name, value in given.items() if value is not None})
+    if length_penalty is not None and config.num_beams == 1:
         raise UsageError(
             "--length-penalty is for --beams above 1, and nothing else reads it. Leave it out, or add --beams."
         )
-    drawn = 0.0 if greedy else temperature
-    config = validate(
-        GenerationConfig,
-        {
-            "max_new_tokens": max_new_tokens,
-            **({} if drawn is None else {"temperature": drawn}),
-            "top_k": top_k,
-            "top_p": top_p,
-            "num_beams": beams,
-            **({} if length_penalty is None else {"length_penalty": length_penalty}),
-            "repetition_penalty": repetition_penalty,
-            "stop": stop or (),
-            "seed": seed,
-            "use_cache": not no_cache,
-            "on_overflow": "window" if window else "refuse",
-        },
-    )
     streaming = len(prompts) == 1 and not as_json
 
     def show(index: int, text: str) -> None:
@@ -121,7 +135,7 @@ def generate(
             head = "" if quiet else f"--- {number} ---\n{completion.prompt}{between}"
             print_text(f"{head}{completion.text}\n")
     for completion in completions:
-        if completion.finish_reason == "length" and len(completion.token_ids) < max_new_tokens:
+        if completion.finish_reason == "length" and len(completion.token_ids) < config.max_new_tokens:
             remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""
             make_console(quiet).info(f"The model's context is full{remedy}.")
             break

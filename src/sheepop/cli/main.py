@@ -14,7 +14,8 @@ from typing import Annotated, TextIO, cast
 import typer
 
 import sheepop
-from sheepop.cli import bench, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
+from sheepop.cli import bench, config, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
+from sheepop.cli.options import ConfiguredCommand
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
 from sheepop.core.facts import visible
 from sheepop.core.standard_streams import MessageStream, ResultStream
@@ -34,11 +35,12 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("runs")(runs.runs)
-app.command("generate")(generate.generate)
+app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
+app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 

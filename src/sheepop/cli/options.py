@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sheepop.core.console import Console
 from sheepop.core.facts import visible
@@ -22,6 +23,23 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings, for example training.learning_rate=0.001", metavar="[KEY=VALUE]..."),
 ]
+
+
+class ConfiguredCommand(TyperCommand):
+    """A command with options that set keys of the configuration: what is left out is as it says.
+
+    Such an option names its key as ``show_default``, and the help shows the default that the key has.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help; the arguments are those of click, which newer versions of Typer bring along."""
+        from sheepop.jobs.settings import default_of
+
+        for parameter in self.params:
+            shown = getattr(parameter, "show_default", None)
+            if isinstance(shown, str) and "." in shown:
+                parameter.show_default = default_of(shown)  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 def make_console(quiet: bool) -> Console:

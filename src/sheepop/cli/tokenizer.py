@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Json, Quiet, make_console, print_json
+from sheepop.cli.options import ConfiguredCommand, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 app = typer.Typer(help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True)
@@ -20,14 +20,19 @@ Pattern = Annotated[
 Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
 
 
-@app.command("train")
+@app.command("train", cls=ConfiguredCommand)
 def train(
     inputs: Annotated[list[Path], typer.Argument(help="Files and folders of text.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the tokenizer.")],
-    algorithm: Annotated[str, typer.Option(help="bpe, wordpiece, unigram or char.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary; the most of it for char.")] = 4096,
+    algorithm: Annotated[
+        str | None, typer.Option(help="bpe, wordpiece, unigram or char.", show_default="tokenizer.algorithm")
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the vocabulary; the most of it for char.", show_default="tokenizer.vocab_size"),
+    ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="llama3")
+        str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="tokenizer.pattern")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -38,7 +43,9 @@ def train(
     """
     from sheepop.jobs.tokenizer import train_from_files
 
-    result = train_from_files(inputs, output, algorithm, vocab_size, make_console(quiet), pattern=pattern)
+    result = train_from_files(
+        inputs, output, make_console(quiet), algorithm=algorithm, vocab_size=vocab_size, pattern=pattern
+    )
     if as_json:
         print_json(result)
     elif not quiet:

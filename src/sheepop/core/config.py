@@ -6,18 +6,27 @@ Each folder declares its own subtree as a subclass of `Config`; this module read
 
 from __future__ import annotations
 
-import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
+from sheepop.core.keys import nearest_key
 
 C = TypeVar("C", bound="Config")
 
@@ -28,8 +37,9 @@ def _possible(path: str) -> str:
     return path
 
 
-PathText = Annotated[str, AfterValidator(_possible)]
+PathText = Annotated[str, AfterValidator(_possible), WithJsonSchema({"type": "string", "format": "path"})]
 """The path of a file or folder."""
+
 
 _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
@@ -39,7 +49,11 @@ class Config(BaseModel):
     """A subtree of the configuration: immutable; unknown keys, NaN, and true or false for a number are refused."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        protected_namespaces=(),
     )
 
     @field_validator("*", mode="before")
@@ -159,6 +173,12 @@ def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
+def value_text(value: Any) -> str:
+    """Plain data on one line, as YAML that reads back to an equal value."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
+
+
 def dump_config(config: Config) -> str:
     """The config as YAML text that `validate` reads back to an equal tree."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -168,7 +188,7 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
     location = [str(part) for part in detail["loc"]]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        return f"{path}: unknown key.{_nearest(config_class, location)}"
+        return f"{path}: unknown key.{nearest_key(config_class, location)}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if detail["type"] == "missing":
@@ -222,28 +242,6 @@ def _refuse_expanding(tree: Any, where: str) -> None:
         if count > _MOST_VALUES:
             raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting what aliases repeat.")
         pending.extend(children)
-
-
-def _nearest(config_class: type[Config], location: list[str]) -> str:
-    """A suggestion for an unknown key: the closest name in its section, else one like it elsewhere."""
-    known = _known_keys(config_class)
-    by_name = {key.rpartition(".")[2]: key for key in known}
-    section, name = ".".join(part for part in location[:-1] if not part.isdigit()), location[-1]
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    for candidates, cutoff in ((siblings, 0.6), (by_name, 0.75)):
-        if match := difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff):
-            return f" Did you mean {candidates[match[0]]}?"
-    return f" Known keys here: {', '.join(siblings)}."
-
-
-def _known_keys(config_class: type[Config], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in config_class.model_fields.items():
-        keys.append(prefix + name)
-        for candidate in (field.annotation, *get_args(field.annotation)):
-            if isinstance(candidate, type) and issubclass(candidate, Config):
-                keys += _known_keys(candidate, f"{prefix}{name}.")
-    return keys
 
 
 def _copy_tree(value: Any) -> Any:

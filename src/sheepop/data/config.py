@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config, PathText
+from sheepop.core.keys import MayChange
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
@@ -18,35 +19,44 @@ SplitMode = Literal["document", "tail"]
 
 
 class DataConfig(Config):
-    """Where text comes from, what a document is, how it is split and cut into sequences.
+    """Where text comes from, what a document is, how it is cleaned, split and cut into sequences."""
 
-    `paths` are files, folders or a finished corpus directory. `documents` says what one document is: a file, a
-    line, or a block between blank lines. `split` is by document or by a contiguous tail; `validation_fraction`
-    is the share held out (0 holds nothing out). `packing` joins documents into full sequences; without it every
-    document is cut into chunks of `max_length` that begin `stride` tokens apart. `max_length` null means the
-    model's `max_seq_len`, `stride` null means `max_length`. Of pairs for an encoder-decoder neither side may be longer
-    than `max_length`; `long_pairs` says whether others are refused, or left out and counted. `num_workers` counts
-    worker processes, 0 works in this one; it never changes the result. Files over `max_file_bytes` are skipped.
-    `ignore` are patterns as in a ``.gitignore``. `extract` says how files become documents, `clean` which stages
-    documents go through, `mix` how often the documents of which files occur in the training text, `infilling` which
-    code is re-ordered for fill-in-the-middle.
-    """
-
-    paths: tuple[PathText, ...] = ()
+    paths: MayChange[tuple[PathText, ...]] = ()
+    """Files, folders, git repositories (`git+PATH@REVISION`), or one finished corpus directory; a finished corpus
+    may have been moved when a run is resumed, and other text is refused."""
     documents: DocumentMode = "file"
+    """How running text is cut into documents: a whole `file`, a `line`, or a block between blank lines
+    (`blank_line`); pages, tables and records stay whole."""
     split: SplitMode = "document"
+    """How text is held out: by `document`, or the contiguous `tail`; fewer than 20 documents are always cut as a
+    tail."""
     validation_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """The share of the text that is held out; 0 holds nothing out."""
     packing: bool = True
+    """Join documents into full rows; `false` cuts every document into padded chunks of its own."""
     max_length: int | None = Field(default=None, ge=1)
+    """Tokens in a row; `null` is `model.max_seq_len`, and more than that is refused."""
     stride: int | None = Field(default=None, ge=1)
+    """Tokens between the beginnings of two chunks, with `packing: false`; `null` is `max_length`."""
     long_pairs: Literal["refuse", "leave_out"] = "refuse"
-    num_workers: int = Field(default=0, ge=0)
+    """Pairs for an encoder-decoder with a side of more than `max_length` tokens: `refuse` the run, or `leave_out`
+    these pairs and say how many."""
+    num_workers: MayChange[int] = Field(default=0, ge=0)
+    """Worker processes; 0 works in this one, and the result is the same; `data build` takes one per core unless
+    told otherwise."""
     max_file_bytes: int = Field(default=2**40, ge=1)
+    """Larger files are skipped, and listed as such."""
     ignore: tuple[str, ...] = ()
+    """Patterns of files to skip, written as in a `.gitignore`."""
     extract: ExtractConfig = ExtractConfig()
+    """What is read from a file, and the limits within which."""
     clean: CleanConfig = CleanConfig()
+    """Which stages documents go through, in which order, and how strict each is."""
     mix: tuple[MixedSource, ...] = ()
+    """How often the documents of which files occur in the training text; a file belongs to the first source whose
+    pattern matches it."""
     infilling: FimConfig = FimConfig()
+    """Code that is re-ordered so that a model learns to fill a gap."""
 
     @field_validator("paths")
     @classmethod

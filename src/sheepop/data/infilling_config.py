@@ -8,11 +8,9 @@ from sheepop.core.config import Config
 
 
 class FimConfig(Config):
-    """Fill-in-the-middle for documents of code (Bavarian et al. 2022).
-
-    `rate` is the share of them that is re-ordered; 0 leaves every document as it is. Of these, the share `spm_rate`
-    gives the suffix before the prefix, the others the prefix before the suffix.
-    """
+    """Fill-in-the-middle for documents of code (Bavarian et al. 2022)."""
 
     rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The share of documents of code that is re-ordered; 0 leaves all as they are."""
     spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Of these, the share in which the end comes before the beginning."""

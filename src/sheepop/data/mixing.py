@@ -23,9 +23,10 @@ MOST_STEPS = 10_000_000  # a table with an entry for each step up to the last po
 
 
 class SourcePattern(Config):
-    """The documents of the files that `pattern` (as in a ``.gitignore``) matches."""
+    """The documents of the files that match a pattern."""
 
     pattern: str
+    """Files, as in a `.gitignore`, by the names that the corpus gives them; the first source that matches counts."""
 
     @field_validator("pattern")
     @classmethod
@@ -41,7 +42,10 @@ class MixedSource(SourcePattern):
     """The documents of some files, and how often they occur."""
 
     epochs: float | None = Field(default=None, ge=0, le=1000)
+    """How often each training document of these files occurs, fractions allowed; `null` where `weight` says it."""
     weight: float | None = Field(default=None, gt=0)
+    """Their share of the training text, beside the weights of the others; give this or `epochs`, the same one for
+    all."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> MixedSource:
@@ -51,11 +55,13 @@ class MixedSource(SourcePattern):
 
 
 class ScheduledSource(SourcePattern):
-    """The documents of some files, and their weight over the steps of training: points (step, weight) of a line."""
+    """The documents of some files, and their weight over the steps of training."""
 
     weights: tuple[tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], Annotated[float, Field(ge=0)]], ...] = Field(
         min_length=1
     )
+    """Points `[step, weight]` of a line, level before the first and after the last; a source's share of a step's
+    rows is its weight over the sum of all."""
 
     @model_validator(mode="after")
     def _steps_grow(self) -> ScheduledSource:

@@ -12,37 +12,29 @@ from sheepop.core.config import Config
 class GenerationConfig(Config):
     """How text is continued. Temperature 0 is greedy: the likeliest token each time, and no randomness at all."""
 
-    max_new_tokens: int = Field(default=256, ge=1, description="tokens to write at most")
-    temperature: float = Field(default=0.8, ge=0.0, description="below 1 sharpens, above 1 flattens; 0 is greedy")
-    top_k: int | None = Field(default=None, ge=1, description="sample among the k likeliest tokens; null is all")
-    top_p: float = Field(
-        default=0.95, gt=0.0, le=1.0, description="sample among the fewest tokens that have this probability; 1 is all"
-    )
+    max_new_tokens: int = Field(default=256, ge=1)
+    """The most tokens to write."""
+    temperature: float = Field(default=0.8, ge=0.0)
+    """Below 1 sharpens the distribution, above 1 flattens it, 0 always takes the likeliest token."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Draw among the k likeliest tokens; `null` is all."""
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    """Draw among the fewest tokens that together have this probability; 1 is all."""
     # The bounds are far outside of use; beyond them products with logits could overflow.
-    repetition_penalty: float = Field(
-        default=1.0,
-        ge=0.01,
-        le=100.0,
-        description="above 1 makes tokens of the prompt and of the text so far less likely",
-    )
-    num_beams: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        strict=True,
-        description="texts that beam search follows at a time, without drawing; 1 does not",
-    )
-    length_penalty: float = Field(
-        default=0.6, ge=0.0, le=10.0, description="of beam search: 0 compares probabilities, which favours short texts"
-    )
-    seed: int | None = Field(default=None, description="the same seed gives the same text; null draws one")
-    stop: tuple[str, ...] = Field(default=(), description="the text ends before the first of these strings")
-    use_cache: bool = Field(default=True, description="false runs the network on the whole text for every token")
-    on_overflow: Literal["refuse", "window"] = Field(
-        default="refuse",
-        description="refuse a prompt that fills the context and stop writing at its end, or window: "
-        "go on with the last tokens",
-    )
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Above 1 makes tokens of the prompt and of the text so far less likely."""
+    num_beams: int = Field(default=1, ge=1, le=1024, strict=True)
+    """The texts that beam search follows at a time, without drawing; 1 takes one token after the other."""
+    length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)
+    """How much beam search favours long texts; 0 compares probabilities."""
+    seed: int | None = None
+    """The same seed gives the same text; `null` draws one and reports it."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these strings."""
+    use_cache: bool = True
+    """Keep keys and values; `false` runs the network on the whole text for every token."""
+    on_overflow: Literal["refuse", "window"] = "refuse"
+    """`refuse` a prompt that fills the context and stop at its end, or `window`: go on with the last tokens."""
 
     @property
     def greedy(self) -> bool:

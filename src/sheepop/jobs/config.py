@@ -10,6 +10,7 @@ from pydantic import Field
 
 from sheepop.core.config import Config, PathText, apply_overrides, merge, read_config_file, validate
 from sheepop.core.device import DeviceName
+from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.original import is_original, translate_original
@@ -22,14 +23,23 @@ class SheepOpConfig(Config):
     """Every setting of a run. What is null is derived or measured once and written to the run's config.yaml."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
+    """The network: sizes, positions, norms, attention, initial weights."""
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    """Which tokenizer to use, or how to train one."""
     data: DataConfig = Field(default_factory=DataConfig)
+    """Which text, what a document is, how it is cleaned, split and cut into rows."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    device: DeviceName = "auto"
+    """How the weights are found: budget, batches, optimizer, schedule, precision, what is written when."""
+    generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
+    """How text is written; the samples that a run takes of itself use these settings too."""
+    device: MayChange[DeviceName] = "auto"
+    """What computes: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
     seed: int = Field(0, ge=0)
-    deterministic: bool = Field(True, description="only algorithms that give the same bits every time")
-    output_dir: PathText | None = Field(None, description="the run directory; null is runs/ and the date")
+    """Every random choice follows from it: initial weights, order of the data, dropout, samples."""
+    deterministic: bool = True
+    """Use only algorithms that give the same bits every time; `false` allows faster ones."""
+    output_dir: MayChange[PathText | None] = None
+    """The run directory; `null` is a folder in `runs/` with the date and time."""
 
 
 def load_config(

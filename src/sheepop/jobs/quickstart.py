@@ -94,7 +94,7 @@ def quickstart(
         )
     else:
         tree = _recipe(minutes or _MINUTES, paths, resolve_device(device), console)
-        options = {"device": device, "seed": seed or 0, "output_dir": str(output)}
+        options = {"device": device, "output_dir": str(output), **({} if seed is None else {"seed": seed})}
         config = load_config(None, overrides, base=tree, options=options)
     if config.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")

@@ -18,6 +18,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, validate
 from sheepop.core.errors import CheckpointError, ConfigError, DataError
 from sheepop.core.files import read_json, write_json
+from sheepop.core.keys import may_change
 from sheepop.core.machine import describe_machine
 from sheepop.core.version_control import git_state
 from sheepop.data import Corpus, is_corpus
@@ -27,37 +28,6 @@ from sheepop.jobs.run_config import read_run_config
 
 RECORD = "environment.json"
 
-# Settings that change nothing about the numbers of a step already taken.
-_MAY_CHANGE = {
-    "device",
-    "output_dir",
-    "training.max_steps",
-    "training.micro_batch_size",
-    "training.prefetch",
-    "training.log_interval",
-    "training.log_batch_hash",
-    "training.sinks",
-    "training.eval_interval",
-    "training.eval_tokens",
-    "training.early_stopping",
-    "training.early_stopping_delta",
-    "training.sample_interval",
-    "training.sample_prompts",
-    "training.sample_tokens",
-    "training.checkpoint_interval",
-    "training.keep_checkpoints",
-    "training.trouble.non_finite",
-    "training.trouble.spike",
-    "training.trouble.threshold",
-    "training.trouble.max_skips",
-    "training.trouble.max_rewinds",
-    "training.verify_interval",
-    "training.activation_checkpointing",
-    "training.checkpointed_blocks",
-    "training.memory_budget",
-    "data.paths",  # of a finished corpus, which may have been moved
-    "data.num_workers",
-}
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
@@ -238,7 +208,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.asked))}
     after = dict(leaves(wanted.model_dump(mode="json")))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
-    refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
+    allowed = may_change(SheepOpConfig)
+    refused = [key for key in changed if key not in allowed]
     if refused:
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
         longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""

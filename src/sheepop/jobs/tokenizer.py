@@ -37,15 +37,15 @@ def find_tokenizer(path: str | Path, pattern: str | None = None) -> Tokenizer:
 def train_from_files(
     inputs: Sequence[Path],
     output: Path,
-    algorithm: str,
-    vocab_size: int,
     console: Console,
     *,
+    algorithm: str | None = None,
+    vocab_size: int | None = None,
     pattern: str | None = None,
 ) -> dict[str, Any]:
     """Trains a tokenizer on every document of `inputs` and writes it to `output`.
 
-    `pattern` says how bpe cuts text, as in `TokenizerConfig`; None is the default there.
+    What is trained is said as in `TokenizerConfig`; None is the default there.
     """
     given = {"algorithm": algorithm, "vocab_size": vocab_size, "pattern": pattern}
     config = validate(TokenizerConfig, {key: value for key, value in given.items() if value is not None})

@@ -44,17 +44,25 @@ class ExpertsConfig(Config):
     """A mixture of experts in place of the feed-forward network of some layers (Shazeer et al. 2017)."""
 
     count: Annotated[int, Field(ge=2, le=2**16, strict=True)]
-    per_token: PositiveInt = Field(2, description="experts that the router chooses for each token")
-    d_ff: PositiveInt | None = Field(None, description="width of one expert; null is model.d_ff")
-    shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = Field(0, description="experts that every token passes")
-    layers: Layers | None = Field(None, description="the layers that have experts; null is all")
+    """Experts in a layer."""
+    per_token: PositiveInt = 2
+    """Experts that the router chooses for each token; at most `count`."""
+    d_ff: PositiveInt | None = None
+    """Width of one expert; `null` is `model.d_ff`."""
+    shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = 0
+    """Experts that every token passes beside those chosen."""
+    layers: Layers | None = None
+    """The layers that have experts, counted from 0; `null` is all."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalize: bool = Field(True, description="the weights of the chosen experts sum to 1")
-    load_balancing_loss: float = Field(0.01, ge=0.0, description="Fedus et al. 2021, equation 4")
-    router_z_loss: float = Field(0.001, ge=0.0, description="Zoph et al. 2022, equation 5")
-    bias_update_rate: float = Field(
-        0.0, ge=0.0, description="step of the router biases towards even loads (Wang et al. 2024); 0 leaves them at 0"
-    )
+    """What the router makes of its logits: a `softmax` over the experts, or a `sigmoid` for each."""
+    normalize: bool = True
+    """Whether the weights of the chosen experts are divided by their sum."""
+    load_balancing_loss: float = Field(0.01, ge=0.0)
+    """Coefficient of the loss that draws the loads together (Fedus et al. 2021, equation 4)."""
+    router_z_loss: float = Field(0.001, ge=0.0)
+    """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, equation 5)."""
+    bias_update_rate: float = Field(0.0, ge=0.0)
+    """Step by which the router's biases move towards even loads (Wang et al. 2024); 0 leaves them at 0."""
 
     @model_validator(mode="after")
     def _check(self) -> ExpertsConfig:
@@ -64,79 +72,111 @@ class ExpertsConfig(Config):
 
 
 class ModelConfig(Config):
-    """Sizes and choices of a transformer. What is left out is derived and written back.
-
-    `preset` names a row of `sheepop.model.presets`; every other key given beside it wins over the preset's value.
-    """
+    """Sizes and choices of a transformer. What is left out is derived and written back."""
 
     preset: str | None = None
+    """A named size; every other key given beside it wins over the preset's value; `null` is none."""
     architecture: Architecture = "decoder"
-    vocab_size: PositiveInt | None = Field(None, description="rows of the embedding; null takes the tokenizer's")
+    """`decoder`, a language model, or `encoder_decoder`, which reads a source and writes a target."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; `null` is the tokenizer's size, and a smaller number than that is refused."""
     d_model: PositiveInt = 256
+    """Width of the vectors that flow through the network."""
     num_layers: LayerCount = 6
-    num_encoder_layers: LayerCount | None = Field(
-        None, description="of an encoder-decoder, whose decoder has num_layers; null is num_layers"
-    )
+    """Number of blocks; of an `encoder_decoder`, of its decoder."""
+    num_encoder_layers: LayerCount | None = None
+    """Blocks of the encoder of an `encoder_decoder`; `null` is `num_layers`."""
     num_heads: PositiveInt = 8
-    num_kv_heads: PositiveInt | None = Field(None, description="null is num_heads (multi-head attention)")
-    head_dim: PositiveInt | None = Field(None, description="null is d_model / num_heads")
-    value_head_dim: PositiveInt | None = Field(None, description="null is head_dim")
-    d_ff: PositiveInt | None = Field(
-        None, description="null is 4 d_model; for gated activations 8/3 d_model, up to a multiple of 32"
-    )
+    """Query heads of each attention layer."""
+    num_kv_heads: PositiveInt | None = None
+    """Key and value heads, which must divide `num_heads`; `null` is `num_heads` (multi-head attention)."""
+    head_dim: PositiveInt | None = None
+    """Width of one head of queries and keys; `null` is `d_model / num_heads`, which must then be whole."""
+    value_head_dim: PositiveInt | None = None
+    """Width of one head of values; `null` is `head_dim`."""
+    d_ff: PositiveInt | None = None
+    """Width of the feed-forward layer; `null` is 4 `d_model`, for gated activations 8/3 `d_model` up to a multiple
+    of 32."""
     max_seq_len: PositiveInt = 256
+    """The context: the most tokens that the network can look at."""
 
     position_encoding: PositionEncoding = "sinusoidal"
-    position_base: float = Field(10000.0, gt=1.0, le=1e15, description="the 10000 of sinusoids and rotary angles")
-    rotary_fraction: float = Field(1.0, gt=0.0, le=1.0, description="the part of each head that is rotated")
+    """How positions enter; `rope` is rotary, `alibi` a bias of the scores by distance."""
+    position_base: float = Field(10000.0, gt=1.0, le=1e15)
+    """The 10000 of the sinusoids and of the rotary angles."""
+    rotary_fraction: float = Field(1.0, gt=0.0, le=1.0)
+    """Of `rope`: the share of each head's columns that is turned."""
     rotary_scaling: RotaryScaling | None = None
-    sliding_position_base: float | None = Field(
-        None, gt=1.0, le=1e15, description="rotary base of sliding layers, not scaled then; null: as all others"
-    )
-    embedding_scale: float | None = Field(
-        None, gt=0.0, description="null is sqrt(d_model) under sinusoidal positions, otherwise 1"
-    )
-    embedding_norm: bool = Field(False, description="a norm right behind the embedding")
+    """Of `rope`: how angles are changed for a longer context; `null` leaves them."""
+    sliding_position_base: float | None = Field(None, gt=1.0, le=1e15)
+    """Of `rope`: the base of layers with a sliding window, whose angles are then not scaled; `null`: as in all
+    others."""
+    embedding_scale: float | None = Field(None, gt=0.0)
+    """Multiplies the embeddings; `null` is the root of `d_model` under `sinusoidal` positions (under `mup` that of
+    `mup_base_d_model`), otherwise 1."""
+    embedding_norm: bool = False
+    """A norm right behind the embedding."""
 
     norm: NormKind = "layernorm"
-    norm_position: NormPosition = Field(
-        "pre",
-        description="pre: x + f(norm(x)); post: norm(x + f(x)); output: x + norm(f(x)); sandwich: x + norm(f(norm(x)))",
-    )
+    """The kind of norm; the scale of `rmsnorm_zero_centered` is one more than its weight."""
+    norm_position: NormPosition = "pre"
+    """Where norms stand; `pre`: x + f(norm(x)); `post`: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))); `output`:
+    x + norm(f(x))."""
     norm_eps: float = Field(1e-5, gt=0.0)
-    norm_bias: bool | None = Field(None, description="of LayerNorm; null is bias")
-    final_norm: bool | None = Field(None, description="a norm before the output projection; null: unless post-norm")
-    qk_norm: QueryKeyNorm | None = Field(
-        None, description="norm of queries and keys, over each head or over the whole width"
-    )
+    """Added under the root of the norm, against division by zero."""
+    norm_bias: bool | None = None
+    """Whether `layernorm` has a bias; `null` is `bias`."""
+    final_norm: bool | None = None
+    """A norm before the output projection; `null`: unless `norm_position` is `post`."""
+    qk_norm: QueryKeyNorm | None = None
+    """A norm of queries and keys, over each `head` or over the `width` of all heads together; `null` is none."""
 
     activation: Activation = "gelu"
-    feed_forward_bias: bool | None = Field(None, description="null is bias")
+    """Of the feed-forward layer; `gelu_tanh` is an approximation, `swiglu`, `geglu` and `geglu_tanh` have a gate."""
+    feed_forward_bias: bool | None = None
+    """Biases of the feed-forward layer; `null` is `bias`."""
     experts: ExpertsConfig | None = None
-    parallel_residual: bool = Field(False, description="x + attention(norm(x)) + feed_forward(norm'(x))")
+    """A mixture of experts in place of the feed-forward layer; `null` is none."""
+    parallel_residual: bool = False
+    """Both sublayers read the same vectors, and what they find is added up: x + attention(norm(x)) +
+    feed_forward(norm'(x))."""
 
-    attention_bias: bool | None = Field(None, description="of queries, keys and values; null is bias")
-    attention_output_bias: bool | None = Field(None, description="null is bias")
-    attention_scale: float | None = Field(None, gt=0.0, description="of the scores; null is 1 / sqrt(head_dim)")
-    attention_soft_cap: float | None = Field(None, gt=0.0, description="scores become c tanh(score / c)")
-    attention_sinks: bool = Field(False, description="a learned logit per head that takes weight and gives no value")
-    sliding_window: PositiveInt | None = Field(None, description="keys that a query sees, itself included")
-    sliding_layers: Layers | None = Field(None, description="the layers with that window; null is all")
+    attention_bias: bool | None = None
+    """Biases of queries, keys and values; `null` is `bias`."""
+    attention_output_bias: bool | None = None
+    """The bias of attention's output; `null` is `bias`."""
+    attention_scale: float | None = Field(None, gt=0.0)
+    """Multiplies the scores; `null` is 1 over the root of `head_dim`."""
+    attention_soft_cap: float | None = Field(None, gt=0.0)
+    """A number c bounds the scores s softly, c tanh(s / c); `null` does not bound them."""
+    attention_sinks: bool = False
+    """A learned logit per head that takes weight in the softmax and gives no value."""
+    sliding_window: PositiveInt | None = None
+    """How many keys a query sees, its own place included; `null` is all."""
+    sliding_layers: Layers | None = None
+    """The layers with that window, counted from 0; `null` is all."""
     attention_backend: Backend = "auto"
+    """What computes attention: `sdpa` (fused kernels), `flex` (FlexAttention, on an NVIDIA GPU), `eager` (step by
+    step), or `auto`; one that cannot do what is asked for is refused."""
 
     bias: bool = True
+    """Whether linear layers and LayerNorm have a bias, where no key of their own says otherwise."""
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of activations and attention weights set to zero while training."""
     tie_weights: bool = True
-    logit_soft_cap: float | None = Field(None, gt=0.0, description="logits become c tanh(logit / c)")
+    """Whether the output projection is the embedding."""
+    logit_soft_cap: float | None = Field(None, gt=0.0)
+    """A number c bounds the logits z softly, c tanh(z / c); `null` does not bound them."""
 
     initialization: Initialization = "gpt2"
-    initial_std: float = Field(
-        0.02, gt=0.0, description="of gpt2, normal and mup, and of embeddings (unless positions are sinusoidal)"
-    )
-    mup_base_d_model: PositiveInt | None = Field(
-        None, description="the width at which the hyperparameters of a muP model were found"
-    )
-    mup_base_head_dim: PositiveInt | None = Field(None, description="head_dim at that width; null is head_dim")
+    """How matrices begin; `gpt2` is `normal`, smaller where a residual branch ends, and `mup` follows the width."""
+    initial_std: float = Field(0.02, gt=0.0)
+    """Standard deviation of `gpt2`, `normal` and `mup`, and of embeddings (unless positions are sinusoidal) and
+    learned positions."""
+    mup_base_d_model: PositiveInt | None = None
+    """Of `mup`, which needs it: the `d_model` at which the learning rate was found."""
+    mup_base_head_dim: PositiveInt | None = None
+    """Of `mup`: the `head_dim` at that width; `null` is the same as now."""
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +210,7 @@ class ModelConfig(Config):
         # Not `bias and ...`: it may still be a text that means true or false.
         is_layernorm = values.get("norm", cls.model_fields["norm"].default) == "layernorm"
         _fill(values, "norm_bias", bias if is_layernorm else False)
-        _fill(values, "final_norm", values.get("norm_position", "pre") != "post")
+        _fill(values, "final_norm", values.get("norm_position", cls.model_fields["norm_position"].default) != "post")
         if values.get("architecture") == "encoder_decoder":
             _fill(values, "num_encoder_layers", values.get("num_layers", cls.model_fields["num_layers"].default))
         return values

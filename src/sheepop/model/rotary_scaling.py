@@ -40,19 +40,27 @@ class RotaryScaling(Config):
     """
 
     kind: Kind
+    """Which angles turn slower: all (`linear`), by a larger base (`ntk`), the slow ones (`yarn`, `llama3`), or each
+    by a factor of its own (`longrope`)."""
     factor: float = Field(ge=1.0, le=1e6)
-    original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = Field(
-        None, description="positions of the original training"
-    )
-    beta_fast: float | None = Field(None, gt=0.0, description="turns over that context above which a pair is kept")
-    beta_slow: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
-    attention_factor: float | None = Field(
-        None, gt=0.0, description="multiplies cosines and sines; null is what the paper derives from factor"
-    )
-    truncate: bool | None = Field(None, description="rounds the bounds between kept and interpolated to whole pairs")
-    low_freq_factor: float | None = Field(None, gt=0.0, description="turns below which a pair is interpolated")
-    high_freq_factor: float | None = Field(None, gt=0.0, description="turns above which a pair is kept")
-    pair_factors: PairFactors | None = Field(None, description="what the angle of each pair is divided by")
+    """How many times as long as that of training the context is."""
+    original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
+    """Of `yarn`, `llama3` and `longrope`, which need it: the context of the original training, in tokens."""
+    beta_fast: float | None = Field(None, gt=0.0)
+    """Of `yarn`: turns over that context above which a pair is kept; `null` is 32."""
+    beta_slow: float | None = Field(None, gt=0.0)
+    """Of `yarn`: turns over that context below which a pair is interpolated; `null` is 1."""
+    attention_factor: float | None = Field(None, gt=0.0)
+    """Of `yarn` and `longrope`: multiplies cosines and sines; `null` is 0.1 ln(`factor`) + 1, and for `longrope`
+    the root of 1 + ln(`factor`) / ln(`original_max_seq_len`)."""
+    truncate: bool | None = None
+    """Of `yarn`: whether the bounds between kept and interpolated are rounded to whole pairs; `null` is `true`."""
+    low_freq_factor: float | None = Field(None, gt=0.0)
+    """Of `llama3`: turns over that context below which a pair is interpolated; `null` is 1."""
+    high_freq_factor: float | None = Field(None, gt=0.0)
+    """Of `llama3`: turns over that context above which a pair is kept; `null` is 4."""
+    pair_factors: PairFactors | None = None
+    """Of `longrope`, which needs them: what the angle of each pair of columns is divided by."""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,27 +14,28 @@ SMALLEST_VOCABULARY = {"bpe": 260, "char": 128, "wordpiece": 160, "unigram": 355
 
 
 class TokenizerConfig(Config):
-    """Which tokenizer to use, or how to train one.
-
-    `vocab_size` is the exact size, except for ``char``: there it is the largest size allowed, and the size is 128 plus
-    the other characters found. `path` names a tokenizer to use instead of training one. Training reads at most
-    `max_training_bytes` of UTF-8 text, from the start of the corpus.
-    """
+    """Which tokenizer to use, or how to train one."""
 
     algorithm: Literal["bpe", "wordpiece", "unigram", "char"] = "bpe"
-    pattern: Literal["llama3", "sheepop", "gpt2"] = Field(
-        default="llama3",
-        description="where bpe cuts text into parts: as Llama 3 does, by our rules for code, or as GPT-2 does",
-    )
+    """What is trained: `bpe` (byte-level byte-pair encoding), `wordpiece`, `unigram` or `char` (one token per
+    character)."""
+    pattern: Literal["llama3", "sheepop", "gpt2"] = "llama3"
+    """Where `bpe` cuts text before it looks for tokens: `llama3` (Llama 3's rules, which llama.cpp knows),
+    `sheepop` (made for code: fewer tokens there, and no GGUF file with the tokenizer) or `gpt2` (GPT-2's rules,
+    which llama.cpp knows as well)."""
     vocab_size: int = Field(default=4096, le=2**24)
+    """The exact size for `bpe` (260 or more), `wordpiece` (160) and `unigram` (355); the largest size allowed for
+    `char` (128 or more)."""
     path: PathText | None = None
+    """A tokenizer to use instead of training one: a directory or a file; `null` trains one."""
     max_training_bytes: int = Field(default=64 * 2**20, ge=1)
+    """The most bytes of UTF-8 text to train on, from the start of the corpus."""
 
     @field_validator("vocab_size")
     @classmethod
     def _holds_the_alphabet(cls, value: int, info: ValidationInfo) -> int:
-        algorithm = info.data.get("algorithm", "bpe")
-        smallest = SMALLEST_VOCABULARY[algorithm]
+        algorithm = info.data.get("algorithm", "")  # missing when it was refused itself
+        smallest = SMALLEST_VOCABULARY.get(algorithm, 0)
         if value < smallest:
             raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
         return value

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
 from sheepop.core.errors import ConfigError
+from sheepop.core.keys import MayChange
 from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
@@ -45,94 +46,133 @@ class ResolvedTraining:
 
 
 class LayerConfig(Config):
-    """Settings of the parameters whose names match a shell-style pattern, in which * stands for dots too."""
+    """Settings of the parameters whose names match a pattern."""
 
     pattern: str = Field(min_length=1)
-    learning_rate: float = Field(1.0, ge=0, description="a factor; 0 leaves the weights as they are")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(None, description="of matrices; null is the general one")
+    """Names of parameters, as a shell-style pattern such as `blocks.0.*`; `*` stands for any characters, dots too."""
+    learning_rate: float = Field(1.0, ge=0)
+    """A factor of the learning rate; 0 leaves the weights as they are."""
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """The decay of the matrices among them; `null` is the general one."""
 
 
 class TrainingConfig(Config):
-    """How a model is trained. Steps are optimizer steps; sizes of batches count sequences.
+    """How a model is trained. Steps are optimizer steps; sizes of batches count sequences."""
 
-    Of the four budgets the one that is reached first ends the run; without any, the run makes one epoch.
-    """
-
-    max_steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    max_steps: MayChange[Annotated[int, Field(ge=1, le=10**12)] | None] = None
+    """Budget in steps; of several budgets the one that is reached first ends the run, and without any the run makes
+    one epoch."""
     max_epochs: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Budget in passes over the training rows, fractions allowed; turned into `max_steps`."""
     max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
-    max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = Field(
-        None, description="measured once, turned into steps, and written back as max_steps"
-    )
-    global_batch_size: Count = Field(32, description="sequences per optimizer step")
-    batch_size_warmup: Warmup = Field((), description="pairs [until step, sequences]; then global_batch_size")
-    micro_batch_size: Count | None = Field(None, description="sequences per forward pass; null is all of them")
-    sequence_length_warmup: Warmup = Field((), description="pairs [until step, tokens]; then rows are whole")
+    """Budget in tokens, counted as full rows; turned into `max_steps`."""
+    max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    """Budget in minutes: one step is timed, the minutes become `max_steps`, and the schedule fits them."""
+    global_batch_size: Count = 32
+    """Rows in one step."""
+    batch_size_warmup: Warmup = ()
+    """Smaller steps first: pairs `[until step, rows]`, growing; after the last, `global_batch_size`."""
+    micro_batch_size: MayChange[Count | None] = None
+    """Rows in one forward pass; must divide `global_batch_size`, and where it does not divide the rows of a warm-up
+    the last pass has fewer; `null` is all of them."""
+    sequence_length_warmup: Warmup = ()
+    """Shorter rows first: pairs `[until step, tokens]`, growing; each must divide the length of a row; rows are
+    cut, and a step has as many tokens as without."""
     curriculum: Literal["none", "easy_to_hard"] = "none"
-    difficulty: DifficultyName = Field("rarity", description="what easy_to_hard sorts by")
-    curriculum_epochs: Count = Field(1, description="epochs from easy to hard, before those in random order")
-    curriculum_jitter: float = Field(0.1, ge=0, le=1, description="how far rows move at random, in shares of an epoch")
+    """`none` reads rows in random order, `easy_to_hard` by `difficulty`."""
+    difficulty: DifficultyName = "rarity"
+    """What makes a row hard: `rarity` of its tokens, bad `compression` of its text, or `length` of its documents."""
+    curriculum_epochs: Count = 1
+    """Epochs from easy to hard; those after them are in random order."""
+    curriculum_jitter: float = Field(0.1, ge=0, le=1)
+    """How far a row may come before or after its place by difficulty, as a share of an epoch."""
     mixture: tuple[ScheduledSource, ...] = ()
-    prefetch: int = Field(2, ge=0, le=1000, description="steps whose batches are prepared ahead")
+    """Sources whose weights change while training; an empty list reads all rows alike."""
+    prefetch: MayChange[int] = Field(2, ge=0, le=1000)
+    """Steps whose batches are prepared ahead, by a thread of their own; 0 prepares each when it is needed."""
     optimizer: OptimizerName = "adamw"
-    momentum: Beta | None = Field(None, description="null is the customary one of the optimizer")
-    layers: tuple[LayerConfig, ...] = Field((), description="of several that match a name the first counts")
-    initial_embeddings: PathText | None = Field(
-        None, description="a file of word vectors that tokens begin with: word2vec, GloVe or fastText's .vec"
-    )
+    """What makes steps of gradients; `muon` is for the matrices inside the network, with AdamW for the rest."""
+    momentum: Beta | None = None
+    """Of `sgd` and `muon`; `null` is 0.9 and 0.95."""
+    layers: tuple[LayerConfig, ...] = ()
+    """Rates and decays of some parameters; of several entries that match a name the first counts."""
+    initial_embeddings: PathText | None = None
+    """A file of word vectors that tokens begin with (word2vec, GloVe, fastText's `.vec`); `null` is none."""
     learning_rate: float = Field(1e-3, gt=0)
+    """The highest rate, reached at the end of the warm-up."""
     min_learning_rate: float = Field(0.0, ge=0)
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="null is 5 percent of the steps")
+    """The rate that the decay ends at; at most `learning_rate`; refused where there is no decay."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps of linear warm-up; `null` is 5 percent of the steps, and none for `piecewise`; a warm-up longer than
+    the run is warned about."""
     schedule: ScheduleName = "cosine"
-    decay_steps: Count | None = Field(None, description="of wsd, at the end; null is 20 percent of the steps")
-    schedule_points: tuple[SchedulePoint, ...] | None = Field(None, description="of piecewise: [step, factor] pairs")
-    betas: tuple[Beta, Beta] | None = Field(None, description="null is the customary pair of the optimizer")
-    eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = Field(
-        None, description="null is the customary one of the optimizer"
-    )
+    """The course after the warm-up; `wsd` stays and then decays; with `schedule_free_adamw` it must be `constant`."""
+    decay_steps: Count | None = None
+    """Steps of the decay at the end of `wsd`; `null` is 20 percent of the steps."""
+    schedule_points: tuple[SchedulePoint, ...] | None = None
+    """Of `piecewise`, which needs them: pairs of a step and a factor of `learning_rate`, such as `[[0, 0.1], [100,
+    1.0], [1000, 0.0]]`."""
+    betas: tuple[Beta, Beta] | None = None
+    """The two decay rates of Adam, AdamW (with `muon` too), Lion and schedule-free AdamW; `null` is the customary
+    pair of the optimizer, for AdamW 0.9 and 0.95."""
+    eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = None
+    """The term against division by zero of the same but Lion, and of Adafactor; `null` is the customary one of the
+    optimizer, for AdamW 1e-8."""
     weight_decay: float = Field(0.1, ge=0)
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="null does not clip")
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="validate, sample and save an exponential average of the weights; null does not average"
-    )
-    precision: Precision = Field(
-        "auto", description="arithmetic of the forward pass; auto measures fp32 and bf16 once and keeps the faster"
-    )
-    activation_checkpointing: ActivationCheckpointing = Field(
-        "none", description="what the backward pass computes again to save memory; auto fits memory_budget"
-    )
-    checkpointed_blocks: Count | None = Field(None, description="how many blocks it applies to; null is all of them")
-    memory_budget: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="GB that training may use, for auto; null is most of what is free"
-    )
-    compile: bool | Literal["auto"] = Field(
-        False,
-        description="torch.compile; auto measures once and keeps the faster; needs a C++ compiler on a CPU",
-    )
-    z_loss: float = Field(0.0, ge=0, description="coefficient of the squared log-sum-exp of every token's logits")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
-    log_interval: Count = 10
-    log_batch_hash: bool = False
-    sinks: tuple[SinkName, ...] = Field(("tensorboard",), description="where metrics go beside metrics.jsonl")
-    eval_interval: Count | None = Field(None, description="null is a tenth of the steps")
-    eval_tokens: Count | None = Field(
-        None, description="tokens per validation while training; null is all. The last one always sees all"
-    )
-    early_stopping: Count | None = Field(
-        None, description="validations without improvement that end the run; null never does"
-    )
-    early_stopping_delta: float = Field(
-        0.0, ge=0, description="by how many nats per token a loss must be lower to count as an improvement"
-    )
-    sample_interval: Count | None = Field(None, description="null is a fifth of the steps")
-    sample_prompts: tuple[str, ...] = ()
-    sample_tokens: Count = 64
-    checkpoint_interval: Count | None = Field(None, description="null is a tenth of the steps")
-    keep_checkpoints: Count = Field(3, description="the last K are kept, beside best and the milestones")
+    """Decay of matrices, decoupled from the gradient except in `adam` and `sgd`; biases and norms are not decayed."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradients with a larger global norm are scaled down to it; `null` does not clip."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Validate, sample from and save an exponential average of the weights with this decay, such as 0.999; `null`
+    does not average."""
+    precision: Precision = "auto"
+    """Arithmetic of the forward pass: `fp32`, `bf16`, `fp16`, `fp8`, or `auto`: `bf16` on a GPU that computes in
+    it, on a CPU with fast bf16 products the faster of `fp32` and `bf16`, measured once, and `fp32` elsewhere."""
+    activation_checkpointing: MayChange[ActivationCheckpointing] = "none"
+    """What the backward pass computes again to save memory: `none`, `selective` (all but matrix products and
+    attention), `full`, or `auto`, the cheapest that fits `memory_budget`."""
+    checkpointed_blocks: MayChange[Count | None] = None
+    """How many blocks that applies to, for `selective` and `full`; `null` is all of them."""
+    memory_budget: MayChange[Annotated[float, Field(gt=0)] | None] = None
+    """GB (10^9 bytes) that training may use, for `activation_checkpointing: auto`; `null` is 80 percent of what is
+    free when the run starts."""
+    compile: bool | Literal["auto"] = False
+    """`torch.compile` of the blocks; needs a C++ compiler on a CPU, and without one the run says so and goes on;
+    `auto` times a step with and without it once, and keeps the faster."""
+    z_loss: float = Field(0.0, ge=0)
+    """Coefficient of the square of every token's log-sum-exp, added to what is minimised."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of every target that is spread evenly over the vocabulary."""
+    log_interval: MayChange[Count] = 10
+    """Steps between two rows of training metrics."""
+    log_batch_hash: MayChange[bool] = False
+    """Write the SHA-256 of the global batch into every row of training metrics."""
+    sinks: MayChange[tuple[SinkName, ...]] = ("tensorboard",)
+    """Where metrics go beside `metrics.jsonl`; each one once."""
+    eval_interval: MayChange[Count | None] = None
+    """Steps between two validations; `null` is a tenth of the steps, or more in a run of few minutes, where
+    validations may take a fifth of them."""
+    eval_tokens: MayChange[Count | None] = None
+    """Tokens of the held-out text per validation while training; `null` is all; the scoring at the end always takes
+    all."""
+    early_stopping: MayChange[Count | None] = None
+    """Validations in a row without improvement that end the run; `null` never does."""
+    early_stopping_delta: MayChange[float] = Field(0.0, ge=0)
+    """By how many nats per token a validation loss must be lower to count as an improvement."""
+    sample_interval: MayChange[Count | None] = None
+    """Steps between two samples; `null` is a fifth of the steps."""
+    sample_prompts: MayChange[tuple[str, ...]] = ()
+    """Prompts that the model continues while it is trained."""
+    sample_tokens: MayChange[Count] = 64
+    """Tokens of such a sample; its seed follows from the step, the rest from `generation`."""
+    checkpoint_interval: MayChange[Count | None] = None
+    """Steps between two checkpoints; `null` is a tenth of the steps."""
+    keep_checkpoints: MayChange[Count] = 3
+    """How many of the newest checkpoints stay, beside the best and those at 10, 25 and 50 percent."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
-    verify_interval: Count | None = Field(
-        None, description="steps between two at which a micro-batch is computed twice and compared bit for bit"
-    )
+    """What happens when the loss or the gradient of a step cannot be right."""
+    verify_interval: MayChange[Count | None] = None
+    """Steps between two at which a micro-batch is computed twice and compared bit for bit; `null` never is."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sheepop.core.config import Config
+from sheepop.core.keys import MayChange
 
 Policy = Literal["stop", "skip", "rewind"]
 # Of a normal distribution the standard deviation is so many median absolute deviations.
@@ -22,20 +23,22 @@ _SMALLEST_SPREAD = 1e-3
 class TroubleConfig(Config):
     """What happens when the loss or the gradient of a step cannot be right.
 
-    ``stop`` saves and ends the run. ``skip`` leaves the weights as they are and goes on with the next batch, and stops
-    after `max_skips` steps in a row. ``rewind`` goes back to a checkpoint, leaves the batch out from then on, and stops
-    after `max_rewinds` in the whole run. A spike is a loss, or a gradient norm, whose robust z-score over the last
-    `window` steps is above `threshold`.
+    A spike is a loss, or a gradient norm, whose robust z-score over the last steps is above `threshold`.
     """
 
-    non_finite: Policy = Field("skip", description="when the loss or the gradient norm is NaN or infinite")
-    spike: Literal["ignore", "stop", "skip", "rewind"] = Field("skip", description="when one of them is far too large")
-    window: Annotated[int, Field(ge=16, le=4096)] = Field(
-        128, description="accepted steps that a step is compared with"
-    )
-    threshold: float = Field(20.0, gt=1)
-    max_skips: Annotated[int, Field(ge=1)] = 10
-    max_rewinds: Annotated[int, Field(ge=1)] = 3
+    non_finite: MayChange[Policy] = "skip"
+    """The loss or the gradient norm is NaN or infinite: `stop` saves and ends the run, `skip` leaves the weights as
+    they are and goes on, `rewind` goes back to a checkpoint and leaves the batch out."""
+    spike: MayChange[Literal["ignore", "stop", "skip", "rewind"]] = "skip"
+    """One of them is far above those of the steps before; the policies are those of `non_finite`, or `ignore`."""
+    window: Annotated[int, Field(ge=16, le=4096)] = 128
+    """Accepted steps that a step is compared with; spikes are looked for once half of them are there."""
+    threshold: MayChange[float] = Field(20.0, gt=1)
+    """Robust standard deviations above the median that make a spike."""
+    max_skips: MayChange[Annotated[int, Field(ge=1)]] = 10
+    """Steps skipped in a row after which the run stops."""
+    max_rewinds: MayChange[Annotated[int, Field(ge=1)]] = 3
+    """Rewinds of the whole run after which it stops."""
 
 
 @dataclass(frozen=True)

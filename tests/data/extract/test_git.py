@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sheepop.core.errors import DataError
+from sheepop.data.extract import git as extract_git
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
-from sheepop.data.extract.git import list_repository, parse_spec, repository_entries
+from sheepop.data.extract.git import parse_spec
 from sheepop.data.extract.git_blobs import BlobReader
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.pipeline.inventory import Entry
@@ -19,6 +21,10 @@ MIT = (
     "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy of this software.\n"
     "The above copyright notice and this permission notice shall be included in all copies.\n"
 )
+
+
+MANY_BYTES = 2**40
+list_repository = partial(extract_git.list_repository, max_file_bytes=MANY_BYTES)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -94,7 +100,7 @@ def test_a_bare_repository_and_one_with_an_at_sign_in_its_path_are_read(reposito
 
 def test_entries_carry_the_revision_and_the_licence(repository: Path):
     head = commit(repository, {"a.txt": "text\n", "LICENSE": MIT})
-    entries = list(repository_entries(f"git+{repository}"))
+    entries = list(extract_git.repository_entries(f"git+{repository}", max_file_bytes=MANY_BYTES))
     facts = (("revision", head), ("license", "MIT"), ("license_file", "LICENSE"))
     assert entries[1] == Entry(
         "git",

@@ -96,7 +96,9 @@ def _read_divisors(container: Container, settings: Mapping[str, Any]) -> dict[st
     if settings.get("rotary_scaling") is not None:
         raise CheckpointError(f"{container.path}: {DIVISORS} stands beside another scaling of positions.")
     found = container.read(DIVISORS).to(torch.float64).flatten()
-    turned = int(settings["head_dim"] * settings.get("rotary_fraction", 1.0))
+    turned = int(
+        settings["head_dim"] * settings.get("rotary_fraction", ModelConfig.model_fields["rotary_fraction"].default)
+    )
     if 2 * len(found) != turned:
         raise CheckpointError(f"{container.path}: {DIVISORS} has {len(found)} numbers for {turned} turned columns.")
     if bool((found == 1).all()):

@@ -16,29 +16,30 @@ Preset = Literal["gentle", "web", "none"]
 
 
 class FormattingConfig(Config):
-    """How text is repaired: `decoding` undoes wrong decoding and removes control characters (ftfy), `normalize`
-    composes characters (Unicode's form NFC), `whitespace` unifies line ends, takes away marks without width and blanks
-    at the end of lines, and leaves at most `max_blank_lines` in a row.
-    """
+    """How text is repaired (ftfy, Unicode's form NFC)."""
 
     decoding: bool = True
+    """Undo wrong decoding ("CafÃ©") and remove control characters."""
     normalize: bool = True
+    """Compose characters (Unicode's form NFC)."""
     whitespace: bool = True
+    """One kind of line end, no marks without width, no blanks at the end of lines."""
     max_blank_lines: int = Field(default=2, ge=0)
+    """The most blank lines in a row that stay, with `whitespace`."""
 
 
 class LanguageConfig(Config):
-    """Which languages stay, as codes such as ``en``; all when `keep` is empty.
-
-    A language that is less sure than `min_score`, and the language of a text of fewer than `min_letters` letters,
-    counts as ``und``, undetermined, which may be kept like any other. Of a long text `sample_characters` are looked at,
-    from three places.
-    """
+    """Which languages stay, as codes such as ``en``; ``und``, undetermined, may be kept like any other."""
 
     keep: tuple[str, ...] = ()
+    """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot
+    be told."""
     min_score: float = Field(default=0.0, ge=0, le=1)
+    """A language that is less sure than this counts as `und`."""
     min_letters: int = Field(default=20, ge=1)
+    """The language of text with fewer letters counts as `und`."""
     sample_characters: int = Field(default=600, ge=90)
+    """How many characters of a long text are looked at, from its beginning, middle and end."""
 
     @field_validator("keep")
     @classmethod
@@ -53,57 +54,53 @@ PiiKind = Literal["email", "phone", "ip", "card", "iban", "national_id"]
 
 
 class PiiConfig(Config):
-    """Which personal identifiers are replaced by placeholders.
-
-    `addresses` is ``public`` for IP addresses that can be reached from the internet, or ``all`` for private,
-    loopback and documentation addresses too. `salt` enters the keyed hash from which placeholders are made: keep it
-    apart from the corpus, and nobody can test a guessed value against a placeholder.
-    """
+    """Which personal identifiers are replaced by placeholders."""
 
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
+    """Which kinds of identifiers are replaced; names and postal addresses never are."""
     addresses: Literal["public", "all"] = "public"
+    """IP addresses that are replaced: `public` ones, which the internet reaches, or `all`."""
     salt: str = ""
+    """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
 
 
 class SecretsConfig(Config):
-    """How keys and passwords are found.
-
-    `detectors` adds detect-secrets' plugins that judge by randomness (``entropy``) or by the name of a variable
-    (``keyword``); both flag many ordinary words and are slow. `salt` is as in `PiiConfig`.
-    """
+    """How keys and passwords are found: by their shapes, and by detect-secrets' other plugins where asked for."""
 
     detectors: tuple[Literal["entropy", "keyword"], ...] = ()
+    """Also look for what is random (`entropy`) or has a telling name (`keyword`); both flag many ordinary words and
+    are slow."""
     salt: str = ""
+    """A secret of your own, as for `data.clean.pii`."""
 
 
 class ToxicityConfig(Config):
-    """When a document is removed as toxic.
-
-    The lexical signal is the sum of the weights of listed words and phrases for every 1,000 words; a document goes
-    when it is over `threshold` and there are at least `min_hits`. With `classifier`, the path of a model trained
-    with `sheepop.data.clean.classifier.train_classifier`, that model decides instead: a document goes when its
-    probability is over `classifier_threshold`.
-    """
+    """When a document is removed as toxic: by the words and phrases of a list, or by a classifier."""
 
     threshold: float = Field(default=40.0, gt=0)
+    """A document goes when the weights of listed words, for every 1,000 words, add up to more."""
     min_hits: int = Field(default=4, ge=1)
+    """And when it holds at least so many of them."""
     classifier: str | None = None
+    """The file of a classifier trained on your own examples (`sheepop.data.clean.classifier.train_classifier`), which
+    decides instead of the list; `null` is none."""
     classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
+    """A document goes when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
-    """Which evaluation sets must not be in the corpus: a document that shares `ngram` words in a row with one goes.
-
-    `paths` are JSONL files; `fields` are the keys whose text counts, all text when there are none. A text of fewer
-    than `ngram` words counts as a whole when it has at least `min_words`. A document stays while fewer than
-    `min_matches` different n-grams match.
-    """
+    """Which evaluation sets must not be in the corpus: a document that shares words in a row with one goes."""
 
     paths: tuple[str, ...] = ()
+    """Evaluation sets, as JSONL files."""
     fields: tuple[str, ...] = ()
+    """The keys whose text counts; an empty list takes all text."""
     ngram: int = Field(default=13, ge=2, le=64)
+    """How many words in a row count as a match."""
     min_words: int = Field(default=8, ge=2)
+    """An evaluation text of fewer than `ngram` words is looked for as a whole when it has at least so many."""
     min_matches: int = Field(default=1, ge=1)
+    """How many different matches a document needs to be removed."""
 
 
 STAGES = (
@@ -120,23 +117,31 @@ STAGES = (
 
 
 class CleanConfig(Config):
-    """Which stages documents go through, in which order, and how strict each is.
-
-    The preset says how strict `quality` is where it is not told itself; with ``none`` no stage runs but those that
-    `stages` names. With `shuffle`, the documents of the corpus are put in a random order.
-    """
+    """Which stages documents go through, in which order, and how strict each is."""
 
     preset: Preset = "gentle"
+    """`gentle` removes garbage only, `web` also what the rules for web crawls remove, `none` runs no stage but
+    those that `stages` names."""
     stages: tuple[str, ...] = STAGES
+    """The stages, in the order in which they run; the default names all there are."""
     formatting: FormattingConfig = FormattingConfig()
+    """The stage that repairs how text is written down; code stays as it is."""
     language: LanguageConfig = LanguageConfig()
+    """The stage that tells languages and keeps some of them."""
     quality: QualityConfig = QualityConfig()
+    """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
+    """The stage that removes toxic prose and chat, by a list of words or a classifier."""
     pii: PiiConfig = PiiConfig()
+    """The stage that replaces personal identifiers by placeholders."""
     secrets: SecretsConfig = SecretsConfig()
+    """The stage that finds keys and passwords and replaces them by placeholders."""
     decontamination: DecontaminationConfig = DecontaminationConfig()
+    """The stage that removes documents which share words with evaluation sets."""
     near_duplicates: NearDuplicatesConfig = NearDuplicatesConfig()
+    """The stage that removes documents nearly equal to one that stays."""
     shuffle: bool = True
+    """Put the documents of the corpus in a random order; `false` keeps the order of the input."""
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +149,7 @@ class CleanConfig(Config):
         """Writes what follows from the preset into the config, where it can be seen and is kept."""
         if not isinstance(given, Mapping):
             return given
-        preset, quality = given.get("preset", "gentle"), given.get("quality", {})
+        preset, quality = given.get("preset"), given.get("quality", {})
         if preset == "none":
             return {"stages": (), **given}
         if preset == "web" and isinstance(quality, Mapping):

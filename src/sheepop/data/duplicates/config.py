@@ -23,19 +23,22 @@ def share_found(similarity: float, bands: int, rows: int) -> float:
 class NearDuplicatesConfig(Config):
     """When a document is a near duplicate, and how hard it is looked for.
 
-    Documents are compared by their sets of shingles, every `shingle_words` consecutive words; a document of fewer than
-    `min_words` words is compared with none. One is removed when its Jaccard similarity with a document that is kept
-    is at least `threshold`. Pairs to compare are found by MinHash: signatures of `bands` times `rows` minima, compared
-    where they agree in a whole band. `against` are finished corpora: their documents are never removed, and new ones
-    that are nearly (or, with the stage ``exact_duplicates``, exactly) equal to one of theirs are.
+    Documents are compared by their sets of shingles. Pairs to compare are found by MinHash: signatures of `bands` times
+    `rows` minima. Documents of the corpora `against` are never removed themselves.
     """
 
     threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    """The Jaccard similarity of shingles from which a document is a near duplicate."""
     shingle_words: int = Field(default=5, ge=1, le=64)
+    """Consecutive words that make a shingle."""
     min_words: int = Field(default=1, ge=1)
+    """Documents with fewer words are compared with none."""
     bands: int = Field(default=16, ge=1, le=1024)
+    """Bands of a signature; documents that agree in a whole band are compared."""
     rows: int = Field(default=7, ge=1, le=64)
+    """Minima in a band; bands and rows that would miss more than a tenth of the pairs at the threshold are refused."""
     against: tuple[str, ...] = ()
+    """Finished corpora whose documents must not come again."""
 
     @field_validator("against")
     @classmethod

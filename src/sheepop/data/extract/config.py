@@ -11,44 +11,47 @@ from sheepop.data.extract.placeholders import parse_template
 
 
 class ExtractConfig(Config):
-    """How files become documents.
+    """How files become documents, and the limits of the process that reads one file.
 
-    `max_seconds` and `max_memory_bytes` bound the process that reads one file: the time until its next page or
-    document, and the memory it may hold. `max_document_bytes` is the longest document: a longer text file is cut at a
-    line end. `max_expansion` bounds how many times larger than the file itself the content of a container may be
-    (64 MiB are always allowed), `max_members` and `max_member_bytes` how many members it may have and how large each
-    may be, and `max_depth` how deep containers may lie in each other.
-
-    `column` names the field of a table, database or JSON record that is its text; `template`, such as
-    ``{title}\\n{body}``, makes the text of several. With neither the record decides (see `RecordFormat`). `pair` names
-    the two fields that hold a source and its target, for an encoder-decoder; then only records that have both are read.
-
-    `ocr` says whether text in pictures is recognised, with `ocr_threads` threads; lines of which recognition is less
-    sure than `ocr_min_confidence` are left out, and pictures of more than `max_image_pixels` are refused. `pdf_tables`
-    writes tables with ruling lines in PDF as Markdown; `strip_running_lines` leaves out the heads, feet and page
-    numbers that its pages repeat.
-
-    `notebook_outputs` says whether what the cells of a notebook printed belongs to its text; pictures never do.
+    With neither `column` nor `template` the record decides what its text is (see `RecordFormat`).
     """
 
     max_seconds: float = Field(default=60.0, gt=0)
+    """The longest that the process that reads a file may take until its next page or document."""
     max_memory_bytes: int = Field(default=2**30 + 2**29, ge=2**28)
+    """The memory that this process may hold."""
     max_document_bytes: int = Field(default=2**24, ge=2**10, le=2**25)
+    """The longest document; longer text is cut, where it can be at a line end."""
     max_expansion: float = Field(default=200.0, ge=1)
+    """How many times larger than a file what comes out of it may be; 64 MiB are always allowed."""
     max_members: int = Field(default=100_000, ge=1)
+    """The most members of an archive, and the most documents of a web archive."""
     max_member_bytes: int = Field(default=2**30, ge=1)
+    """The largest member of an archive; larger ones are left out."""
     max_depth: int = Field(default=4, ge=0)
+    """How deep archives may lie in each other."""
     column: str | None = Field(default=None, min_length=1)
+    """The field of a table, database or JSON record that is its text; `null` leaves it to the record."""
     template: str | None = Field(default=None, min_length=1)
+    r"""Makes the text of several fields, such as `"{title}\n{body}"`; excludes `column`; `null` is none."""
     pair: tuple[str, str] | None = None
+    """The fields of a source and its target, such as `[source, target]`; an encoder-decoder takes these two when it
+    is `null`."""
     ocr: bool = True
+    """Recognise text in pictures, and on pages of PDF that have none."""
     ocr_threads: int = Field(default=1, ge=1)
+    """Threads of the recognition, in each process."""
     ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
+    """Lines that the recognition is less sure of are left out."""
     # At most what Pillow itself takes for no attack.
     max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
+    """Pictures with more pixels are refused."""
     pdf_tables: bool = True
+    """Write tables with ruling lines in PDF as Markdown."""
     strip_running_lines: bool = True
+    """Leave out the heads, feet and page numbers that the pages of a PDF repeat."""
     notebook_outputs: bool = False
+    """Keep what the cells of a notebook printed, beside the cells; pictures never are."""
 
     @field_validator("template", mode="before")
     @classmethod

@@ -54,9 +54,7 @@ class Repository:
     license_file: str
 
 
-def repository_entries(
-    spec: str, *, max_file_bytes: int = 2**30, ignore: Iterable[str] = ()
-) -> Iterator[Entry | Skipped]:
+def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Iterator[Entry | Skipped]:
     """The inputs of a build that ``git+PATH@REVISION`` stands for, named ``FOLDER@COMMIT/PATH``.
 
     Raises `DataError` when the path, the repository or the revision does not exist.
@@ -72,7 +70,7 @@ def repository_entries(
         yield Entry("git", str(found.path), f"{label}/{file.name}", file.size, revision=file.blob, facts=kept)
 
 
-def list_repository(spec: str, *, max_file_bytes: int = 2**30, ignore: Iterable[str] = ()) -> Repository:
+def list_repository(spec: str, *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Repository:
     """What the repository in `spec` tracks at its revision, HEAD when none is given.
 
     Left out are hidden names, folders of foreign code, generated files, what matches `ignore`, links, submodules,

@@ -1,0 +1,36 @@
+"""``sheepop config``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sheepop.cli.options import Json, print_json
+
+
+def config(
+    key: Annotated[str | None, typer.Argument(help="A setting or a section.", metavar="[KEY]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what can be set: every key with its default, what it takes and what it means.
+
+    A section, or everything, is written as a config file.
+
+    Examples:
+
+      sheepop config training.learning_rate
+
+      sheepop config data.clean
+
+      sheepop config
+
+      sheepop config training --json
+    """
+    from sheepop.jobs.settings import all_settings, render
+
+    settings = all_settings(key)
+    if as_json:
+        print_json([setting.to_dict() for setting in settings])
+    else:
+        typer.echo(render(settings))
