@@ -18,7 +18,7 @@ from sheepop.data import DataConfig, build_corpus
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.resume import RunRecord
+from sheepop.jobs.run_record import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.model import build_model
 from sheepop.tokenizer import TokenizerConfig

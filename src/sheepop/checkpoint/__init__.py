@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sheepop.checkpoint.counters import read_counters
     from sheepop.checkpoint.model_directory import (
         LoadedModel,
         load_model,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
     from sheepop.checkpoint.training_state import (
         optimizer_state,
-        read_counters,
         read_training_state,
         write_training_state,
     )

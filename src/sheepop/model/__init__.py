@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sheepop.model.architectures import blank_model
     from sheepop.model.cache import Cache, KeyValueCache
     from sheepop.model.config import ModelConfig
+    from sheepop.model.cost import num_parameters
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory
     from sheepop.model.initialization import build_model
     from sheepop.model.loss import (
@@ -40,5 +41,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sum",
     "linear_cross_entropy",
+    "num_parameters",
     "score_tokens",
 ]

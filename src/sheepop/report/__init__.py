@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sheepop.report.formatting import MISSING, data_size, duration, shown
     from sheepop.report.page import Page
     from sheepop.report.range_test import range_test_figure
-    from sheepop.report.series import number
+    from sheepop.report.series import number, smooth
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -43,6 +43,7 @@ __all__ = [
     "save_png",
     "save_svg",
     "shown",
+    "smooth",
     "speed_chart",
     "stage_times_chart",
     "training_curves",
