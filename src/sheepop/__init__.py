@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.language_model import LanguageModel, load, load_tokenizer
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __version__ = "0.1.0"
 __all__ = ["LanguageModel", "__version__", "load", "load_tokenizer"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("LanguageModel", "load", "load_tokenizer"):
-        from sheepop import language_model
-
-        return getattr(language_model, name)
-    raise AttributeError(f"module 'sheepop' has no attribute {name!r}")

@@ -19,7 +19,7 @@ import pytest
 import typer
 
 import sheepop
-from sheepop.checkpoint.run_directory import MOVING, REPLACED, RUN_ENTRIES
+from sheepop.checkpoint.run_directory import RUN_ENTRIES
 from sheepop.cli.main import app
 from sheepop.generate import GenerationConfig
 from sheepop.tokenizer import TokenizerConfig
@@ -99,8 +99,8 @@ def test_train_reports_its_scores_as_json(run: Run, text_folder: Path, tmp_path:
 def test_a_run_consists_of_known_entries(trained: Path) -> None:
     """Others would keep --overwrite from replacing it."""
     assert {entry.name for entry in trained.iterdir()} == RUN_ENTRIES - {
-        REPLACED,
-        MOVING,
+        ".replaced",
+        ".replaced-moving",
         ".corpus.building",
         "difficulty.safetensors",
         "wandb",

@@ -22,9 +22,10 @@ from sheepop.data.pair_batches import PairBatch
 from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
-from sheepop.jobs.data import build, show_step
+from sheepop.jobs.data import build
 from sheepop.jobs.generate import generate_text
 from sheepop.jobs.learning_rate import find_rate
+from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.train import TrainOutcome, train
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines

@@ -20,8 +20,8 @@ from sheepop.core.keys import may_change
 from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.resume import RunRecord, find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_config import write_run_config
+from sheepop.jobs.resume import find_resumable, refuse_changes, require_text
+from sheepop.jobs.run_record import RunRecord, write_run_config
 from sheepop.jobs.train import train
 from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines
@@ -405,4 +405,4 @@ def test_text_that_is_not_there_says_from_where_and_how_to_name_it(
 
 def test_a_run_without_its_record_says_how_to_begin_with_its_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"environment\.json is missing, .*--fork"):
-        RunRecord.read(tmp_path)
+        RunRecord.read(RunDirectory(tmp_path))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.cli.main import app
 from sheepop.core.config import dump_config, validate
 from sheepop.core.console import Console
 from sheepop.data import DataConfig, build_corpus
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.resume import RunRecord
+from sheepop.jobs.run_record import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.model import build_model
 from sheepop.tokenizer import TokenizerConfig
@@ -239,6 +242,20 @@ def test_stopped_run_shows_its_last_validation(run: RunDirectory, record: RunRec
         "Next-token accuracy": "25.0%",
     }
     assert any("stopped after step 30 of 100" in text for text in page.texts["p"])
+
+
+def test_a_stopped_run_names_the_command_that_goes_on_with_it(tmp_path: Path, config: SheepOpConfig) -> None:
+    run = RunDirectory.create(tmp_path / "my run's folder")
+    run.config_file.write_text(dump_config(config), encoding="utf-8")
+    write_lines(run.metrics_file, [train_row(30)])
+    write_run_report(run, None, RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {}))
+    (words,) = (text for text in read(run).texts["p"] if "stopped after step 30 of 100" in text)
+    program, *arguments = shlex.split(words.partition("Go on with it: ")[2])
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, typer.core.TyperGroup)
+    name, command, rest = commands.resolve_command(commands.make_context("sheepop", list(arguments)), arguments)
+    assert (program, name) == ("sheepop", "train") and command is not None
+    assert command.make_context(name, rest).params["resume"] == str(run.path)
 
 
 def test_damaged_lines_are_left_out_and_counted(run: RunDirectory, record: RunRecord) -> None:

@@ -13,8 +13,9 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Corpus, batch_hash
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.data import build, show_step
+from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.train import train
 from sheepop.jobs.training_data import DIFFICULTY, build_plan
 from sheepop.train.metrics import read_json_lines

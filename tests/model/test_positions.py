@@ -12,7 +12,8 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.model.attention import attend
 from sheepop.model.mask import attention_mask
 from sheepop.model.positions import RotaryPositions, rotary_tables, rotate
-from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
+from sheepop.model.rotary_scaling import RotaryScaling
 
 
 def complex_rotation(x: np.ndarray, positions: np.ndarray, base: float) -> np.ndarray:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sheepop.model.experts import Routing
 from sheepop.model.positions import alibi_slopes
-from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
+from sheepop.model.rotary_scaling import RotaryScaling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.report import number, series, smooth
+from sheepop.report.series import number, series, smooth
 
 VALUES = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=40)
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from sheepop.core.errors import CheckpointError, DataError, Interrupted
+from sheepop.core.interrupts import Interruption
 from sheepop.data import Batch, Corpus, PackedBatches, StepPlan
 from sheepop.train import Trainer, validate
-from sheepop.train.interrupt import Interruption
 from sheepop.train.optimizer_settings import OptimizerName
 
 from .runs import WARM_UPS, assert_same_run, settings_of, timeless, weights

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import (
@@ -20,42 +21,66 @@ from sheepop.core.files import (
     storage_errors,
     write_atomic,
 )
-from sheepop.core.locks import exclusive_lock
+from sheepop.core.locks import exclusive_lock, is_locked
 
-CONFIG = "config.yaml"
-REPLACED = ".replaced"
-MOVING = ".replaced-moving"
-LOCK = ".lock"
-# Everything that a run consists of; what else lies in its directory is somebody's own.
-RUN_ENTRIES = frozenset(
-    {
-        CONFIG,
-        "environment.json",
-        "metrics.jsonl",
-        "samples.jsonl",
-        "report.html",
-        "plots",
-        "tensorboard",
-        "difficulty.safetensors",
-        "wandb",
-        "profile",
-        "corpus",
-        ".corpus.building",
-        "checkpoints",
-        REPLACED,
-        MOVING,
-        LOCK,
-    }
-)
 _POINTERS = frozenset({"latest", "best"})
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
+class _Entry:
+    """A file or folder of a run, by its name in the directory: the path of it in each `RunDirectory`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, run: None, owner: type) -> _Entry: ...
+
+    @overload
+    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
+
+    def __get__(self, run: RunDirectory | None, owner: type) -> _Entry | Path:
+        return self if run is None else run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths and checkpoints of one run."""
+    """Everything that one run leaves on disk: what each file is called, its lock, and its checkpoints."""
 
     path: Path
+
+    config_file = _Entry("config.yaml")
+    """The resolved configuration."""
+    record_file = _Entry("environment.json")
+    """Where and with what the run was started."""
+    metrics_file = _Entry("metrics.jsonl")
+    """One JSON object a line: the one source of truth about the run's course."""
+    samples_file = _Entry("samples.jsonl")
+    """Text written by the model while it was trained, one JSON object a line."""
+    report = _Entry("report.html")
+    """How the run went, for a browser."""
+    plots = _Entry("plots")
+    """Pictures of the metrics."""
+    profile = _Entry("profile")
+    """What profiled steps took."""
+    tensorboard = _Entry("tensorboard")
+    """The metrics for TensorBoard."""
+    wandb = _Entry("wandb")
+    """The metrics for Weights & Biases."""
+    corpus = _Entry("corpus")
+    """The corpus, when the run built its own."""
+    corpus_in_work = _Entry(".corpus.building")
+    """That corpus, while it is built."""
+    difficulty = _Entry("difficulty.safetensors")
+    """How difficult each row of the corpus is, for runs that begin with the easy ones."""
+    checkpoints = _Entry("checkpoints")
+    """The directory of checkpoints and of the pointers to the latest and best."""
+    lock = _Entry(".lock")
+    """Held by the process that works on the run."""
+    replaced = _Entry(".replaced")
+    """Where a run waits that a new one is about to replace."""
+    moving = _Entry(".replaced-moving")
+    """Where that run is while its parts are moved there or back."""
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDirectory:
@@ -91,7 +116,7 @@ class RunDirectory:
             if not existed:
                 remove_tree(run.path)
             raise
-        remove_tree(run._replaced)
+        remove_tree(run.replaced)
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -106,7 +131,7 @@ class RunDirectory:
         refusal = CheckpointError(
             f"Another process is working on the run in {self.path}. Wait for it, or choose another output directory."
         )
-        with exclusive_lock(self.path / LOCK, refusal) as held:
+        with exclusive_lock(self.lock, refusal) as held:
             try:
                 yield held
             finally:
@@ -114,9 +139,13 @@ class RunDirectory:
                 if not existed and not self._entries():
                     remove_tree(self.path)
 
+    def is_running(self) -> bool:
+        """Whether a process works on this run now."""
+        return is_locked(self.lock)
+
     def _entries(self) -> list[Path]:
         """What is in the directory, if it is there, beside the lock."""
-        return [entry for entry in self.path.iterdir() if entry.name != LOCK] if self.path.is_dir() else []
+        return [entry for entry in self.path.iterdir() if entry != self.lock] if self.path.is_dir() else []
 
     def _require_empty_or_run(self) -> None:
         if self._entries() and not self.holds_run():
@@ -153,18 +182,18 @@ class RunDirectory:
     def _set_aside(self) -> None:
         """Moves what is here into a folder of its own, after putting back what a killed start had moved there."""
         self._move_back()
-        if self._replaced.is_dir() and not self.config_file.is_file():
+        if self.replaced.is_dir() and not self.config_file.is_file():
             self._put_back()
-        remove_tree(self._replaced)
+        remove_tree(self.replaced)
         entries = self._entries()
         if not entries:
             return
-        self._moving.mkdir()
+        self.moving.mkdir()
         try:
             # The configuration first, and last on the way back: no run without all of its parts looks like one.
-            for entry in sorted(entries, key=lambda entry: entry.name != CONFIG):
-                entry.rename(self._moving / entry.name)
-            self._moving.rename(self._replaced)
+            for entry in sorted(entries, key=lambda entry: entry != self.config_file):
+                entry.rename(self.moving / entry.name)
+            self.moving.rename(self.replaced)
         except BaseException:
             self._move_back()
             raise
@@ -172,25 +201,25 @@ class RunDirectory:
     def _put_back(self) -> None:
         """Removes what a failed start left, then brings back the run that it was to replace."""
         for entry in self._entries():
-            if entry != self._replaced:
+            if entry != self.replaced:
                 remove_tree(entry)
-        if self._replaced.is_dir():
-            self._replaced.rename(self._moving)
+        if self.replaced.is_dir():
+            self.replaced.rename(self.moving)
             self._move_back()
 
     def _move_back(self) -> None:
         """Brings back what is on its way; beside it lies only what came back, or had not left, before a kill."""
-        if self._moving.is_dir():
-            for entry in sorted(self._moving.iterdir(), key=lambda entry: entry.name == CONFIG):
+        if self.moving.is_dir():
+            for entry in sorted(self.moving.iterdir(), key=lambda entry: entry.name == self.config_file.name):
                 entry.rename(self.path / entry.name)
-            self._moving.rmdir()
+            self.moving.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
         """A directory that holds a run already; raises `CheckpointError` otherwise."""
         run = cls(Path(path))
         if not run.holds_run():
-            raise CheckpointError(f"{run.path} does not hold a run: {run.path / CONFIG} is missing.")
+            raise CheckpointError(f"{run.path} does not hold a run: {run.config_file} is missing.")
         return run
 
     def holds_run(self) -> bool:
@@ -199,47 +228,7 @@ class RunDirectory:
 
     def is_being_replaced(self) -> bool:
         """Whether a new run has begun to take the place of this one, and was killed before it had."""
-        return self._replaced.is_dir() or self._moving.is_dir()
-
-    @property
-    def _replaced(self) -> Path:
-        """Where a run waits that a new one is about to replace."""
-        return self.path / REPLACED
-
-    @property
-    def _moving(self) -> Path:
-        """Where that run is while its parts are moved there or back."""
-        return self.path / MOVING
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / CONFIG
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line: the one source of truth about the run's course."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples_file(self) -> Path:
-        """Text written by the model while it was trained, one JSON object a line."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def plots(self) -> Path:
-        """Pictures of the metrics."""
-        return self.path / "plots"
-
-    @property
-    def corpus(self) -> Path:
-        """The corpus, when the run built its own."""
-        return self.path / "corpus"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of checkpoints and of the pointers to the latest and best."""
-        return self.path / "checkpoints"
+        return self.replaced.is_dir() or self.moving.is_dir()
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of `step` is kept."""
@@ -301,7 +290,7 @@ class RunDirectory:
         For a run that has begun.
         """
         self._move_back()
-        remove_tree(self._replaced)
+        remove_tree(self.replaced)
         for directory in (self.path, self.plots, self.checkpoints):
             remove_partial(directory)
 
@@ -334,6 +323,10 @@ class RunDirectory:
 
     def _point(self, name: str, step: int) -> None:
         write_atomic(self.checkpoints / name, self.checkpoint(step).name + "\n")
+
+
+# What else lies in the directory of a run is somebody's own.
+RUN_ENTRIES = frozenset(entry.name for entry in vars(RunDirectory).values() if isinstance(entry, _Entry))
 
 
 def resolve_model_directory(path: str | Path) -> Path:

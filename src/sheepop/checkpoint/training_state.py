@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sheepop.checkpoint.counters import COUNTERS, FORMAT_VERSION, STATE, read_state_record
 from sheepop.checkpoint.model_directory import read_weights
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import read_json, write_json
+from sheepop.core.files import write_json
 
-FORMAT_VERSION = 2
 OPTIMIZER = "optimizer.safetensors"
 TRAINED = "weights.safetensors"
-COUNTERS = "state.json"
 _MOST_NAMES = 5
 
 # The slots that an optimizer has for a member of one of its groups: the shape of each, None for a number.
@@ -44,7 +43,7 @@ def write_training_state(
 
     `trained_weights` are given when the model in `directory` has others, such as their moving average.
     """
-    folder = directory / "state"
+    folder = directory / STATE
     folder.mkdir()
     save_file(optimizer.tensors, folder / OPTIMIZER)
     if trained_weights is not None:
@@ -68,8 +67,8 @@ def read_training_state(
     Raises `CheckpointError` when a slot that the optimizers have by `slots` is missing, when one does not belong to
     them, and when a parameter had no state although the optimizer steps it.
     """
-    folder = directory / "state"
-    record = _read_record(folder)
+    folder = directory / STATE
+    record = read_state_record(directory)
     found = {**read_weights(folder / OPTIMIZER), **record["optimizer_scalars"]}
     without = set(record.get("without_optimizer_state", ()))  # version 1 had no such list
     states: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -102,7 +101,7 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
 
     Raises `CheckpointError` when there are such weights and none are expected, or the other way round.
     """
-    file = directory / "state" / TRAINED
+    file = directory / STATE / TRAINED
     if expected:
         return read_weights(file)
     if file.exists():
@@ -110,25 +109,6 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
             f"{directory} holds averaged weights, and those that are trained in {file}, but this run averages none."
         )
     return None
-
-
-def read_counters(directory: Path) -> dict[str, Any]:
-    """The counters of the checkpoint in `directory` alone; raises `CheckpointError` when there are none."""
-    counters: dict[str, Any] = _read_record(directory / "state")["counters"]
-    return counters
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    record = read_json(folder / COUNTERS)
-    version = record.get("format_version") if isinstance(record, dict) else None
-    if not isinstance(version, int) or not {"counters", "optimizer_scalars"} <= record.keys():
-        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{folder} has training-state version {version}; this SheepOp reads up to "
-            f"{FORMAT_VERSION}. Install a newer SheepOp."
-        )
-    return record
 
 
 def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> None:

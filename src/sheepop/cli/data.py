@@ -108,7 +108,7 @@ def show(
     Example:  sheepop data show runs/quickstart --step 12
     """
     from sheepop.core.errors import UsageError
-    from sheepop.jobs.data import show_step, show_tokens
+    from sheepop.jobs.data import show_tokens
 
     if (tokens is None) == (step is None):
         raise UsageError("Say what to show: --tokens A:B, or --step N of a run.")
@@ -117,6 +117,8 @@ def show(
     if tokens is not None:
         records = [origin.as_record() for origin in show_tokens(directory, tokens, split or "train")]
     else:
+        from sheepop.jobs.step_origins import show_step
+
         rows = show_step(directory, step or 0, make_console(quiet=False))
         records = [{"row": row, **origin.as_record()} for row, origin in rows]
     if as_json:

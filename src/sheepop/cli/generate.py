@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -82,14 +83,13 @@ def generate(
     """
     from sheepop.core.config import validate
     from sheepop.generate import GenerationConfig
-    from sheepop.jobs.generate import generate_text, read_prompts
 
     if standard_input not in (None, "-"):
         raise UsageError(
             f"{standard_input!r} is not understood. Give a prompt with --prompt TEXT, --file FILE, or - to read one "
             "from standard input."
         )
-    prompts = read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
+    prompts = _read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
     if greedy and temperature:
         raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
     given = {
@@ -115,6 +115,8 @@ def generate(
     def show(index: int, text: str) -> None:
         print_text(text)
 
+    from sheepop.jobs.generate import generate_text  # loads torch, which nothing above needs
+
     completions = generate_text(
         model,
         prompts,
@@ -139,3 +141,30 @@ def generate(
             remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""
             make_console(quiet).info(f"The model's context is full{remedy}.")
             break
+
+
+def _read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: BinaryIO | None) -> list[str]:
+    """All prompts of a command: arguments, then files, then standard input when it is given.
+
+    One line end at the end of a file or of standard input is not part of the prompt; line ends in it stay as they are.
+    """
+    prompts = list(texts)
+    for file in files:
+        try:
+            prompts.append(_without_last_newline(file.read_bytes()))
+        except FileNotFoundError:
+            raise UsageError(f"The prompt file {file} does not exist.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"The prompt file {file} cannot be read as UTF-8 text: {error}.") from None
+    if standard_input is not None:
+        try:
+            prompts.append(_without_last_newline(standard_input.read()))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
+    if not prompts:
+        raise UsageError("There is no prompt. Give one with --prompt TEXT, --file FILE, or - for standard input.")
+    return prompts
+
+
+def _without_last_newline(content: bytes) -> str:
+    return content.decode("utf-8").removesuffix("\n").removesuffix("\r")

@@ -35,6 +35,9 @@ def quickstart(
 
       sheepop quickstart --data poems.txt --output runs/poems tokenizer.algorithm=char
     """
+    from sheepop.jobs.config import refuse_mistyped
+
+    refuse_mistyped(overrides or ())
     from sheepop.jobs.quickstart import quickstart as quickstart_job
     from sheepop.jobs.quickstart import render_outcome
 

@@ -69,7 +69,6 @@ def train(
     """
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable, why_no_run
-    from sheepop.jobs.train import train as train_job
 
     if resume is not None and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -105,6 +104,8 @@ def train(
         raise UsageError("--resume auto needs to know the run: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
+    from sheepop.jobs.train import train as train_job  # loads torch, which nothing above needs
+
     outcome = train_job(
         settings,
         resume=resume is not None,

@@ -62,7 +62,7 @@ def send_message(connection: socket.socket, kind: bytes, message: Any) -> None:
 
 
 def decode_message(data: bytes) -> Any:
-    """What `send_message` encoded."""
+    """The message whose bytes are `data`, as `send_message` wrote them."""
     return json.loads(data)
 
 

@@ -179,6 +179,16 @@ def value_text(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def refuse_unknown_keys(config_class: type[Config], tree: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` naming every key of `tree` that `config_class` does not have, whatever the values are."""
+    try:
+        config_class.model_validate(dict(tree))
+    except ValidationError as error:
+        unknown = [detail for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
+        if unknown:
+            raise ConfigError("\n".join(_explain(config_class, detail) for detail in unknown)) from None
+
+
 def dump_config(config: Config) -> str:
     """The config as YAML text that `validate` reads back to an equal tree."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -103,14 +103,13 @@ class Console:
 
 
 class _NoProgress:
-    def advance(self, amount: float = 1) -> None:
-        """Nothing is shown."""
+    """The progress that a quiet console does not show."""
 
-    def describe(self, detail: str) -> None:
-        """Nothing is shown."""
+    def advance(self, amount: float = 1) -> None: ...
 
-    def show(self, facts: Sequence[Fact]) -> None:
-        """Nothing is shown."""
+    def describe(self, detail: str) -> None: ...
+
+    def show(self, facts: Sequence[Fact]) -> None: ...
 
 
 class _PlainProgress:

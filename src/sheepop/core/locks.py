@@ -49,6 +49,18 @@ def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file `path` now; false where it is missing or cannot be asked."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _lock(descriptor: int) -> None:
     for pause in _PAUSES:
         try:

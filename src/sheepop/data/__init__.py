@@ -1,20 +1,29 @@
 """Files to documents, documents to tokens, tokens to batches."""
 
-from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, batch_hash
-from sheepop.data.build import build_corpus
-from sheepop.data.chunks import PaddedBatches
-from sheepop.data.config import DataConfig
-from sheepop.data.corpus import Corpus
-from sheepop.data.documents import Document
-from sheepop.data.manifest import is_corpus
-from sheepop.data.order import SampleOrder
-from sheepop.data.packing import PackedBatches
-from sheepop.data.pair_batches import PairBatches
-from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
-from sheepop.data.pipeline.source import Query
-from sheepop.data.shards import TokenSplit
-from sheepop.data.stages import Stages
-from sheepop.data.step_plan import RowSource, StepPlan
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, batch_hash
+    from sheepop.data.build import build_corpus
+    from sheepop.data.chunks import PaddedBatches
+    from sheepop.data.config import DataConfig
+    from sheepop.data.corpus import Corpus
+    from sheepop.data.documents import Document
+    from sheepop.data.manifest import is_corpus
+    from sheepop.data.order import SampleOrder
+    from sheepop.data.packing import PackedBatches
+    from sheepop.data.pair_batches import PairBatches
+    from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
+    from sheepop.data.pipeline.source import Query
+    from sheepop.data.shards import TokenSplit
+    from sheepop.data.stages import Stages
+    from sheepop.data.step_plan import RowSource, StepPlan
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "IGNORED_LABEL",

@@ -1,7 +1,16 @@
 """Text from a trained model: the sampler, stop strings, and the generator that runs several prompts at once."""
 
-from sheepop.generate.config import GenerationConfig
-from sheepop.generate.generator import Generator
-from sheepop.generate.request import Completion, FinishReason
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.generate.config import GenerationConfig
+    from sheepop.generate.generator import Generator
+    from sheepop.generate.request import Completion, FinishReason
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = ["Completion", "FinishReason", "GenerationConfig", "Generator"]

@@ -8,7 +8,15 @@ from typing import Any
 
 from pydantic import Field
 
-from sheepop.core.config import Config, PathText, apply_overrides, merge, read_config_file, validate
+from sheepop.core.config import (
+    Config,
+    PathText,
+    apply_overrides,
+    merge,
+    read_config_file,
+    refuse_unknown_keys,
+    validate,
+)
 from sheepop.core.device import DeviceName
 from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
@@ -60,3 +68,8 @@ def load_config(
         tree = merge(tree, translate_original(found) if is_original(found) else found)
     tree = merge(tree, options or {})
     return validate(SheepOpConfig, apply_overrides(tree, overrides))
+
+
+def refuse_mistyped(overrides: Iterable[str]) -> None:
+    """Raises `ConfigError` for ``key=value`` settings whose keys do not exist, before anything is measured for them."""
+    refuse_unknown_keys(SheepOpConfig, apply_overrides({}, overrides))

@@ -5,23 +5,25 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from sheepop.checkpoint import RunDirectory, read_counters
-from sheepop.core.config import read_config_file, validate
+from sheepop import data as corpora  # what builds, and loads datatrove, is reached through it when it is called
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
-from sheepop.data import Corpus, Engine, LocalEngine, Query, RayEngine, build_corpus, is_corpus
+from sheepop.data import Corpus, is_corpus
 from sheepop.data.extract.statement import is_ordered
 from sheepop.data.pair_settings import pair_settings
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.training_data import build_plan
-from sheepop.train import TrainingState
+from sheepop.jobs.run_record import view_run_config
+
+if TYPE_CHECKING:
+    from sheepop.data import Engine, Query
 
 EngineName = Literal["local", "ray"]
 
@@ -58,7 +60,7 @@ def build(
     if reads_pairs(config) or data.extract.pair is not None:
         data = pair_settings(data, data)
     with interrupts_advise("What is finished is kept: run the same command again and it goes on from there."):
-        corpus = build_corpus(
+        corpus = corpora.build_corpus(
             data,
             config.tokenizer,
             output,
@@ -106,35 +108,6 @@ def show_tokens(directory: Path, tokens: str, split: Literal["train", "validatio
     return trace_tokens(_open(directory), split, first, last)
 
 
-def show_step(directory: Path, step: int, console: Console | None = None) -> Iterator[tuple[int, Origin]]:
-    """Each sequence of a training step, by its row in the batch, with the origins of its tokens.
-
-    Of a step behind the latest checkpoint it tells that it may turn out otherwise. Raises `UsageError` for one that
-    the run does not have.
-    """
-    run = RunDirectory.open(directory)
-    config = validate(SheepOpConfig, read_config_file(run.config_file))
-    if step < 1:
-        raise UsageError(f"--step counts from 1, got {step}.")
-    total = config.training.resolved().total_steps
-    if step > total:
-        raise UsageError(f"The run in {run.path} has {total:,} steps, and --step is {step:,}.")
-    corpus = _corpus_of_run(run, config)
-    plan = build_plan(config, corpus, run, Console.silent(), store=False)
-    latest = run.pointer("latest")
-    state = TrainingState() if latest is None else TrainingState.from_record(read_counters(run.checkpoint(latest)))
-    if step > state.step and console is not None:
-        console.info(
-            f"The latest checkpoint is that of step {state.step:,}: step {step:,} reads this unless batches are left "
-            "out before it."
-        )
-    # Batches that the run left out after trouble are passed over here too.
-    for row, ranges in enumerate(plan.token_ranges(state.after(step=step - 1).batch_number)):
-        for start, stop in ranges:
-            for origin in trace_tokens(corpus, "train", start, stop):
-                yield row, origin
-
-
 def _query(addresses: Sequence[str], query: str | None) -> Query | None:
     if query is None and addresses:
         raise UsageError(f"{_without_password(addresses[0])} is a database: say with --query what to read from it.")
@@ -142,7 +115,7 @@ def _query(addresses: Sequence[str], query: str | None) -> Query | None:
         return None
     if len(addresses) != 1:
         raise UsageError("--query needs exactly one database address among the inputs, such as sqlite:///my.db.")
-    return Query(addresses[0], query)
+    return corpora.Query(addresses[0], query)
 
 
 def _without_password(address: str) -> str:
@@ -152,22 +125,22 @@ def _without_password(address: str) -> str:
 
 
 def _engine(name: EngineName, workers: int) -> Engine:
-    return RayEngine(workers) if name == "ray" else LocalEngine(workers)
+    return corpora.RayEngine(workers) if name == "ray" else corpora.LocalEngine(workers)
 
 
 def _open(directory: Path) -> Corpus:
     if is_corpus(directory):
         return Corpus.open(directory, verify=False)
-    if (directory / "config.yaml").is_file():
-        run = RunDirectory.open(directory)
-        return _corpus_of_run(run, validate(SheepOpConfig, read_config_file(run.config_file)))
+    run = RunDirectory(directory)
+    if run.config_file.is_file():
+        return corpus_of_run(run, view_run_config(run))
     raise DataError(
         f"{directory} is neither a corpus nor a run. Make a corpus with: sheepop data build INPUT --output "
         f"{shlex.quote(str(directory))}"
     )
 
 
-def _corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
+def corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
     """The corpus that the run built for itself, or the finished one it was given."""
     for path in (run.corpus, *map(Path, config.data.paths)):
         if is_corpus(path):

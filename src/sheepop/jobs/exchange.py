@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from sheepop.checkpoint.exchange import (
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf import read_gguf, write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
+from sheepop.checkpoint.model_directory import FORMAT
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
-from sheepop.core.files import atomic_directory
-from sheepop.jobs.exchange_places import is_export, is_gguf, is_model, require_apart, require_free
+from sheepop.core.files import CHECKSUMS, atomic_directory, read_json
 from sheepop.jobs.exchange_report import ExchangeReport, template_problems
 from sheepop.tokenizer import load_tokenizer
 
@@ -32,6 +33,8 @@ DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf")
 _QUANTISED = ("q8_0",)
+_CONFIG = "config.json"
+_GGUF_MAGIC = b"GGUF"
 _GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -54,8 +57,8 @@ def import_model(
     """
     output, console = Path(output), console or Console.silent()
     wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
-    require_apart(Path(source), output)
-    require_free(output, overwrite, "a model", is_model)
+    _require_apart(Path(source), output)
+    _require_free(output, overwrite, "a model", _is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
     report = ExchangeReport(console, output, template_problems(model.tokenizer))
     model = replace(model, tensors=watched(converted(model.tensors, wanted), report.not_finite))
@@ -101,13 +104,13 @@ def export_model(
         raise UsageError("Only a GGUF file can be without a tokenizer; a directory is always complete.")
     report = ExchangeReport(console or Console.silent(), Path(output))
     dtype_named(dtype)
-    require_apart(Path(model), report.output)
+    _require_apart(Path(model), report.output)
     if format == "gguf":
-        require_free(report.output, overwrite, "a GGUF file", is_gguf)
+        _require_free(report.output, overwrite, "a GGUF file", _is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
     limit = _shard_limit(max_shard_size)
-    require_free(report.output, overwrite, "an export", is_export)
+    _require_free(report.output, overwrite, "an export", _is_export)
     found = open_model(model)
     found = replace(found, tensors=converted(found.tensors, dtype_named(dtype)))
     return _export_hugging_face(found, limit, overwrite, report)
@@ -154,12 +157,12 @@ def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
     """The model in `source`, its weights unread; `tokenizer` is used in place of its own."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist. Give a directory of Hugging Face's format, or a GGUF file.")
-    if source.is_dir() and is_model(source):
+    if source.is_dir() and _is_model(source):
         raise CheckpointError(f"{source} is a SheepOp model already; it can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)
     if source.is_dir():
         return read_hugging_face(source, own)
-    if not is_gguf(source):
+    if not _is_gguf(source):
         raise CheckpointError(
             f"{source} is a file, but no GGUF file. Give the directory that holds config.json and the weights."
         )
@@ -177,3 +180,49 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise UsageError(f"{text!r} is not a size. Give a number with KB, MB, GB or TB, for example 5GB.")
     return size
+
+
+def _require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Path], bool]) -> None:
+    """Raises `UsageError` for an output in use: always when it holds something else than `what`, which `may_go` tells,
+    and without `overwrite` for anything."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not may_go(output):
+        raise UsageError(f"{output} is there already and is not {what}. Choose another place.")
+    if not overwrite:
+        raise UsageError(f"{output} holds {what} already. Choose another place, or give --overwrite.")
+
+
+def _require_apart(source: Path, output: Path) -> None:
+    """Raises `UsageError` for an output that is the source, lies in it or holds it: neither may change the other."""
+    here, there = source.resolve(), output.resolve()
+    if source.is_dir() and (here == there or here in there.parents):
+        raise UsageError(f"{output} lies in {source}, which is left as it is. Choose a place outside of it.")
+    if there in here.parents:
+        raise UsageError(f"{output} holds {source}, which is left as it is. Choose another place.")
+
+
+def _is_model(directory: Path) -> bool:
+    """Whether a directory is a model of ours."""
+    config = directory / _CONFIG
+    try:
+        found = read_json(config) if config.is_file() else None
+    except CheckpointError:
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+def _is_export(directory: Path) -> bool:
+    """Whether a directory is one that an export wrote: a model of another program with our checksums."""
+    return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not _is_model(directory)
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None

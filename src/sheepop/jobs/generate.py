@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 
 
@@ -43,30 +41,3 @@ def generate_text(
     for index in list(ahead):
         hear(index, "")
     return completions
-
-
-def read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: BinaryIO | None) -> list[str]:
-    """All prompts of a command: arguments, then files, then standard input when it is given.
-
-    One line end at the end of a file or of standard input is not part of the prompt; line ends in it stay as they are.
-    """
-    prompts = list(texts)
-    for file in files:
-        try:
-            prompts.append(_without_last_newline(file.read_bytes()))
-        except FileNotFoundError:
-            raise UsageError(f"The prompt file {file} does not exist.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The prompt file {file} cannot be read as UTF-8 text: {error}.") from None
-    if standard_input is not None:
-        try:
-            prompts.append(_without_last_newline(standard_input.read()))
-        except UnicodeDecodeError as error:
-            raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
-    if not prompts:
-        raise UsageError("There is no prompt. Give one with --prompt TEXT, --file FILE, or - for standard input.")
-    return prompts
-
-
-def _without_last_newline(content: bytes) -> str:
-    return content.decode("utf-8").removesuffix("\n").removesuffix("\r")

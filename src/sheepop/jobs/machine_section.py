@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sheepop.jobs.record_values import entry, text
-from sheepop.jobs.resume import RunRecord
+from sheepop.jobs.run_record import RunRecord
 from sheepop.report import Page, data_size, number, shown
 
 

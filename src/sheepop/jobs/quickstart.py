@@ -30,7 +30,8 @@ from sheepop.jobs.quickstart_recipe import (
     probe_config,
     recipe,
 )
-from sheepop.jobs.resume import RunRecord, find_resumable
+from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run_record import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, run_training
@@ -195,7 +196,7 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
         of_library = LIBRARY_PROMPTS[0] in config.training.sample_prompts
         prompts = list(LIBRARY_PROMPTS) if of_library else own_prompts(corpus)
         completions = generate_text(run.path, prompts, settings, device=config.device)
-    record = RunRecord.read(run.path)
+    record = RunRecord.read(run)
     result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
     write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions, seconds=times.seconds)
     return result

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import read_config_file, validate
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import is_corpus
 from sheepop.data.manifest import read_manifest
@@ -22,7 +21,7 @@ from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.machine_section import add_machine
 from sheepop.jobs.record_values import entry, text, whole
-from sheepop.jobs.resume import RunRecord
+from sheepop.jobs.run_record import RunRecord, resume_command, view_run_config
 from sheepop.jobs.run_summary import ended_early
 from sheepop.model import ModelConfig
 from sheepop.model.accounting.parameters import num_parameters
@@ -46,7 +45,6 @@ from sheepop.report import (
 from sheepop.train import Scores
 from sheepop.train.metrics import read_json_lines
 
-REPORT = "report.html"
 CURVES = "curves.png"
 _MOST_SAMPLES = 12
 _SCORE_LABELS = {
@@ -94,7 +92,7 @@ def write_run_report(
     page.add_section("Settings")
     page.add_text("The configuration with everything that was derived or measured filled in.")
     page.add_source(config_text, run.config_file.name)
-    page.write(run.path / REPORT)
+    page.write(run.report)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
     except OSError as error:
         return None, f"{run.config_file.name} cannot be read: {error.strerror}."
     try:
-        return validate(SheepOpConfig, read_config_file(run.config_file)), text
+        return view_run_config(run), text
     except ConfigError:
         return None, text
 
@@ -159,7 +157,7 @@ def _add_overview(
             "a row brought no improvement."
         )
     elif total is not None and steps < total:
-        page.add_text(f"The run stopped after step {steps:,} of {total:,}. Go on with it: sheepop train --resume.")
+        page.add_text(f"The run stopped after step {steps:,} of {total:,}. Go on with it: {resume_command(run.path)}")
     bits = scores.bits_per_byte if scores else number(validation.get("bits_per_byte"))
     page.add_facts(
         {

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sheepop import model
 from sheepop.checkpoint import RunDirectory, read_counters
-from sheepop.core.config import leaves, read_config_file, validate
+from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.record_values import whole
-from sheepop.jobs.resume import RECORD
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.jobs.run_record import RunRecord, view_run_config
 from sheepop.report import number
 from sheepop.train.metrics import read_json_lines
 
 State = Literal["running", "finished", "stopped"]
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,16 @@ def _called_by_path(run: FoundRun) -> FoundRun:
 def read_run(path: Path) -> FoundRun:
     """The run at `path`; raises `CheckpointError` or `ConfigError` when it is none or cannot be read."""
     run = RunDirectory(path)
-    if not run.config_file.is_file() and not (path / RECORD).is_file():
+    if not run.config_file.is_file() and not run.record_file.is_file():
         raise CheckpointError("not a run")
-    config = validate(SheepOpConfig, read_config_file(run.config_file))
+    config = view_run_config(run)
     metrics, _ = read_json_lines(run.metrics_file)
     train = [row for row in metrics if row.get("split") == "train"]
     last = train[-1] if train else {}
     steps = max([*run.steps(), whole(last.get("step")) or 0])
     early = ended_early(run, config)
     state: State = "stopped"
-    if is_running(run):
+    if run.is_running():
         state = "running"
     elif early or (config.training.max_steps is not None and steps >= config.training.max_steps):
         state = "finished"
@@ -94,7 +92,7 @@ def read_run(path: Path) -> FoundRun:
         path=str(path),
         state=state,
         ended_early=early,
-        parameters=None if config.model.vocab_size is None else num_parameters(config.model),
+        parameters=_num_parameters(run, config),
         steps=steps,
         total_steps=config.training.max_steps,
         tokens=whole(last.get("tokens")),
@@ -118,16 +116,15 @@ def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
     return int(counters.get("stale_validations", 0)) >= patience
 
 
-def is_running(run: RunDirectory) -> bool:
-    """Whether a process holds the run's lock now."""
+def _num_parameters(run: RunDirectory, config: SheepOpConfig) -> int | None:
+    """What the run wrote down when it started; counted, which loads torch, where it is older than that."""
     try:
-        with (run.path / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+        recorded = RunRecord.read(run).num_parameters
+    except CheckpointError:
+        recorded = None
+    if recorded is not None or config.model.vocab_size is None:
+        return recorded
+    return model.num_parameters(config.model)
 
 
 def _candidates(paths: Sequence[Path]) -> Iterator[Path]:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sheepop import data as corpora  # its build, which loads datatrove, is reached through it when it is called
 from sheepop.checkpoint import resolve_model_directory
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
 from sheepop.core.files import storage_errors
-from sheepop.data import DataConfig, build_corpus, is_corpus
+from sheepop.data import DataConfig, is_corpus
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, chat_templates, holds_tokenizer, load_tokenizer
 
 
@@ -55,7 +56,7 @@ def train_from_files(
         output.parent.mkdir(parents=True, exist_ok=True)
         # The corpus is made for its documents, and removed when the tokenizer is trained.
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tokenizer-") as scratch:
-            corpus = build_corpus(data, config, Path(scratch) / "corpus", seed=0, console=console)
+            corpus = corpora.build_corpus(data, config, Path(scratch) / "corpus", seed=0, console=console)
             tokenizer = corpus.tokenizer()
             num_bytes, num_tokens = corpus.train.num_bytes, corpus.train.num_tokens
     tokenizer.save(output)

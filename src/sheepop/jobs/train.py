@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,8 @@ from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
-from sheepop.jobs.resume import RunRecord, corpus_settings, find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_config import write_run_config
+from sheepop.jobs.resume import corpus_settings, find_resumable, refuse_changes, require_text
+from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import (
@@ -36,7 +35,7 @@ from sheepop.jobs.training_data import (
 )
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
 from sheepop.jobs.training_samples import check_samples
-from sheepop.model import blank_model
+from sheepop.model import blank_model, num_parameters
 from sheepop.model.mask import require_backend
 from sheepop.train import (
     Scores,
@@ -76,7 +75,7 @@ def train(
     times = StageTimes()
     path = config.output_dir or str(default_run_path())
     config = config.model_copy(update={"output_dir": path})
-    with interrupts_advise(f"Go on with: sheepop train --resume {shlex.quote(path)}"):
+    with interrupts_advise(f"Go on with: {resume_command(path)}"):
         outcome = run_training(
             config,
             resume=resume,
@@ -86,13 +85,13 @@ def train(
             times=times,
             profile_steps=profile_steps,
         )
-        record = RunRecord.read(outcome.run)
+        run = RunDirectory.open(outcome.run)
         try:
-            write_run_report(RunDirectory.open(outcome.run), outcome.scores, record, seconds=times.seconds)
+            write_run_report(run, outcome.scores, RunRecord.read(run), seconds=times.seconds)
         except StorageError as error:
             raise StorageError(
                 f"{error} Training itself is finished and everything of it is saved; to write the report: "
-                f"sheepop train --resume {shlex.quote(path)}"
+                f"{resume_command(path)}"
             ) from None
     return outcome
 
@@ -276,6 +275,7 @@ def _start(
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
         fork=fork,
         device=device,
+        num_parameters=num_parameters(config.model),
     )
     config = config.replace(training=training.model_dump())
     record.write(run)

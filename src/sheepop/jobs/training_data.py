@@ -36,8 +36,6 @@ from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
-DIFFICULTY = "difficulty.safetensors"
-
 
 def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> Corpus:
     """The corpus of `data.paths`: opened when it is a corpus directory, else built once into the run."""
@@ -216,7 +214,7 @@ def _difficulty(
     store: bool,
 ) -> list[NDArray[np.float64]]:
     """The difficulty of every row of every source: what the run has stored for these rows, or else computed."""
-    name, path = config.training.difficulty, run.path / DIFFICULTY
+    name, path = config.training.difficulty, run.difficulty
     identity = {
         "corpus": corpus.fingerprint,
         "difficulty": name,

@@ -15,7 +15,7 @@ from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
-from sheepop.jobs.resume import RunRecord
+from sheepop.jobs.run_record import RunRecord, resume_command
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.training_data import (
     build_batches,
@@ -42,7 +42,6 @@ from sheepop.train.metrics import JsonLines
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
 from sheepop.train.precision import apply_precision, candidates
-from sheepop.train.profiler import DIRECTORY as PROFILE
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sinks import RunDescription, open_sinks
 
@@ -86,7 +85,7 @@ def run_loop(
         around_step: AroundStep = unobserved
         if profile_steps is not None:
             around_step = StepProfiler(
-                run.path / PROFILE,
+                run.profile,
                 profile_steps,
                 steps_to_go=settings.total_steps - state.step,
                 device=device,
@@ -149,8 +148,7 @@ def _saying_what_is_saved(run: RunDirectory) -> Iterator[None]:
         if step is None:
             raise StorageError(f"{error} No checkpoint of this run was written before.") from error
         raise StorageError(
-            f"{error} Everything up to step {step:,} is saved; go on from there with: "
-            f"sheepop train --resume {shlex.quote(str(run.path))}"
+            f"{error} Everything up to step {step:,} is saved; go on from there with: {resume_command(run.path)}"
         ) from error
 
 

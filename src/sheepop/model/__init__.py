@@ -1,19 +1,29 @@
 """The network on one device: configuration, layers, loss, cost, cache protocol."""
 
-from sheepop.model.cache import Cache, KeyValueCache
-from sheepop.model.config import ModelConfig
-from sheepop.model.encoder_decoder import EncoderDecoder, Memory
-from sheepop.model.initialization import blank_model, build_model
-from sheepop.model.loss import (
-    IGNORE_INDEX,
-    LossSums,
-    LossTerms,
-    cross_entropy,
-    cross_entropy_sum,
-    linear_cross_entropy,
-    score_tokens,
-)
-from sheepop.model.transformer import Outputs, Transformer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.model.accounting.parameters import num_parameters
+    from sheepop.model.cache import Cache, KeyValueCache
+    from sheepop.model.config import ModelConfig
+    from sheepop.model.encoder_decoder import EncoderDecoder, Memory
+    from sheepop.model.initialization import blank_model, build_model
+    from sheepop.model.loss import (
+        IGNORE_INDEX,
+        LossSums,
+        LossTerms,
+        cross_entropy,
+        cross_entropy_sum,
+        linear_cross_entropy,
+        score_tokens,
+    )
+    from sheepop.model.transformer import Outputs, Transformer
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "IGNORE_INDEX",
@@ -31,5 +41,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sum",
     "linear_cross_entropy",
+    "num_parameters",
     "score_tokens",
 ]

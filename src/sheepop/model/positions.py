@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
-from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
+from sheepop.model.rotary_scaling import RotaryScaling
 
 
 def sinusoidal_table(num_positions: int, d_model: int, base: float = 10000.0) -> Tensor:

@@ -1,26 +1,34 @@
 """Pictures and offline pages about runs: figures (matplotlib), charts (plotly), pages (HTML)."""
 
-from sheepop.report.charts import (
-    bits_per_byte_chart,
-    expert_load_chart,
-    gradient_norm_chart,
-    learning_rate_chart,
-    loss_chart,
-    speed_chart,
-    stage_times_chart,
-)
-from sheepop.report.comparison import Curves, comparison_figure, loss_comparison_chart
-from sheepop.report.figures import save_png, save_svg, training_curves
-from sheepop.report.formatting import MISSING, data_size, duration, shown
-from sheepop.report.page import Page
-from sheepop.report.range_test import range_test_figure
-from sheepop.report.series import Series, number, series, smooth
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.report.charts import (
+        bits_per_byte_chart,
+        expert_load_chart,
+        gradient_norm_chart,
+        learning_rate_chart,
+        loss_chart,
+        speed_chart,
+        stage_times_chart,
+    )
+    from sheepop.report.comparison import Curves, comparison_figure, loss_comparison_chart
+    from sheepop.report.figures import save_png, save_svg, training_curves
+    from sheepop.report.formatting import MISSING, data_size, duration, shown
+    from sheepop.report.page import Page
+    from sheepop.report.range_test import range_test_figure
+    from sheepop.report.series import number, smooth
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "MISSING",
     "Curves",
     "Page",
-    "Series",
     "bits_per_byte_chart",
     "comparison_figure",
     "data_size",
@@ -34,7 +42,6 @@ __all__ = [
     "range_test_figure",
     "save_png",
     "save_svg",
-    "series",
     "shown",
     "smooth",
     "speed_chart",

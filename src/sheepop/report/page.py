@@ -51,7 +51,7 @@ class Page:
         self._parts.append(f"<h3>{escaped(text)}</h3>")
 
     def add_text(self, text: str) -> None:
-        """A paragraph."""
+        """A paragraph of plain text: what looks like markup in it is shown, not obeyed."""
         self._parts.append(f"<p>{escaped(text)}</p>")
 
     def add_facts(self, facts: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Page:
         write_atomic(path, self.to_html())
 
     def to_html(self) -> str:
-        """The whole document."""
+        """The whole document, in one file that asks for no other."""
         links = "".join(f'<a href="#{escaped(a)}">{escaped(h)}</a>' for a, h in self._sections.items())
         nav = f'<nav aria-label="Sections">{links}</nav>' if links else ""
         footer = f"<footer>{escaped(self.footer)}</footer>" if self.footer else ""

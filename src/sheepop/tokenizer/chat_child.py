@@ -44,7 +44,7 @@ class _Dict:
         return dict(*arguments, **entries)
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """As of dict."""
+        """A new dictionary with the given keys, as ``dict.fromkeys`` makes it."""
         return dict.fromkeys(*arguments)
 
 

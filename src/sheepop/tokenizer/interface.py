@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,13 +180,3 @@ def outside_vocabulary(token_id: int, vocab_size: int) -> TokenizerError:
         f"Token id {token_id} is outside this tokenizer's vocabulary of {vocab_size} (ids 0 to {vocab_size - 1}). "
         "The ids come from another tokenizer."
     )
-
-
-def first_surrogate(texts: Sequence[str]) -> tuple[int, int] | None:
-    """Index of the first text that holds a lone surrogate, and its position there; None when all are Unicode text."""
-    for index, text in enumerate(texts):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return index, error.start
-    return None

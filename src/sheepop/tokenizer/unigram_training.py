@@ -29,10 +29,11 @@ _LEAST_EXPECTED = 0.5
 
 
 def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int) -> list[tuple[str, float]]:
-    """At most `size` pieces with the logarithms of their probabilities, the likeliest first.
+    """Pieces with the logarithms of their weights, the heaviest first: all of `alphabet`, and others up to `size`.
 
-    `words` have at most `LONGEST_WORD` characters, all of them in `alphabet`, whose characters are pieces whatever
-    their number. The result does not depend on the order of `words`.
+    With an alphabet of more than `size` characters there are more pieces than that. The weights are the probabilities
+    of the pieces but for the sparse prior (see `_maximised`), under which they sum to less than one. `words` have at
+    most `LONGEST_WORD` characters, all of them in `alphabet`. The result does not depend on their order.
     """
     ordered = sorted(words)
     counts = np.array([words[word] for word in ordered], dtype=np.float64)
@@ -75,7 +76,10 @@ def _initial_logs(lattice: WordLattice, counts: Floats, num_pieces: int) -> Floa
 
 
 def _maximised(expected: Floats, num_characters: int) -> Floats:
-    """The logarithms of the probabilities under a sparse prior: what is hardly ever expected is dropped."""
+    """exp(E[log p]) of every piece under a sparse Dirichlet prior, as a logarithm: digamma(c) - digamma(sum of c).
+
+    A piece that is hardly ever expected is dropped (-inf); characters, the first ones, are kept at the least count.
+    """
     expected = expected.copy()
     expected[:num_characters] = np.maximum(expected[:num_characters], _LEAST_EXPECTED)
     alive = expected >= _LEAST_EXPECTED

@@ -1,13 +1,22 @@
 """Training: one loop for every objective, its schedule, optimizers, validation and metrics."""
 
-from sheepop.core.errors import TrainingError
-from sheepop.train.config import TrainingConfig
-from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
-from sheepop.train.loop import Trainer
-from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
-from sheepop.train.schedule import Schedule
-from sheepop.train.state import Checkpointer, TrainingState
-from sheepop.train.validation import Scores, validate
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.core.errors import TrainingError
+    from sheepop.train.config import TrainingConfig
+    from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
+    from sheepop.train.loop import Trainer
+    from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
+    from sheepop.train.schedule import Schedule
+    from sheepop.train.state import Checkpointer, TrainingState
+    from sheepop.train.validation import Scores, validate
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "Checkpointer",

@@ -17,13 +17,13 @@ import torch
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, Interrupted, TrainingError
+from sheepop.core.interrupts import Interruption, StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
 from sheepop.data import StepPlan
 from sheepop.model import Transformer
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.early_stopping import EarlyStopping
 from sheepop.train.evaluation_weights import EvaluationWeights
-from sheepop.train.interrupt import Interruption, StopRequestedError, catch_interrupts
 from sheepop.train.live_view import LiveView, measured_peak
 from sheepop.train.loss_scale import initial_loss_scale
 from sheepop.train.metrics import VERIFICATION, JsonLines

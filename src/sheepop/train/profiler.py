@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sheepop.core.console import Console
 from sheepop.core.files import storage_errors, write_atomic
 
-DIRECTORY = "profile"
 TRACE = "trace.json"
 TABLE = "operations.txt"
 WARMUP_STEPS = 3  # compilation, first allocations

@@ -10,7 +10,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sheepop.checkpoint.gguf.llama3_scaling import find_llama3_scaling
-from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
+from sheepop.model.rotary_scaling import RotaryScaling
 
 
 def divisors_of(dim: int, base: float, factor: float, original: int, low: float, high: float) -> list[float]:

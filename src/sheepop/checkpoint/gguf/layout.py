@@ -17,7 +17,7 @@ from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
 from sheepop.model.positions import sinusoidal_table
-from sheepop.model.rotary_scaling import rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
 
 _BALANCE = "feed_forward.router.balance"
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
-from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
+from sheepop.model.rotary_frequencies import rotary_frequencies
+from sheepop.model.rotary_scaling import RotaryScaling
 
 _TOLERANCE = 1e-4
 # Tried first, and where no pair lies between the bounds.

@@ -1,13 +1,22 @@
 """Optimizers: how gradients become steps, and which parameters take them at which rate and decay."""
 
-from sheepop.train.optimizers.adafactor import Adafactor
-from sheepop.train.optimizers.build import build_optimizers, optimizer_settings
-from sheepop.train.optimizers.clipping import clip_gradients, unscale_gradients
-from sheepop.train.optimizers.groups import check_layers, set_learning_rate
-from sheepop.train.optimizers.lion import Lion
-from sheepop.train.optimizers.muon import Muon, orthogonalize
-from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
-from sheepop.train.optimizers.slots import optimizer_slots
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sheepop.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sheepop.train.optimizers.adafactor import Adafactor
+    from sheepop.train.optimizers.build import build_optimizers, optimizer_settings
+    from sheepop.train.optimizers.clipping import clip_gradients, unscale_gradients
+    from sheepop.train.optimizers.groups import check_layers, set_learning_rate
+    from sheepop.train.optimizers.lion import Lion
+    from sheepop.train.optimizers.muon import Muon, orthogonalize
+    from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
+    from sheepop.train.optimizers.slots import optimizer_slots
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "Adafactor",

@@ -1,0 +1,34 @@
+"""The part of a training state that is plain JSON, ``state/state.json`` of a checkpoint: how far the run had come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import read_json
+
+FORMAT_VERSION = 2
+STATE = "state"
+COUNTERS = "state.json"
+
+
+def read_counters(checkpoint: Path) -> dict[str, Any]:
+    """The counters of `checkpoint` alone; raises `CheckpointError` when there are none."""
+    counters: dict[str, Any] = read_state_record(checkpoint)["counters"]
+    return counters
+
+
+def read_state_record(checkpoint: Path) -> dict[str, Any]:
+    """Counters, and what belongs to the optimizer's tensors; raises `CheckpointError` for an unknown format."""
+    folder = checkpoint / STATE
+    record = read_json(folder / COUNTERS)
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if not isinstance(version, int) or not {"counters", "optimizer_scalars"} <= record.keys():
+        raise CheckpointError(f"{folder / COUNTERS} is not a training state.")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{folder} has training-state version {version}; this SheepOp reads up to "
+            f"{FORMAT_VERSION}. Install a newer SheepOp."
+        )
+    return record

@@ -1,0 +1,211 @@
+"""What a run writes down of itself: ``environment.json``, how it was made, and ``config.yaml``, what was resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import sheepop
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import dump_config, parse_config, read_config_file, validate
+from sheepop.core.errors import CheckpointError
+from sheepop.core.files import read_json, write_atomic, write_json
+from sheepop.core.machine import describe_machine
+from sheepop.core.version_control import git_state
+from sheepop.jobs.config import SheepOpConfig
+
+if TYPE_CHECKING:
+    from sheepop.data import Corpus
+    from sheepop.jobs.fork import Fork
+
+# The first line, a comment. Runs of before do not have it.
+_SEAL = "# Written by the run; checksum of what follows: "
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Where and with what a run was started, and what was measured then.
+
+    `git` is the commit of the working directory and whether tracked files differed from it; `compute` the device,
+    the threads and the accelerator's libraries; `resumed` has an entry for every time the run went on.
+    """
+
+    sheepop_version: str
+    corpus_fingerprint: str
+    tokenizer_fingerprint: str
+    matrix_peak_flops: float
+    step_seconds: float | None
+    asked: dict[str, Any]  # the configuration before anything was derived or measured, as of the last start
+    machine: dict[str, Any]
+    # Records written before these were kept do not hold them.
+    forked_from: dict[str, Any] | None = None
+    seed: int | None = None
+    started: str | None = None  # ISO 8601, UTC
+    git: dict[str, Any] | None = None
+    compute: dict[str, Any] | None = None
+    num_parameters: int | None = None  # trained numbers of the network, tied ones once
+    resumed: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def create(
+        cls,
+        corpus: Corpus,
+        *,
+        asked: SheepOpConfig,
+        step_seconds: float | None,
+        matrix_peak_flops: float,
+        device: str,
+        num_parameters: int,
+        fork: Fork | None = None,
+    ) -> RunRecord:
+        """The record of a run that starts on this machine now."""
+        return cls(
+            sheepop_version=sheepop.__version__,
+            corpus_fingerprint=corpus.fingerprint,
+            tokenizer_fingerprint=corpus.tokenizer().fingerprint(),
+            matrix_peak_flops=matrix_peak_flops,
+            step_seconds=step_seconds,
+            asked=asked.model_dump(mode="json"),
+            machine=describe_machine().to_dict(),
+            forked_from=fork.as_record() if fork is not None else None,
+            seed=asked.seed,
+            started=_now(),
+            git=git_state(),
+            compute=_compute(device),
+            num_parameters=num_parameters,
+        )
+
+    def going_on(self, *, asked: SheepOpConfig, step: int, device: str) -> RunRecord:
+        """The record of a run that goes on from `step` on this machine now."""
+        session = {
+            "step": step,
+            "time": _now(),
+            "sheepop_version": sheepop.__version__,
+            "git": git_state(),
+            "compute": _compute(device),
+            "machine": describe_machine().to_dict(),
+        }
+        return replace(self, asked=asked.model_dump(mode="json"), resumed=[*self.resumed, session])
+
+    @property
+    def identity(self) -> str:
+        """A name for the run that no other has, the same however often it is resumed or moved."""
+        what = f"{self.started} {self.corpus_fingerprint} {self.tokenizer_fingerprint} {self.seed}"
+        return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
+
+    def write(self, run: RunDirectory) -> None:
+        """Writes ``environment.json`` into the run."""
+        write_json(run.record_file, asdict(self))
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> RunRecord:
+        """Reads it back; raises `CheckpointError` when it is missing or not a record."""
+        file = run.record_file
+        if not file.exists():
+            raise CheckpointError(
+                f"{file} is missing, so the run cannot go on. Restore that file. {how_to_fork(run.path)}"
+            )
+        found = read_json(file)
+        known = {entry.name for entry in fields(cls)}
+        added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
+        wrong = f"{file} is not the record of a run"
+        if not isinstance(found, dict) or not known - added_later <= found.keys() <= known:
+            raise CheckpointError(f"{wrong}. Restore that file.")
+        try:
+            return TypeAdapter(cls).validate_python(found)
+        except ValidationError as error:
+            place = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise CheckpointError(f"{wrong}: {place} has the wrong type. Restore that file.") from None
+
+    def provenance(self) -> dict[str, Any]:
+        """What a checkpoint says about its making."""
+        return {
+            "sheepop_version": self.sheepop_version,
+            "corpus_fingerprint": self.corpus_fingerprint,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run found on disk: its resolved configuration, its record, and the step of its newest checkpoint."""
+
+    config: SheepOpConfig
+    record: RunRecord
+    step: int
+
+
+def write_run_config(run: RunDirectory, config: SheepOpConfig) -> None:
+    """Writes the resolved configuration into the run, and its checksum with it."""
+    text = dump_config(config)
+    write_atomic(run.config_file, f"{_SEAL}{_checksum(text)}\n{text}")
+
+
+def read_run_config(run: RunDirectory) -> SheepOpConfig:
+    """Reads it back for the run to go on with; raises `CheckpointError` when it is not what the run wrote."""
+    file = run.config_file
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file} is damaged: it is no text. Restore that file.") from None
+    first, _, rest = text.partition("\n")
+    if first.startswith(_SEAL) and first.removeprefix(_SEAL) != _checksum(rest):
+        raise CheckpointError(
+            f"{file} is not what the run wrote: it was edited or damaged. A run keeps its settings, so undo that; what "
+            "may change is given on the command line, such as training.max_steps=2000. To train with other settings, "
+            f"start a new run with another --output and --config {shlex.quote(str(file))}."
+        )
+    config = validate(SheepOpConfig, parse_config(text, where=str(file)))
+    try:
+        config.training.resolved()
+    except ValueError as error:
+        raise CheckpointError(
+            f"{file} is not what a run writes, for it holds settings that are {error}. Restore that file."
+        ) from None
+    return config
+
+
+def view_run_config(run: RunDirectory) -> SheepOpConfig:
+    """The configuration as it stands in the run, to look at; raises `ConfigError` where it is none."""
+    return validate(SheepOpConfig, read_config_file(run.config_file))
+
+
+def resume_command(path: str | Path) -> str:
+    """What to type to go on with the run at `path`."""
+    return f"sheepop train --resume {shlex.quote(str(path))}"
+
+
+def how_to_fork(path: Path) -> str:
+    """What to tell somebody whose run at `path` cannot go on as it is."""
+    return (
+        "Start a new run with another --output; to begin it with what this one has learned, add "
+        f"--fork {shlex.quote(str(path))}."
+    )
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _compute(device: str) -> dict[str, Any]:
+    """What computes, beside the machine's own description."""
+    import torch
+
+    return {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if device == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
+    }

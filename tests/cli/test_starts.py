@@ -1,0 +1,57 @@
+"""Commands that only look or refuse start at once: none loads torch, or another library that takes its time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+# Runs one command after the other in this process; what any of them loads is still there after it.
+PROGRAM = """
+import contextlib, io, json, sys
+from sheepop.cli.main import main
+
+HEAVY = {"torch", "datatrove", "transformers", "matplotlib", "plotly", "tensorboard", "scipy", "pandas"}
+for arguments, expected in json.loads(sys.argv[1]):
+    sys.argv = ["sheepop", *arguments]
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code == expected, sorted(HEAVY & set(sys.modules)), out.getvalue() + err.getvalue()]))
+"""
+
+
+def test_what_looks_or_refuses_loads_no_heavy_library(trained: Path) -> None:
+    run = str(trained)
+    commands: list[tuple[list[str], int]] = [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["train", "--bogus"], 2),
+        (["train", "--data", "notes", "training.lerning_rate=1"], 2),
+        (["train", "--resume", f"{run}-nowhere"], 2),
+        (["quickstart", "--data", "notes", "training.lerning_rate=1"], 2),
+        (["data", "build", "notes", "--output", "corpus", "data.bogus=1"], 2),
+        (["generate", run, "--prompt", "x", "--top-k", "0"], 2),
+        (["tokenizer", "encode", run, "Sheep"], 0),
+        (["data", "stats", run], 0),
+        (["data", "show", run, "--tokens", "0:5"], 0),
+        (["runs", run, run], 2),
+        (["runs", run], 0),
+        (["runs", str(trained.parent), "--json"], 0),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True, check=True
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(commands)
+    for (arguments, _), (as_expected, heavy, said) in zip(commands, results, strict=True):
+        assert as_expected, (arguments, said)
+        assert heavy == [], arguments
+    assert "quickstart" in results[0][2]
+    assert "Did you mean training.learning_rate?" in results[3][2]
+    listed = json.loads(results[-1][2])["runs"]
+    assert [run["parameters"] for run in listed if run["name"] == trained.name] != [None]
