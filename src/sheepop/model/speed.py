@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import torch
 
@@ -11,12 +12,13 @@ _SMALLEST = 256
 _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 
 
+@cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     """The best rate of a square matrix product seen in about half a second, in FLOP/s.
 
     Sizes grow from 256, each tried only when it is expected to fit the time left: where a data type has no
     hardware support it can be hundreds of times slower than float32. The best of many products counts, since
-    another program may hold up any single one.
+    another program may hold up any single one. It is measured once in a process.
     """
     deadline = time.perf_counter() + _SECONDS
     size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
