@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from .command_line import Launcher
 
 # Toy models gain nothing from threads, and test processes that run side by side would fight for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,6 +45,13 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(30):
         (folder / f"{number:02}.txt").write_text(f"Sheep number {number} jumps over the fence.\n" * 4)
     return folder
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from ..command_line import COMMAND, Launcher
 
 Run = Callable[..., Any]
 
@@ -229,11 +228,12 @@ def test_the_tokenizer_of_nothing(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape", "latin-1"])
-def test_text_for_the_tokenizer_that_is_not_utf_8(trained: Path, encoding: str) -> None:
-    strict = {**os.environ, "PYTHONIOENCODING": encoding}
-    command = [sys.executable, "-m", "sheepop", "tokenizer", "encode", str(trained)]
-    answer = subprocess.run(command, input=b"caf\xe9", capture_output=True, timeout=120, check=False, env=strict)
-    assert (answer.returncode, b"Standard input is not UTF-8 text" in answer.stderr) == (2, True)
+def test_text_for_the_tokenizer_that_is_not_utf_8(launcher: Launcher, trained: Path, encoding: str) -> None:
+    # What Python does to its standard input where PYTHONIOENCODING says so.
+    name, _, errors = encoding.partition(":")
+    program = f"import sys; sys.stdin.reconfigure(encoding={name!r}, errors={errors or 'strict'!r}); {COMMAND}"
+    answer = launcher.run("tokenizer", "encode", trained, program=program, stdin=b"caf\xe9")
+    assert (answer.code, "Standard input is not UTF-8 text" in answer.err) == (2, True)
 
 
 def test_a_step_has_no_other_split(run: Run, trained: Path) -> None:

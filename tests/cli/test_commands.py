@@ -24,6 +24,8 @@ from sheepop.cli.main import app
 from sheepop.generate import GenerationConfig
 from sheepop.tokenizer import TokenizerConfig
 
+from ..command_line import Launcher
+
 Run = Callable[..., Any]
 
 
@@ -168,12 +170,13 @@ def test_a_file_name_cannot_command_the_terminal(run: Run, trained: Path, tmp_pa
     assert len(shown.splitlines()) == 2
 
 
-def test_a_model_cannot_command_the_terminal(trained: Path) -> None:
+def test_a_model_cannot_command_the_terminal(launcher: Launcher, trained: Path) -> None:
     prompt = "Sheep\x1b[31m\x07"
     command = ("generate", trained, "--prompt", prompt, "--greedy", "--max-new-tokens", "3", "--device", "cpu")
     screen, terminal = pty.openpty()
     for prompts in ((), ("--prompt", prompt)):
-        subprocess.run([sys.executable, "-m", "sheepop", *map(str, command), *prompts], stdout=terminal, check=True)
+        done = launcher.run(*command, *prompts, stdout=terminal)
+        assert done.code == 0, done.err
         assert os.read(screen, 1000).count(b"Sheep\\x1b[31m\\x07") == 1 + bool(prompts)
     os.close(screen)
     os.close(terminal)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import Result, Run
+from ..command_line import COMMAND, Ended, Launcher, in_process
+from .conftest import Run
 
 
-def assert_refused(result: Result, code: int, *parts: str) -> None:
+def assert_refused(result: Ended, code: int, *parts: str) -> None:
     assert result.code == code, result.err
     assert result.out == ""
     assert result.err.startswith("Error: ")
@@ -43,11 +42,8 @@ LLAMA = (
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory, text_folder: Path) -> Path:
     """A finished tiny run whose network is a Llama."""
-    from .conftest import run_in_process
-
     output = tmp_path_factory.mktemp("runs") / "llama"
-    with pytest.MonkeyPatch.context() as patch:
-        result = run_in_process(patch, "train", "--data", text_folder, "--output", output, "--quiet", *LLAMA)
+    result = in_process("train", "--data", text_folder, "--output", output, "--quiet", *LLAMA)
     assert result.code == 0, result.err
     return output
 
@@ -242,15 +238,12 @@ def test_a_divided_import_writes_the_same_text(run: Run, llama: Path, foreign: P
     assert words[0] == words[1] != ""
 
 
-def test_a_disk_that_takes_no_more(foreign: Path, tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more(launcher: Launcher, foreign: Path, tmp_path: Path) -> None:
     """The process may write files of 8 KB at most, as if the disk were full."""
-    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); import sheepop.cli.main as m"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}; m.main()", "import", foreign, "-o", tmp_path / "ours"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: Cannot write {tmp_path / 'ours'}: the file would be larger")
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); {COMMAND}"
+    done = launcher.run("import", foreign, "-o", tmp_path / "ours", program=program)
+    assert done.code == 1
+    assert done.err.startswith(f"Error: Cannot write {tmp_path / 'ours'}: the file would be larger")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 

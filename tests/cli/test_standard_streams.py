@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +11,7 @@ import pytest
 
 from sheepop.core.console import Console
 
-
-def sheepop(*arguments: str, stdout: int) -> tuple[int, str]:
-    # Without PYTHONUNBUFFERED a part of the output waits in a buffer, which fails once more at the end of the process.
-    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        [sys.executable, "-m", "sheepop", *arguments], stdout=stdout, stderr=subprocess.PIPE, env=surroundings
-    )
-    return done.returncode, done.stderr.decode()
+from ..command_line import Ended, Launcher
 
 
 def closed_pipe() -> int:
@@ -36,17 +27,17 @@ def terminal_that_is_gone() -> int:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("doctor", "--json")])
-def test_a_command_ends_quietly_when_nobody_reads_on(arguments: tuple[str, ...]):
+def test_a_command_ends_quietly_when_nobody_reads_on(launcher: Launcher, arguments: tuple[str, ...]):
     writer = closed_pipe()
-    assert sheepop(*arguments, stdout=writer) == (128 + 13, "")
+    assert launcher.run(*arguments, stdout=writer) == Ended(128 + 13, "", "")
     os.close(writer)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_results_on_a_full_disk_are_an_error_that_says_so():
+def test_results_on_a_full_disk_are_an_error_that_says_so(launcher: Launcher):
     with Path("/dev/full").open("wb") as full:
-        code, message = sheepop("--version", stdout=full.fileno())
-    assert code == 1 and message.startswith("Error: Standard output cannot be written: No space left on device.")
+        done = launcher.run("--version", stdout=full.fileno())
+    assert done.code == 1 and done.err.startswith("Error: Standard output cannot be written: No space left on device.")
 
 
 @pytest.mark.parametrize("gone", [closed_pipe, terminal_that_is_gone])

@@ -29,20 +29,30 @@ def test_version_2_limits_are_read_from_our_group(tmp_path: Path):
     assert control_group_limits(root) == ControlGroupLimits(1.5, 8_000_000_000, 6_000_000_000)
 
 
-def test_the_tightest_group_on_the_way_counts(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("job", "work", "expected"),
+    [
+        (("max 100000", "9000"), ("50000 100000", "4000"), ControlGroupLimits(0.5, 4000, 0)),
+        (("300000 100000", "9000"), ("50000 100000", "6000"), ControlGroupLimits(0.5, 6000, 1000)),
+        (("50000 100000", "4000"), ("300000 100000", "9000"), ControlGroupLimits(0.5, 4000, 3500)),
+    ],
+)
+def test_the_tightest_group_on_the_way_counts(
+    tmp_path: Path, job: tuple[str, str], work: tuple[str, str], expected: ControlGroupLimits
+):
     root = tree(
         tmp_path,
         {
             "proc/self/cgroup": "0::/work/job",
-            "sys/fs/cgroup/work/job/cpu.max": "max 100000",
-            "sys/fs/cgroup/work/job/memory.max": "9000",
+            "sys/fs/cgroup/work/job/cpu.max": job[0],
+            "sys/fs/cgroup/work/job/memory.max": job[1],
             "sys/fs/cgroup/work/job/memory.current": "500",
-            "sys/fs/cgroup/work/cpu.max": "50000 100000",
-            "sys/fs/cgroup/work/memory.max": "4000",
+            "sys/fs/cgroup/work/cpu.max": work[0],
+            "sys/fs/cgroup/work/memory.max": work[1],
             "sys/fs/cgroup/work/memory.current": "5000",
         },
     )
-    assert control_group_limits(root) == ControlGroupLimits(0.5, 4000, 0)
+    assert control_group_limits(root) == expected
 
 
 def test_version_1_limits_are_read_from_each_controller(tmp_path: Path):

@@ -39,6 +39,28 @@ def test_who_keeps_the_lock_keeps_others_out_until_the_end(tmp_path: Path) -> No
         assert is_locked
 
 
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_file_that_is_removed_before_it_is_locked_is_not_the_one_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    path, flock, removed = tmp_path / ".lock", fcntl.flock, []
+
+    def removed_first(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(path.stat().st_ino)
+            path.unlink()
+            if is_made_again:
+                path.touch()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    with exclusive_lock(path, UsageError("taken")) as is_locked, path.open("rb") as other:
+        assert is_locked
+        with pytest.raises(BlockingIOError):
+            flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert removed
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
 import os
 import sqlite3
 import subprocess
-import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sheepop.cli.main import main
+from ..command_line import Ended, in_process
 
 FONT_SIZE = 34
 
@@ -264,26 +262,10 @@ class Farm:
     def corpus(self) -> Path:
         return self.place / "corpus"
 
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        return sheepop(*arguments)
-
-    def build(self, output: Path, *more: str) -> tuple[int, str, str]:
+    def build(self, output: Path, *more: str) -> Ended:
         inputs = (str(self.place / "good"), str(self.place / "bad"), f"git+{self.place / 'repo'}@HEAD")
         settings = ("tokenizer.algorithm=char", "tokenizer.vocab_size=500", "data.validation_fraction=0.1")
-        return sheepop("data", "build", *inputs, "--output", str(output), *settings, *more)
-
-
-def sheepop(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of the command."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["sheepop", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    return code, out.getvalue(), err.getvalue()
+        return in_process("data", "build", *inputs, "--output", str(output), *settings, *more)
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +274,6 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
     make_files(place / "good")
     make_bad_files(place / "bad")
     farm = Farm(place, make_repository(place / "repo"))
-    code, _, err = farm.build(farm.corpus, "--workers", "0")
-    assert code == 0, err
+    built = farm.build(farm.corpus, "--workers", "0")
+    assert built.code == 0, built.err
     return farm

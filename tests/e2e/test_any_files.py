@@ -16,6 +16,8 @@ import zstandard
 
 from sheepop.data import Corpus
 
+from ..command_line import in_process
+
 if sys.platform == "darwin":
     pytest.skip("macOS file systems refuse names that are not UTF-8", allow_module_level=True)
 if shutil.which("git") is None:
@@ -207,21 +209,22 @@ def test_a_token_of_a_pdf_is_traced_to_its_page(farm: Any, words: str, pages: li
             # Every character here is a token.
             start = int(split.offsets[number]) + text.index(words)
             place = ("--tokens", f"{start}:{start + len(words)}", "--split", name)
-            code, out, err = farm.run("data", "show", str(farm.corpus), *place, "--json")
-            assert code == 0, err
-            (origin,) = json.loads(out)
+            shown = in_process("data", "show", farm.corpus, *place, "--json")
+            assert shown.code == 0, shown.err
+            (origin,) = json.loads(shown.out)
             assert (origin["file"], origin["pages"], origin["text"]) == ("good/report.pdf", pages, words)
             assert (origin["start"], origin["stop"], origin["document"]) == (start, start + len(words), number)
-            code, out, _ = farm.run("data", "show", str(farm.corpus), *place)
-            assert code == 0 and f"good/report.pdf, {', '.join(pages)}" in out
+            shown = in_process("data", "show", farm.corpus, *place)
+            assert shown.code == 0 and f"good/report.pdf, {', '.join(pages)}" in shown.out
             return
     pytest.fail("the words are in no split")
 
 
 def test_a_second_build_changes_nothing_and_says_so(farm: Any) -> None:
     before = {path: path.stat() for path in farm.corpus.rglob("*")}
-    code, _, err = farm.build(farm.corpus, "--workers", "0")
-    assert (code, "is up to date: nothing in its input or settings has changed." in err) == (0, True), err
+    again = farm.build(farm.corpus, "--workers", "0")
+    assert again.code == 0, again.err
+    assert "is up to date: nothing in its input or settings has changed." in again.err
     after = {path: path.stat() for path in farm.corpus.rglob("*")}
     assert {p: (s.st_ino, s.st_mtime_ns) for p, s in after.items()} == {
         p: (s.st_ino, s.st_mtime_ns) for p, s in before.items()
@@ -237,18 +240,18 @@ def test_a_build_by_other_settings_or_of_other_input_is_refused_with_a_remedy(fa
         refusals.append(farm.build(farm.corpus))
     finally:
         added.unlink()
-    for code, out, err in refusals:
-        assert (code, out) != (0, "")
-        assert "already exists, and was built of other input, by other settings" in err
-        assert "Replace it with --overwrite, or choose another output directory." in err
-        assert "Traceback" not in err
+    for refused in refusals:
+        assert (refused.code, refused.out) != (0, "")
+        assert "already exists, and was built of other input, by other settings" in refused.err
+        assert "Replace it with --overwrite, or choose another output directory." in refused.err
+        assert "Traceback" not in refused.err
     assert content(farm.corpus) == before
 
 
 def test_two_workers_give_the_same_bytes(farm: Any) -> None:
     output = farm.place / "other" / "corpus"
     output.parent.mkdir()
-    code, _, err = farm.build(output, "--workers", "2")
-    assert code == 0, err
+    built = farm.build(output, "--workers", "2")
+    assert built.code == 0, built.err
     assert content(output) == content(farm.corpus)
     assert [path.name for path in output.parent.iterdir()] == ["corpus"], "the workplace is gone"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import sheepop
+
+from ..command_line import Launcher
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VOCABULARY = 300
@@ -27,11 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained(launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run made by the first example, and what the example printed."""
     run = tmp_path_factory.mktemp("runs") / "example"
     sizes = ["--steps", "4", "--width", "16", "--vocabulary", str(VOCABULARY), "--tokens", "8"]
-    return run, _run("train_and_write.py", folder, "--output", run, *sizes, "--prompt", "Line 1")
+    return run, _run(launcher, "train_and_write.py", folder, "--output", run, *sizes, "--prompt", "Line 1")
 
 
 def test_train_and_write_trains_and_writes(trained: tuple[Path, str]):
@@ -44,8 +44,8 @@ def test_train_and_write_trains_and_writes(trained: tuple[Path, str]):
     assert text == f"Line 1{again.text}\n"
 
 
-def test_next_token_shows_the_probabilities_of_the_model(trained: tuple[Path, str]):
-    printed = _run("next_token.py", trained[0], "Line 1 of", "--count", "3")
+def test_next_token_shows_the_probabilities_of_the_model(launcher: Launcher, trained: tuple[Path, str]):
+    printed = _run(launcher, "next_token.py", trained[0], "Line 1 of", "--count", "3")
     rows = re.findall(r"^ *([\d.]+)%  (#*) *  (\d+)  (.*)$", printed, flags=re.MULTILINE)
     lm = sheepop.load(trained[0], device="cpu")
     with torch.inference_mode():
@@ -58,8 +58,8 @@ def test_next_token_shows_the_probabilities_of_the_model(trained: tuple[Path, st
     ]
 
 
-def test_compare_tokenizers_counts_bytes_per_token(folder: Path):
-    printed = _run("compare_tokenizers.py", folder / "note03.txt", "--sizes", "270", "280")
+def test_compare_tokenizers_counts_bytes_per_token(launcher: Launcher, folder: Path):
+    printed = _run(launcher, "compare_tokenizers.py", folder / "note03.txt", "--sizes", "270", "280")
     rows = [line.split() for line in printed.splitlines()[1:]]
     text = (folder / "note03.txt").read_text(encoding="utf-8")
     measured = len(text) - len(text) * 9 // 10
@@ -78,8 +78,8 @@ def test_every_example_is_short_and_says_how_to_run_it(name: str):
     assert f"Example:  python examples/{name} " in text
 
 
-def _run(name: str, *arguments: object) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def _run(launcher: Launcher, name: str, *arguments: object) -> str:
+    program = f"import runpy; runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')"
+    done = launcher.run(*arguments, program=program)
+    assert done.code == 0, done.err
+    return done.out

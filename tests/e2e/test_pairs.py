@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from sheepop.cli.main import main
+from ..command_line import in_process
 
 ROOT = Path(__file__).parents[2]
 LETTERS = "abcdefghij"
@@ -25,23 +21,14 @@ def words(count: int, seed: int) -> list[str]:
     return sorted(found)
 
 
-@pytest.fixture
-def sheepop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command in this process; returns what it printed."""
-
-    def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["sheepop", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-            raise SystemExit(0)
-        printed = capsys.readouterr()
-        assert not ended.value.code, printed.err
-        return printed.out
-
-    return run
+def sheepop(*arguments: str) -> str:
+    """What the command printed."""
+    done = in_process(*arguments)
+    assert done.code == 0, done.err
+    return done.out
 
 
-def test_an_encoder_decoder_learns_to_reverse_and_to_sort(tmp_path: Path, sheepop: Callable[..., str]) -> None:
+def test_an_encoder_decoder_learns_to_reverse_and_to_sort(tmp_path: Path) -> None:
     """Over 99 percent of the targets for words it has never seen are right in every letter."""
     every = words(3200, seed=1)
     random.Random(2).shuffle(every)

@@ -7,12 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sheepop.core.errors import DataError
+
+from ..command_line import Launcher
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,60 +35,47 @@ def commands(program: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with notes in it and the quickstart's run, as a reader has after the first command."""
     place = tmp_path_factory.mktemp("reader")
     (place / "notes").mkdir()
     for page in PAGES:
         text = subprocess.run([sys.executable, "-m", "pydoc", page], capture_output=True, text=True, check=True).stdout
         (place / "notes" / f"{page}.txt").write_text(text, encoding="utf-8")
-    run(place, ["quickstart", "--data", "notes/", *SMALL["quickstart"]])
+    run(launcher, place, ["quickstart", "--data", "notes/", *SMALL["quickstart"]])
     return place
 
 
-def start(place: Path, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sheepop", *arguments],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+def run(launcher: Launcher, place: Path, arguments: list[str]) -> str:
+    done = launcher.run(*arguments, directory=place)
+    assert done.code == 0, f"sheepop {shlex.join(arguments)}\n{done.err}"
+    return done.out
 
 
-def run(place: Path, arguments: list[str]) -> str:
-    done = start(place, arguments)
-    assert done.returncode == 0, f"sheepop {shlex.join(arguments)}\n{done.stderr}"
-    return done.stdout
-
-
-def test_every_sheepop_command_runs(place: Path) -> None:
+def test_every_sheepop_command_runs(launcher: Launcher, place: Path) -> None:
     lines = commands("sheepop")
     assert len(lines) >= 5
     for line in lines:
         arguments = shlex.split(line)[1:]
         if arguments[:2] != DOWNLOAD:
-            output = run(place, arguments + SMALL.get(arguments[0], []))
+            output = run(launcher, place, arguments + SMALL.get(arguments[0], []))
             assert output.strip(), line
 
 
 @pytest.mark.parametrize("line", [line for line in commands("sheepop") if shlex.split(line)[1:3] == DOWNLOAD])
-def test_a_download_is_understood_and_asks_the_hub(place: Path, line: str) -> None:
+def test_a_download_is_understood_and_asks_the_hub(launcher: Launcher, place: Path, line: str) -> None:
     """Where the hub must not be asked, that is the one thing that stops it."""
-    done = start(place, shlex.split(line)[1:], HF_HUB_OFFLINE="1")
-    assert done.returncode == DataError.exit_code
-    assert "HF_HUB_OFFLINE is set" in " ".join(done.stderr.split())
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = launcher.run(*shlex.split(line)[1:], directory=place, environment=offline)
+    assert done.code == DataError.exit_code
+    assert "HF_HUB_OFFLINE is set" in " ".join(done.err.split())
 
 
-def test_the_python_example_runs(place: Path) -> None:
+def test_the_python_example_runs(launcher: Launcher, place: Path) -> None:
     (block,) = [block for language, block in FENCE.findall(README) if language == "python"]
-    done = subprocess.run(
-        [sys.executable, "-c", block], cwd=place, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    done = launcher.run(program=block, directory=place)
+    assert done.code == 0, done.err
+    assert done.out.strip()
 
 
 @pytest.mark.parametrize("line", commands("make"))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from .launcher import Launcher
+from ..command_line import Ended, Launcher, Started, cold
 
 SETTINGS = (
     "tokenizer.algorithm=char",
@@ -65,13 +62,13 @@ main()
 class Halted:
     """A process that stands still."""
 
-    process: subprocess.Popen[str]
+    process: Started
 
     def go_on(self) -> tuple[int, str]:
         """Lets it go on to its end: the exit code and what it said."""
         self.process.send_signal(signal.SIGCONT)
-        _, said = self.process.communicate(timeout=300)
-        return self.process.returncode, said
+        done = self.process.wait()
+        return done.code, done.err
 
 
 @dataclass(frozen=True)
@@ -85,49 +82,47 @@ class Reference:
 
     def made(self, text: Path, path: Path, *settings: str) -> Reference:
         """Another such run, on `text`, with `settings` in place of the usual ones where they differ."""
-        return Reference(text, path, self.launcher, (*SETTINGS, *settings)).trained()
-
-    def trained(self) -> Reference:
-        """Itself, after the run; by a process that loads its libraries itself, as all others then prove equal to."""
-        done = finished([sys.executable, "-m", "sheepop", *self.options(self.path)])
-        assert done.returncode == 0, done.stderr
-        return self
+        made = Reference(text, path, self.launcher, (*SETTINGS, *settings))
+        done = self.launcher.run(*made.options(path))
+        assert done.code == 0, done.err
+        return made
 
     def options(self, run: Path, *settings: str, data: Path | None = None, resume: bool = False) -> list[str]:
         """What ``sheepop`` is told for a run like this one."""
         places = ["--data", str(data or self.text), "--output", str(run), "--device", "cpu", "--quiet"]
         return ["train", *places, *self.settings, *settings, *(["--resume", "auto"] if resume else [])]
 
-    def disturbed(self, action: str, module: str, name: str, count: int, options: list[str]) -> list[str]:
+    def disturbed(self, action: str, module: str, name: str, count: int, options: list[str]) -> Started:
         """A process in which the statement `action` is executed at the call number `count` of a function."""
-        return [sys.executable, "-c", DISTURBED, action, module, name, str(count), *options]
+        return self.launcher.start(action, module, name, count, *options, program=DISTURBED)
 
     def killed(self, module: str, name: str, count: int, run: Path) -> None:
         """Begins a run and kills it at the call number `count` of a function."""
-        disturbance = ["os.kill(os.getpid(), signal.SIGKILL)", module, name, str(count)]
-        done = self.launcher.run([*disturbance, *self.options(run)], DISTURBED)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        done = self.disturbed("os.kill(os.getpid(), signal.SIGKILL)", module, name, count, self.options(run)).wait()
+        assert done.code == -signal.SIGKILL, done.err
 
     @contextmanager
     def halted(self, module: str, name: str, count: int, options: list[str]) -> Iterator[Halted]:
         """A process that stands still from the call number `count` of a function on, until it may go on."""
         # Sent to the thread that makes the call: it gets no further, where others might for a moment.
         stop = "signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)"
-        command = self.disturbed(stop, module, name, count, options)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                _, status = os.waitpid(process.pid, os.WUNTRACED)
-                assert os.WIFSTOPPED(status), process.communicate()
-                yield Halted(process)
-            finally:
-                process.kill()
+        process = self.disturbed(stop, module, name, count, options)
+        try:
+            process.wait_until_stopped()
+            yield Halted(process)
+        finally:
+            process.kill()
 
     def resume(self, run: Path, **options: Any) -> str:
         """Goes on with a run to its end, at which it must be equal to this one; what was said on the way."""
-        done = self.launcher.run(self.options(run, resume=True, **options))
-        assert done.returncode == 0, done.stderr
+        done = self.finished(self.options(run, resume=True, **options))
+        assert done.code == 0, done.err
         self.require_equal(run)
-        return done.stderr
+        return done.err
+
+    def finished(self, options: list[str]) -> Ended:
+        """What became of ``sheepop`` with these `options`."""
+        return self.launcher.run(*options)
 
     def require_equal(self, run: Path) -> None:
         """The run at `run` left the same bits as this one, the times aside."""
@@ -148,31 +143,22 @@ def names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
 def rows(file: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in file.read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in TIMING} for row in found]
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
-    yield launcher
-    launcher.close()
-
-
-@pytest.fixture(scope="session")
 def reference(text_folder: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Forty steps."""
-    return Reference(text_folder, tmp_path_factory.mktemp("reference") / "run", launcher).trained()
+    """Forty steps, by a process that loads its libraries itself, as all others then prove equal to."""
+    reference = Reference(text_folder, tmp_path_factory.mktemp("reference") / "run", launcher)
+    done = cold(*reference.options(reference.path))
+    assert done.code == 0, done.err
+    return reference
 
 
 @pytest.fixture(scope="session")
-def short_reference(text_folder: Path, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def short_reference(reference: Reference, text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A run of few checkpoints, all of which but one are removed again."""
     settings = ("training.max_steps=12", "training.eval_interval=6", "training.keep_checkpoints=1")
-    path = tmp_path_factory.mktemp("short") / "run"
-    return Reference(text_folder, path, launcher, (*SETTINGS, *settings)).trained()
+    return reference.made(text_folder, tmp_path_factory.mktemp("short") / "run", *settings)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from ..command_line import Launcher
 
 WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
 NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
@@ -20,10 +18,10 @@ NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold time
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 9 MB in 150 files: several parts, with exact and near duplicates among them."""
+    """About 5 MB in 80 files: several parts, with exact and near duplicates among them."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(5)
-    for number in range(150):
+    for number in range(80):
         sentences = [" ".join(draw.choices(WORDS, k=12)).capitalize() + "." for _ in range(800)]
         content = "\n".join(sentences) + f"\nWrite to shepherd{number}@sheep-farm.org about it.\n"
         (folder / f"{number:03}.txt").write_text(content)
@@ -34,8 +32,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(text: Path, output: Path, workers: int) -> list[str]:
-    program = [sys.executable, "-m", "sheepop", "data", "build", str(text), "--output", str(output)]
-    return [*program, "--workers", str(workers), "--quiet", "tokenizer.vocab_size=300", "data.max_file_bytes=1000000"]
+    places = ["data", "build", str(text), "--output", str(output)]
+    return [*places, "--workers", str(workers), "--quiet", "tokenizer.vocab_size=300", "data.max_file_bytes=1000000"]
 
 
 def content(corpus: Path) -> dict[str, bytes]:
@@ -43,37 +41,35 @@ def content(corpus: Path) -> dict[str, bytes]:
     return {str(p.relative_to(corpus)): p.read_bytes() for p in files if p.name not in NOT_COMPARED}
 
 
-def run_to_end(arguments: list[str]) -> None:
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+def run_to_end(launcher: Launcher, arguments: list[str]) -> None:
+    done = launcher.run(*arguments)
+    assert done.code == 0, done.err
 
 
 @pytest.fixture(scope="module")
-def unbroken(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+def unbroken(launcher: Launcher, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     output = tmp_path_factory.mktemp("unbroken") / "corpus"
     started = time.monotonic()
-    run_to_end(command(text, output, 2))
+    run_to_end(launcher, command(text, output, 2))
     return output, time.monotonic() - started
 
 
-def killed(arguments: list[str], seconds: float) -> bool:
+def killed(launcher: Launcher, arguments: list[str], seconds: float) -> bool:
     """Starts a build and kills it after so many seconds; whether it was still at work. None of its children stays."""
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(timeout=seconds)
+    process = launcher.start(*arguments)
+    time.sleep(seconds)
+    if process.poll() is not None:
         return False
-    except subprocess.TimeoutExpired:
-        children = psutil.Process(process.pid).children(recursive=True)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        _, alive = psutil.wait_procs(children, timeout=20)
-        assert not alive, f"still running: {alive}"
-        return True
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, f"still running: {alive}"
+    return True
 
 
 @pytest.mark.parametrize("wanted", [4, pytest.param(20, marks=pytest.mark.campaign)])
 def test_a_build_killed_again_and_again_gives_the_same_bytes(
-    text: Path, unbroken: tuple[Path, float], tmp_path: Path, wanted: int
+    launcher: Launcher, text: Path, unbroken: tuple[Path, float], tmp_path: Path, wanted: int
 ) -> None:
     whole, lifetime = unbroken
     output = tmp_path / "corpus"
@@ -83,41 +79,40 @@ def test_a_build_killed_again_and_again_gives_the_same_bytes(
     while kills < wanted:
         attempts += 1
         assert attempts <= 4 * wanted, "builds end before they can be killed"
-        if killed(arguments, draw.uniform(0.1, 0.8 * lifetime)):
+        if killed(launcher, arguments, draw.uniform(0.1, 0.8 * lifetime)):
             kills += 1
         else:
             assert content(output) == content(whole)
             shutil.rmtree(output)
-    run_to_end(arguments)
+    run_to_end(launcher, arguments)
     assert content(output) == content(whole)
     assert not (tmp_path / ".corpus.building").exists()
 
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_the_number_of_workers_does_not_show(
-    text: Path, unbroken: tuple[Path, float], tmp_path: Path, workers: int
+    launcher: Launcher, text: Path, unbroken: tuple[Path, float], tmp_path: Path, workers: int
 ) -> None:
     output = tmp_path / "corpus"
-    run_to_end(command(text, output, workers))
+    run_to_end(launcher, command(text, output, workers))
     assert content(output) == content(unbroken[0])
 
 
 def test_a_part_that_was_damaged_meanwhile_is_made_again(
-    text: Path, unbroken: tuple[Path, float], tmp_path: Path
+    launcher: Launcher, text: Path, unbroken: tuple[Path, float], tmp_path: Path
 ) -> None:
     whole, _ = unbroken
     output = tmp_path / "corpus"
     arguments = command(text, output, 2)
     parts: list[Path] = []
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = launcher.start(*arguments)
     while process.poll() is None and not parts:
         time.sleep(0.01)
         parts = sorted((tmp_path / ".corpus.building" / "pass-0").glob("0*/part-*.zst"))
     process.kill()
-    process.wait()
     assert parts, "the build ended before a part of it was seen"
     damaged = bytearray(parts[0].read_bytes())
     damaged[len(damaged) // 2] ^= 1
     parts[0].write_bytes(damaged)
-    run_to_end(arguments)
+    run_to_end(launcher, arguments)
     assert content(output) == content(whole)

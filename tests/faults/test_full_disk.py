@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.files import damaged_files
+
+from ..command_line import Launcher
 
 SETTINGS = (
     "tokenizer.algorithm=char",
@@ -39,16 +40,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_loses_nothing_that_was_saved(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_that_was_saved(launcher: Launcher, small_disk: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"Sheep number {number} jumps over the fence.\n" for number in range(200)))
     run = small_disk / "run"
     arguments = ["train", "--data", str(text), "--output", str(run), "--device", "cpu", "--quiet", *SETTINGS]
-    command = [sys.executable, "-m", "sheepop", *arguments]
-    full = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert full.returncode == 1
-    assert full.stderr.count("\n") == 1, full.stderr
-    assert "the disk is full" in full.stderr
+    full = launcher.run(*arguments)
+    assert full.code == 1
+    assert full.err.count("\n") == 1, full.err
+    assert "the disk is full" in full.err
     directory = RunDirectory.open(run)
     steps = directory.steps()
     assert steps == list(range(1, len(steps) + 1))
@@ -56,6 +56,6 @@ def test_a_full_disk_loses_nothing_that_was_saved(small_disk: Path, tmp_path: Pa
     assert all(not damaged_files(directory.checkpoint(step)) for step in steps)
 
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    resumed = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=300, check=False)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = launcher.run(*arguments, "--resume", "auto")
+    assert resumed.code == 0, resumed.err
     assert directory.pointer("latest") == 10

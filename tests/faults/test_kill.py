@@ -6,8 +6,6 @@ import json
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -62,17 +60,15 @@ def test_interrupted_after_twenty_steps(
     reference: Reference, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sheepop", *reference.options(run)], stderr=subprocess.PIPE, text=True
-    )
+    process = reference.launcher.start(*reference.options(run))
     log = run / "metrics.jsonl"
     while process.poll() is None and not (log.is_file() and '"step": 20,' in log.read_text()):
-        pass
+        time.sleep(0.001)
     process.send_signal(number)
-    _, messages = process.communicate(timeout=120)
-    assert process.returncode == code, messages
-    assert "everything is saved" in messages
-    assert "Traceback" not in messages
+    done = process.wait()
+    assert done.code == code, done.err
+    assert "everything is saved" in done.err
+    assert "Traceback" not in done.err
     reference.resume(run)
 
 
@@ -113,15 +109,15 @@ SLICES = 8  # each with its own time limit
 def moments(short_reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many moments at the disk a whole run has."""
     run = tmp_path_factory.mktemp("counted") / "run"
-    done = short_reference.launcher.run(["0", *short_reference.options(run)], AT_THE_DISK)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout.split()[-1])
+    done = short_reference.launcher.run(0, *short_reference.options(run), program=AT_THE_DISK)
+    assert done.code == 0, done.err
+    return int(done.out.split()[-1])
 
 
 def kill_at_the_disk(reference: Reference, run: Path, moment: int) -> None:
     """Kills a run there and resumes it to the end."""
-    killed = reference.launcher.run([str(moment), *reference.options(run)], AT_THE_DISK)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = reference.launcher.run(moment, *reference.options(run), program=AT_THE_DISK)
+    assert killed.code == -signal.SIGKILL, killed.err
     reference.resume(run)
 
 
@@ -141,7 +137,9 @@ def test_killed_in_every_rename_and_flush(short_reference: Reference, moments: i
 
 def kill_somewhere(reference: Reference, run: Path, seconds: float) -> bool:
     """Kills a run after so many seconds and resumes it to the end; false when it had ended before."""
-    was_killed = reference.launcher.run(reference.options(run), kill_after=seconds).returncode == -signal.SIGKILL
+    process = reference.launcher.start(*reference.options(run))
+    time.sleep(seconds)
+    was_killed = process.kill().code == -signal.SIGKILL
     reference.resume(run)
     return was_killed
 
@@ -151,7 +149,7 @@ def lifetime(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> 
     """Seconds that a whole run takes."""
     run = tmp_path_factory.mktemp("timed") / "run"
     started = time.monotonic()
-    assert reference.launcher.run(reference.options(run)).returncode == 0
+    assert reference.finished(reference.options(run)).code == 0
     return time.monotonic() - started
 
 

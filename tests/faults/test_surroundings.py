@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +19,6 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.files import damaged_files
 
 Reference = Any
-
-
-def finished(options: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sheepop", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def assert_one_paragraph(errors: str, *parts: str) -> None:
@@ -78,9 +72,9 @@ def test_a_directory_of_checkpoints_that_turns_read_only(reference: Reference, t
         assert code == 1
         assert_one_paragraph(said, "step-00000015", refusal(), "up to step 10 is saved", f"--resume {run}")
         before = (run / "metrics.jsonl").read_bytes()
-        too_early = finished(reference.options(run, resume=True))
-        assert too_early.returncode == 1
-        assert_one_paragraph(too_early.stderr, f"Cannot write {run / 'checkpoints'}", refusal())
+        too_early = reference.finished(reference.options(run, resume=True))
+        assert too_early.code == 1
+        assert_one_paragraph(too_early.err, f"Cannot write {run / 'checkpoints'}", refusal())
     assert (run / "metrics.jsonl").read_bytes() == before
     assert_whole(run, latest=10)
     reference.resume(run)
@@ -90,9 +84,9 @@ def test_a_second_process_on_a_run_is_refused_and_disturbs_nothing(reference: Re
     run = tmp_path / "run"
     with reference.halted(*THIRTEENTH_STEP, reference.options(run)) as process:
         for option in (["--resume", "auto"], ["--overwrite"]):
-            second = finished([*reference.options(run), *option])
-            assert second.returncode == 3
-            assert_one_paragraph(second.stderr, f"Another process is working on the run in {run}")
+            second = reference.finished([*reference.options(run), *option])
+            assert second.code == 3
+            assert_one_paragraph(second.err, f"Another process is working on the run in {run}")
         assert process.go_on() == (0, "")
     reference.require_equal(run)
 
@@ -106,9 +100,9 @@ def test_data_that_vanishes_while_a_run_trains(reference: Reference, tmp_path: P
     assert_one_paragraph(said, "train-00000.bin was there when it was opened, and is gone now", "--resume")
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     assert_whole(run, latest=json.loads(metrics[-1])["step"])
-    still_gone = finished(reference.options(run, data=corpus, resume=True))
-    assert still_gone.returncode == 3
-    assert "train-00000.bin is missing" in still_gone.stderr
+    still_gone = reference.finished(reference.options(run, data=corpus, resume=True))
+    assert still_gone.code == 3
+    assert "train-00000.bin is missing" in still_gone.err
     assert (run / "metrics.jsonl").read_text().splitlines() == metrics
     (tmp_path / "aside").rename(corpus / "tokens")
     reference.resume(run, data=corpus)
@@ -118,9 +112,8 @@ def test_a_sink_that_hangs_keeps_no_run_from_its_end(reference: Reference, tmp_p
     run = tmp_path / "run"
     options = reference.options(run, "training.sinks=[tensorboard]")
     write = ("sheepop.train.sinks.tensorboard", "TensorBoard.write", 5)
-    command = reference.disturbed("time.sleep(10**6)", *write, options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0
-    assert "TensorBoard did not finish in time and is left behind" in done.stderr
-    assert "metrics.jsonl has all of them" in done.stderr
+    done = reference.disturbed("time.sleep(10**6)", *write, options).wait()
+    assert done.code == 0
+    assert "TensorBoard did not finish in time and is left behind" in done.err
+    assert "metrics.jsonl has all of them" in done.err
     reference.require_equal(run)

@@ -26,7 +26,7 @@ from sheepop.jobs.data import build
 from sheepop.jobs.generate import generate_text
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.step_origins import show_step
-from sheepop.jobs.train import TrainOutcome, train
+from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines
 
@@ -87,7 +87,7 @@ def test_which_token_fills_a_batch_up_changes_nothing() -> None:
 
 def run(data: Path, output: Path, *settings: str, console: Console | None = None, **options: Any) -> TrainOutcome:
     overrides = (*settings, f"data.paths={data}", f"output_dir={output}")
-    return train(load_config(overrides=overrides), console=console, **options)
+    return run_training(load_config(overrides=overrides), console=console, **options)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable, refuse_changes, require_text
 from sheepop.jobs.run_record import RunRecord, write_run_config
-from sheepop.jobs.train import train
+from sheepop.jobs.train import run_training, train
 from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines
 
@@ -34,7 +34,7 @@ def start(configured: Callable[..., SheepOpConfig]) -> Start:
     """Takes four steps into a directory, with more settings if given, and returns it."""
 
     def run(output: Path, *overrides: str, **places: Path) -> Path:
-        train(configured(output, "training.max_steps=4", *overrides, **places))
+        run_training(configured(output, "training.max_steps=4", *overrides, **places))
         return output
 
     return run
@@ -50,11 +50,11 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def resume(run: Path, *overrides: str, console: Console | None = None) -> None:
+def resume(run: Path, *overrides: str, console: Console | None = None, job: Callable[..., Any] = run_training) -> None:
     stored = find_resumable(run)
     assert stored is not None
     config = load_config(overrides=(*overrides, f"output_dir={run}"), base=stored.record.asked)
-    train(config, resume=True, console=console)
+    job(config, resume=True, console=console)
 
 
 def resolved(run: Path) -> dict[str, Any]:
@@ -303,8 +303,9 @@ def test_a_record_of_before_is_still_read(run: Path) -> None:
     for key in ("seed", "started", "git", "compute", "resumed"):
         del record[key]
     (run / "environment.json").write_text(json.dumps(record))
-    resume(run, "training.max_steps=5")
+    resume(run, "training.max_steps=5", job=train)
     assert steps(run) == 5
+    assert (run / "report.html").is_file()
 
 
 def test_a_state_of_before_is_still_read(run: Path) -> None:
@@ -327,7 +328,7 @@ def test_checkpoints_without_their_configuration_are_kept(run: Path, tmp_path: P
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=r"config\.yaml is missing, .* --fork .*step-00000004"):
-        train(load_config(overrides=[f"output_dir={run}"]), resume=True)
+        run_training(load_config(overrides=[f"output_dir={run}"]), resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == {
         path: content for path, content in before.items() if path.name != ".lock"
     }

@@ -15,7 +15,7 @@ from sheepop.core.config import read_config_file
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, StorageError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.train import TrainOutcome, train
+from sheepop.jobs.train import TrainOutcome, run_training, train
 from sheepop.train.metrics import read_json_lines
 
 Run = Callable[..., TrainOutcome]
@@ -24,7 +24,7 @@ Run = Callable[..., TrainOutcome]
 @pytest.fixture
 def run(configured: Callable[..., SheepOpConfig]) -> Run:
     """Ten steps into a directory, with more settings if given, every one of them logged."""
-    return lambda output, *overrides, resume=False: train(
+    return lambda output, *overrides, resume=False, job=run_training: job(
         configured(output, "training.max_steps=10", "training.log_interval=1", *overrides), resume=resume
     )
 
@@ -104,20 +104,20 @@ def test_validations_that_there_is_no_text_for_are_warned_of(
     configured: Callable[..., SheepOpConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = ("training.max_steps=2", "data.validation_fraction=0")
-    train(configured(tmp_path / "silent", *overrides), console=Console(quiet=True))
+    run_training(configured(tmp_path / "silent", *overrides), console=Console(quiet=True))
     assert "validations" not in capsys.readouterr().err
-    train(configured(tmp_path / "warned", *overrides, "training.eval_interval=1"), console=Console(quiet=True))
+    run_training(configured(tmp_path / "warned", *overrides, "training.eval_interval=1"), console=Console(quiet=True))
     assert "no text is held out, so there will be no validations" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_says_that_training_is_done(run: Run, tmp_path: Path) -> None:
-    report = run(tmp_path / "run").run / "report.html"
+    report = run(tmp_path / "run", job=train).run / "report.html"
     report.unlink()
     report.mkdir()
     (report / "in the way").touch()
     with pytest.raises(StorageError, match=r"report\.html.*Training itself is finished.*train --resume"):
-        run(tmp_path / "run", resume=True)
+        run(tmp_path / "run", resume=True, job=train)
     (report / "in the way").unlink()
     report.rmdir()
-    run(tmp_path / "run", resume=True)
+    run(tmp_path / "run", resume=True, job=train)
     assert report.is_file()

@@ -16,7 +16,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.step_origins import show_step
-from sheepop.jobs.train import train
+from sheepop.jobs.train import run_training
 from sheepop.jobs.training_data import DIFFICULTY, build_plan
 from sheepop.train.metrics import read_json_lines
 
@@ -190,7 +190,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_the_documents_named_for_a_step_are_those_it_read(corpus: Corpus, tmp_path: Path) -> None:
     config = configured(corpus, tmp_path / "run", **EVERYTHING)
-    train(config)
+    run_training(config)
     run = RunDirectory.open(tmp_path / "run")
     plan = build_plan(config, corpus, run, SILENT)
     tokenizer = corpus.tokenizer()
@@ -212,14 +212,14 @@ def test_a_run_goes_on_with_another_micro_batch_size_and_sees_the_same_batches(c
         found = [row for row in read_json_lines(tmp_path / name / "metrics.jsonl")[0] if row["split"] == "train"]
         return [{key: row[key] for key in ("step", "loss", "batch_hash", "tokens")} for row in found]
 
-    train(configured(corpus, tmp_path / "whole", **EVERYTHING))
-    train(configured(corpus, tmp_path / "cut", **{**EVERYTHING, "max_steps": 4}))
+    run_training(configured(corpus, tmp_path / "whole", **EVERYTHING))
+    run_training(configured(corpus, tmp_path / "cut", **{**EVERYTHING, "max_steps": 4}))
     for setting in ("training.micro_batch_size=4", "training.prefetch=0"):
         stored = find_resumable(tmp_path / "cut")
         assert stored is not None
         steps = stored.step + 3
         overrides = [setting, f"training.max_steps={steps}", f"output_dir={tmp_path / 'cut'}"]
-        train(load_config(overrides=overrides, base=stored.record.asked), resume=True)
+        run_training(load_config(overrides=overrides, base=stored.record.asked), resume=True)
     whole, cut = rows("whole"), rows("cut")
     assert [row["batch_hash"] for row in cut] == [row["batch_hash"] for row in whole]
     for one, other in zip(cut, whole, strict=True):

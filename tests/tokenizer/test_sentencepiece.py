@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +231,31 @@ def message(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def piece(text: str, kind: int = 1) -> bytes:
-    return message(1, message(1, text.encode()) + b"\x18" + varint(kind))
+def piece(text: str, kind: int = 1, score: float = 0.0) -> bytes:
+    return message(1, message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind))
 
 
 UNKNOWN = piece("<unk>", 2)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_found"),
+    [
+        ((("<s", -1.01), ("ep>", -1.01)), True),  # its parts, each likelier than any one letter of it can be
+        ((("b<s", -1.2), ("ep>b", -1.2)), True),  # less likely than the two b around it, which have -1 each
+        ((("<sep>b", -2.0),), True),
+        ((("<sep>b", -0.05),), False),
+    ],
+)
+def test_a_symbol_is_preferred_as_much_as_by_sentencepiece(
+    others: tuple[tuple[str, float], ...], is_found: bool, tmp_path: Path
+):
+    model = UNKNOWN + piece("b", score=-1.0) + piece("<sep>", 4) + b"".join(piece(t, score=s) for t, s in others)
+    (tmp_path / "some.model").write_bytes(model + message(3, b"\x18\x00"))  # without a space in front
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "some.model"))
+    expected = theirs.encode("b<sep>b")
+    assert load_tokenizer(tmp_path / "some.model").encode("b<sep>b") == expected
+    assert (expected == [1, 2, 1]) is is_found
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sheepop.checkpoint.counters import COUNTERS, FORMAT_VERSION, STATE, read_state_record
 from sheepop.checkpoint.model_directory import read_weights
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
 OPTIMIZER = "optimizer.safetensors"
@@ -86,9 +86,11 @@ def read_training_state(
             restored[slot] = value.to(parameter.device) if isinstance(value, Tensor) else value
         states.append((optimizer.state[parameter], restored))
     if found:
-        raise CheckpointError(f"{folder}: the optimizer state {_some(found)} does not belong to this run.")
+        raise CheckpointError(
+            f"{folder}: the optimizer state {first_few(found, _MOST_NAMES)} does not belong to this run."
+        )
     if missing:
-        raise CheckpointError(f"{folder}: the optimizer state {_some(missing)} is missing.")
+        raise CheckpointError(f"{folder}: the optimizer state {first_few(missing, _MOST_NAMES)} is missing.")
     for state, restored in states:
         state.clear()
         state.update(restored)
@@ -119,12 +121,6 @@ def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> Non
 
 def _kind(shape: tuple[int, ...] | None) -> str:
     return "a number" if shape is None else f"a tensor of shape {shape}"
-
-
-def _some(keys: Sequence[str] | Mapping[str, Any]) -> str:
-    """The first few of a list of keys, and how many there are beside them."""
-    more = len(keys) - _MOST_NAMES
-    return ", ".join(list(keys)[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def optimizer_state(optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str]) -> OptimizerState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sheepop.core.errors import CheckpointError, TokenizerError
+from sheepop.core.errors import CheckpointError, TokenizerError, first_few
 from sheepop.model import ModelConfig
 from sheepop.tokenizer import Tokenizer, tokenizer_from_json
 
@@ -42,8 +42,7 @@ def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[T
     except TokenizerError:
         kept = tokenizer  # something else in it needs one of these tokens
     require_fit(kept, config, where)
-    more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
-    named = ", ".join(surplus[:_SHOWN]) + more
+    named = first_few(surplus, _SHOWN)
     return kept, [f"The model has no embedding for the special tokens {named}, which the tokenizer does not have now."]
 
 

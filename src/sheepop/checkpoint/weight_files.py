@@ -10,7 +10,7 @@ from torch import Tensor
 from sheepop.checkpoint.lazy_tensor import LazyTensor, total_bytes
 from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
 from sheepop.checkpoint.source_directory import read_table, refuse_pickles, source_file
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -57,8 +57,7 @@ def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_
 
 def listed(problems: list[str], most: int = 20) -> str:
     """The first of many problems, and how many there are beside them."""
-    more = len(problems) - most
-    return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")
+    return first_few(problems, most, separator="; ")
 
 
 def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTensor]:

@@ -7,6 +7,9 @@ Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model,
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import Any
 
 
 class SheepOpError(Exception):
@@ -86,3 +89,12 @@ class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
         super().__init__(message)
         self.exit_code = 128 + signal_number
         self.is_advised = is_advised
+
+
+def first_few(items: Collection[Any], most: int, *, separator: str = ", ", written: Callable[[Any], str] = str) -> str:
+    """The first `most` of `items`, and how many there are beside them: ``a, b and 5 more``, or ``a; b; and 5 more``."""
+    named = separator.join(written(item) for item in islice(items, most))
+    beside = len(items) - most
+    if beside <= 0:
+        return named
+    return f"{named}{'' if separator == ', ' else separator.rstrip()} and {beside:,} more"

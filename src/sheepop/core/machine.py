@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sheepop.core.control_group import control_group_limits
 # Instruction sets that decide how fast matrices are multiplied, x86 and ARM, the widest of each last.
 _MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 _COMPILERS = ("c++", "g++", "clang++")
+# Those that SheepOp stands on.
 LIBRARIES = (
     "torch",
     "numpy",
@@ -96,7 +99,7 @@ def describe_machine(place: str | Path = ".") -> Machine:
         disk_free=shutil.disk_usage(place).free,
         compiler=find_compiler(),
         accelerators=_accelerators(),
-        versions=library_versions(),
+        versions=installed_versions(LIBRARIES),
     )
 
 
@@ -121,15 +124,17 @@ def has_python_headers() -> bool:
     return Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the libraries that SheepOp stands on, those that are installed."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """The versions of those of `libraries` that are installed."""
+    return {name: version for name in libraries if (version := _installed_version(name)) is not None}
+
+
+@cache
+def _installed_version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _processor_name() -> str:

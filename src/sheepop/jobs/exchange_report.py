@@ -9,7 +9,7 @@ from typing import Any
 
 from sheepop.checkpoint.lazy_tensor import ForeignModel
 from sheepop.core.console import Console
-from sheepop.core.errors import TokenizerError
+from sheepop.core.errors import TokenizerError, first_few
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
 
 _SHOWN_NAMES = 10
@@ -51,8 +51,7 @@ class ExchangeReport:
     def _numbers(self) -> list[str]:
         if not self.not_finite:
             return []
-        more = len(self.not_finite) - _SHOWN_NAMES
-        names = ", ".join(self.not_finite[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+        names = first_few(self.not_finite, _SHOWN_NAMES)
         return [f"NaN or infinity stands in {names}. The model will write nothing sensible."]
 
     def _weight_files(self) -> list[Path]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sheepop.report.charts import add_curve, empty_chart
+from sheepop.report.figures import blank_figure
 from sheepop.report.palette import GRID, RUNS
 from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Over = Literal["step", "seconds"]
 _AXES = {"step": "Step", "seconds": "Training time (s)"}
 _LEGEND_WIDTH, _LEGEND_KEY = 130, 10  # in characters, of the figure and of what stands beside a name
+_LEGEND_LINE = 0.24  # inches
+_SPLITS = ("validation", "train")
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
 
 
@@ -33,16 +36,15 @@ class Curves:
 
 def comparison_figure(runs: Sequence[Curves]) -> Figure:
     """Four panels: held-out loss above, smoothed training loss below; by step left, by training time right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7.5), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    names = [run.name for run in runs if not all(series(run.metrics, split, "loss").is_empty for split in _SPLITS)]
+    columns = max(1, min(len(names), _LEGEND_WIDTH // (_LEGEND_KEY + max(map(len, names), default=0))))
+    foot = _LEGEND_LINE * math.ceil(len(names) / columns)
+    figure = blank_figure(11, 7.2 + foot, 2, 2, has_y_labels=True, foot=foot)
     lines: dict[int, Line2D] = {}  # by the place of the run, from the first panel that draws it
-    for panels, split in zip(figure.subplots(2, 2), ("validation", "train"), strict=True):
+    for panels, split in zip(figure.subplots(2, 2), _SPLITS, strict=True):
         for axes, over in zip(panels, _AXES, strict=True):
             lines = {**_draw(axes, runs, split, over), **lines}
-    _add_legend(figure, [(runs[place].name, lines[place]) for place in sorted(lines)])
+    _add_legend(figure, [(runs[place].name, lines[place]) for place in sorted(lines)], columns)
     return figure
 
 
@@ -86,15 +88,14 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
     return lines
 
 
-def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]]) -> None:
+def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: int) -> None:
     """Names the lines below all panels."""
     if not named:
         return
-    columns = max(1, min(len(named), _LEGEND_WIDTH // (_LEGEND_KEY + max(len(name) for name, _ in named))))
     legend = figure.legend(
         [line for _, line in named],
         [str(place) for place in range(len(named))],
-        loc="outside lower center",
+        loc="lower center",
         ncols=columns,
         frameon=False,
         fontsize=9,

@@ -19,21 +19,45 @@ if TYPE_CHECKING:
 _DPI = 144
 _FEWEST_WITHOUT_MARKERS = 30
 
+# Inches around panels, for the longest numbers that matplotlib writes at an axis in the sizes used here. Fixed, since
+# finding them by what the panels hold takes longer than drawing the picture.
+_TOP, _BELOW, _RIGHT, _BESIDE, _AXIS_LABEL = 0.4, 0.55, 0.25, 0.7, 0.2
+
+
+def blank_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, has_y_labels: bool = False, foot: float = 0.0
+) -> Figure:
+    """An empty picture of so many inches, with room around a grid of panels and `foot` inches below all of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    beside = _BESIDE + (_AXIS_LABEL if has_y_labels else 0.0)
+    # A panel's share of the picture, and the room between two in shares of a panel, as matplotlib counts them.
+    panel_width = (width - columns * (beside + _RIGHT)) / columns
+    panel_height = (height - foot - rows * (_TOP + _BELOW)) / rows
+    figure.subplots_adjust(
+        left=beside / width,
+        right=1 - _RIGHT / width,
+        bottom=(foot + _BELOW) / height,
+        top=1 - _TOP / height,
+        wspace=(beside + _RIGHT) / panel_width,
+        hspace=(_TOP + _BELOW) / panel_height,
+    )
+    return figure
+
 
 def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     """Panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second, expert loads.
 
     The last is there for networks with experts only.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     most, least = (series(metrics, "train", f"expert_load_{which}") for which in ("max", "min"))
     rows: list[Any] = [["loss", "learning_rate"], ["grad_norm", "speed"]]
     if not most.is_empty:
         rows.append(["loads", "loads"])
-    figure = Figure(figsize=(11, 3.5 * len(rows)), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(11, 3.5 * len(rows), len(rows), 2)
     axes = figure.subplot_mosaic(rows)
     _draw_loss(axes["loss"], metrics)
     for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sheepop.report.figures import blank_figure
 from sheepop.report.palette import TRAIN, VALIDATION
 
 if TYPE_CHECKING:
@@ -15,11 +16,7 @@ def range_test_figure(
     rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float, lowest: float
 ) -> Figure:
     """Loss against the logarithm of the rate, raw and smoothed, with the suggested rate and that of the lowest loss."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(8, 4.5, has_y_labels=True)
     axes = figure.subplots()
     axes.plot(rates, losses, color=TRAIN, alpha=0.35, linewidth=1.4, label="Loss")
     axes.plot(rates, smoothed, color=TRAIN, linewidth=1.8, label="Smoothed")

@@ -79,12 +79,10 @@ def _symbols(model: SentencePieceModel) -> list[str]:
 
 def _unigram(model: SentencePieceModel) -> dict[str, Any]:
     """A user-defined symbol has the score by which SentencePiece prefers it; those that text never gives have none."""
-    normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
-    best = max(normal, default=0.0)
     vocabulary = [
-        (piece.text, _symbol_score(piece.text, best) if piece.type is PieceType.USER_DEFINED else piece.score)
-        if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)
-        else (piece.text, 0.0)
+        (piece.text, _symbol_score(piece.text))
+        if piece.type is PieceType.USER_DEFINED
+        else (piece.text, piece.score if piece.type is PieceType.NORMAL else 0.0)
         for piece in model.pieces
     ]
     return {
@@ -95,8 +93,9 @@ def _unigram(model: SentencePieceModel) -> dict[str, Any]:
     }
 
 
-def _symbol_score(text: str, best: float) -> float:
-    return len(text) * best - 0.1
+def _symbol_score(text: str) -> float:
+    """That of SentencePiece 0.2.3, in which the other pieces have logarithms of probabilities: no parts do better."""
+    return 0.1 * (len(text.encode()) - 1)
 
 
 def _bpe(model: SentencePieceModel) -> dict[str, Any]:

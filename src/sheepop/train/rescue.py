@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sheepop.core.console import Console
-from sheepop.core.errors import TrainingError
+from sheepop.core.errors import TrainingError, first_few
 from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.trouble import Trouble, TroubleConfig
 
@@ -55,7 +55,7 @@ class Rescue:
         }
         self._console.warn(
             f"Step {state.step + 1:,}: {trouble.words} ({trouble.kind}). Policy: {trouble.policy}. The batch held "
-            f"{_in_words(documents)}."
+            f"{first_few(documents, _NAMED_DOCUMENTS) or 'documents that cannot be named'}."
         )
         if trouble.policy == "skip" and state.skips_in_a_row < self._config.max_skips:
             run.write_trouble(row)
@@ -94,10 +94,3 @@ def _final_words(trouble: Trouble, state: TrainingState) -> str:
         "Lower training.learning_rate or raise training.warmup_steps in a new run, or go on with another "
         f"training.trouble.{key} (skip, rewind)."
     )
-
-
-def _in_words(documents: list[str]) -> str:
-    if not documents:
-        return "documents that cannot be named"
-    named = ", ".join(documents[:_NAMED_DOCUMENTS])
-    return named if len(documents) <= _NAMED_DOCUMENTS else f"{named} and {len(documents) - _NAMED_DOCUMENTS:,} more"

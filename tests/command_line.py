@@ -1,0 +1,219 @@
+"""The command line as tests call it: inside the test process, in a process that has all libraries loaded, or cold.
+
+A test of what a command says needs no process of its own. One of what happens to a process (signals, kills, streams
+that fail) takes it from `Launcher`: loading the libraries takes longer than most commands here, and writes nothing
+that a kill could damage. Only tests of the start itself start cold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import pytest
+
+from sheepop.cli.main import main
+
+LIMIT = 300.0  # seconds
+COMMAND = "from sheepop.__main__ import main; main()"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, killed by a signal with its negative number, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def in_process(*arguments: object, stdin: str | None = None) -> Ended:
+    """Runs ``sheepop`` with `arguments` in this process."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sheepop", *map(str, arguments)])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        if stdin is not None:
+            patch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode("utf-8")), encoding="utf-8"))
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def cold(*arguments: object, **environment: str) -> Ended:
+    """Runs ``python -m sheepop`` as a user does, in a process that loads everything itself."""
+    command = [sys.executable, "-m", "sheepop", *map(str, arguments)]
+    surroundings = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=surroundings)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+# Answers requests to fork a child that executes a program, and to say what became of one. A child ends as Python ends:
+# it leaves the loop by the exception that `sys.exit` raises, or by that of a fault.
+SERVER = """
+import json, os, socket, sys
+from importlib import import_module
+pipe = socket.socket(fileno=int(sys.argv[1]))
+for name in sys.argv[2:]:
+    import_module(name)
+while True:
+    length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
+    if not length:
+        break
+    asked = json.loads(pipe.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+    if "pid" in asked:
+        answer = os.waitpid(asked["pid"], asked["flags"])
+    elif answer := os.fork():
+        for stream in streams:
+            os.close(stream)
+    else:
+        pipe.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            buffering = 1 if number and os.isatty(number) else -1
+            stream = open(number, "w" if number else "r", buffering, encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        os.chdir(asked["directory"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        sys.argv = asked["arguments"]
+        exec(asked["program"], {"__name__": "__main__"})
+        sys.exit()
+    answer = json.dumps(answer).encode()
+    pipe.sendall(len(answer).to_bytes(8, "big") + answer)
+"""
+LOADED = (
+    "sheepop.cli.main",
+    "sheepop.jobs.train",
+    "sheepop.jobs.generate",
+    "matplotlib.backends.backend_agg",
+    "plotly.graph_objects",
+    "torch._inductor.config",
+)
+
+
+class Launcher:
+    """Starts programs in processes forked from one that has all libraries loaded and has done nothing else."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = socket.socketpair()
+        number = theirs.fileno()
+        self._server = subprocess.Popen([sys.executable, "-c", SERVER, str(number), *LOADED], pass_fds=(number,))
+        theirs.close()
+
+    def run(self, *arguments: object, program: str = COMMAND, **options: object) -> Ended:
+        """What became of the process that `start` starts; it may take `LIMIT` seconds."""
+        return self.start(*arguments, program=program, **options).wait()
+
+    def start(
+        self,
+        *arguments: object,
+        program: str = COMMAND,
+        stdin: bytes = b"",
+        stdout: int | None = None,
+        directory: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Started:
+        """A process that executes `program` with ``sys.argv[1:]`` = `arguments`; by itself, that is ``sheepop``.
+
+        Its standard output is kept, unless it goes to the open file `stdout`. What the interpreter reads from its
+        environment at its start has no effect.
+        """
+        read, out, err = streams = [TemporaryFile() for _ in range(3)]  # noqa: SIM115 - closed at the end of the process
+        read.write(stdin)
+        read.seek(0)
+        numbers = [read.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
+        asked = {"program": program, "arguments": ["sheepop", *map(str, arguments)]}
+        places = {"directory": str(directory or Path.cwd()), "environment": dict(environment)}
+        pid = self._ask({**asked, **places}, numbers)
+        read.close()
+        assert isinstance(pid, int)
+        return Started(self, pid, streams[1:])
+
+    def state(self, pid: int, flags: int) -> tuple[int, int]:
+        """What ``os.waitpid`` says of a process that was started here, without waiting."""
+        found, status = self._ask({"pid": pid, "flags": flags | os.WNOHANG})
+        return found, status
+
+    def close(self) -> None:
+        """Ends the process that the others come from."""
+        self._pipe.close()
+        self._server.wait(timeout=60)
+
+    def _ask(self, request: Mapping[str, object], streams: list[int] | None = None) -> object:
+        content = json.dumps(request).encode()
+        socket.send_fds(self._pipe, [len(content).to_bytes(8, "big")], streams or [])
+        self._pipe.sendall(content)
+        length = self._pipe.recv(8, socket.MSG_WAITALL)
+        assert length, "the process that the others come from is gone"
+        return json.loads(self._pipe.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+
+
+class Started:
+    """A process of `Launcher`."""
+
+    def __init__(self, launcher: Launcher, pid: int, streams: list[IO[bytes]]) -> None:
+        self.pid = pid
+        self._launcher = launcher
+        self._streams = streams
+        self._ended: Ended | None = None
+
+    def poll(self) -> Ended | None:
+        """What became of it, None while it is at work."""
+        if self._ended is None:
+            found, status = self._launcher.state(self.pid, 0)
+            if found:
+                self._ended = Ended(os.waitstatus_to_exitcode(status), *map(_read, self._streams))
+        return self._ended
+
+    def wait(self, seconds: float = LIMIT) -> Ended:
+        """What became of it after so many seconds at most; raises `TimeoutError`, and kills it, when it has no end."""
+        deadline = time.monotonic() + seconds
+        while (ended := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"no end after {seconds:.1f} seconds")
+            time.sleep(0.005)
+        return ended
+
+    def wait_until_stopped(self) -> None:
+        """Waits until a signal has made it stand still."""
+        while not (found := self._launcher.state(self.pid, os.WUNTRACED))[0]:
+            time.sleep(0.005)
+        assert os.WIFSTOPPED(found[1]), _read(self._streams[1])
+
+    def kill(self) -> Ended:
+        """Kills it, unless it has ended; what became of it."""
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+        return self.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal; nothing happens when it has just ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+def _read(file: IO[bytes]) -> str:
+    with file:
+        file.seek(0)
+        return file.read().decode("utf-8", errors="replace")
