@@ -18,7 +18,7 @@ from sheepop.core.errors import CheckpointError, ConfigError, DataError, DeviceE
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable, require_text
-from sheepop.jobs.run_record import RunRecord, write_run_config
+from sheepop.jobs.run_record import write_run_config
 from sheepop.jobs.train import train
 from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines
@@ -375,6 +375,7 @@ def test_text_that_is_not_there_says_from_where_and_how_to_name_it(
         require_text(run, ["corpus"])
 
 
-def test_a_run_without_its_record_says_how_to_begin_with_its_weights(tmp_path: Path) -> None:
+def test_a_run_without_its_record_says_how_to_begin_with_its_weights(run: Path) -> None:
+    (run / "environment.json").unlink()
     with pytest.raises(CheckpointError, match=r"environment\.json is missing, .*--fork"):
-        RunRecord.read(RunDirectory(tmp_path))
+        find_resumable(run)
