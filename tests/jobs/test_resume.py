@@ -404,6 +404,7 @@ def test_text_that_is_not_there_says_from_where_and_how_to_name_it(
         require_text(run, ["corpus"])
 
 
-def test_a_run_without_its_record_says_how_to_begin_with_its_weights(tmp_path: Path) -> None:
+def test_a_run_without_its_record_says_how_to_begin_with_its_weights(run: Path) -> None:
+    (run / "environment.json").unlink()
     with pytest.raises(CheckpointError, match=r"environment\.json is missing, .*--fork"):
-        RunRecord.read(RunDirectory(tmp_path))
+        find_resumable(run)

@@ -1,4 +1,4 @@
-"""The directory of a training run: configuration, metrics, samples, and checkpoints that are whole or absent."""
+"""The directory of a training run: names, lock, checkpoints that are whole or absent, their retention."""
 
 from __future__ import annotations
 
@@ -295,7 +295,10 @@ class RunDirectory:
             remove_partial(directory)
 
     def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
-        """Removes checkpoints up to step `newest` except the last `keep_last`, milestones, and the one marked best."""
+        """Retention: removes the checkpoints up to step `newest` that need not be kept.
+
+        The last `keep_last` stay, the milestones, and those marked best and latest.
+        """
         steps = [step for step in self.steps() if step <= newest]
         kept = milestones | {self.pointer("best"), self.pointer("latest")} | set(steps[-keep_last:])
         self._remove(step for step in steps if step not in kept)

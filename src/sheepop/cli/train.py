@@ -130,7 +130,7 @@ def train(
         typer.echo(f"Done: {outcome.run}{early}")
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
-        typer.echo(f"Report: {outcome.run / 'report.html'}")
+        typer.echo(f"Report: {outcome.report}")
         typer.echo(f'Next: sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."')
 
 

@@ -140,9 +140,15 @@ def _open(directory: Path) -> Corpus:
     )
 
 
+def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
+    """The directory of the corpus that the run built for itself, or else of the finished one that `config` names."""
+    given = [Path(path) for path in config.data.paths] if config else []
+    return next((path for path in (run.corpus, *given) if is_corpus(path)), None)
+
+
 def corpus_of_run(run: RunDirectory, config: SheepOpConfig) -> Corpus:
-    """The corpus that the run built for itself, or the finished one it was given."""
-    for path in (run.corpus, *map(Path, config.data.paths)):
-        if is_corpus(path):
-            return Corpus.open(path, verify=False)
+    """The corpus that `find_corpus` finds, opened; raises `DataError` where there is none any more."""
+    path = find_corpus(run, config)
+    if path is not None:
+        return Corpus.open(path, verify=False)
     raise DataError(f"The corpus that {run.path} was trained on is not at {', '.join(config.data.paths)} any more.")

@@ -119,7 +119,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
         f"  this model  {scores.bits_per_byte:.3f}",
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
-        f"Report: {outcome.run / 'report.html'}",
+        f"Report: {RunDirectory(outcome.run).report}",
         f'Next:   sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."',
     ]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from sheepop.core.errors import CheckpointError, ConfigError, DataError
 from sheepop.core.keys import may_change
 from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run_record import RunRecord, StoredRun, how_to_fork, read_run_config
+from sheepop.jobs.run_record import RunRecord, StoredRun, read_run_config
 
 if TYPE_CHECKING:
     from sheepop.data import Corpus
@@ -23,18 +24,23 @@ _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 def find_resumable(path: Path) -> StoredRun | None:
     """The run at `path`, or None when none was started there (an interrupted preparation is no run yet).
 
-    Raises `CheckpointError` for checkpoints without the configuration that belongs to them, and for one that was
-    edited or damaged.
+    Raises `CheckpointError` for checkpoints without the configuration or the record that belongs to them, and for one
+    that was edited or damaged.
     """
     run = RunDirectory(path)
     if not run.config_file.is_file():
         if run.steps() and not run.is_being_replaced():
             raise CheckpointError(
                 f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot go on. "
-                "Restore that file. " + how_to_fork(run.checkpoint(run.steps()[-1]))
+                "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
             )
         return None
-    return StoredRun(read_run_config(run), RunRecord.read(run), max(run.steps(), default=0))
+    config = read_run_config(run)
+    if not run.record_file.exists():
+        raise CheckpointError(
+            f"{run.record_file} is missing, so the run cannot go on. Restore that file. {_how_to_fork(path)}"
+        )
+    return StoredRun(config, RunRecord.read(run), max(run.steps(), default=0))
 
 
 def why_no_run(path: Path) -> str:
@@ -81,7 +87,7 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     if corpus.fingerprint != stored.record.corpus_fingerprint:
         raise CheckpointError(
             f"The corpus in {corpus.directory} is not the one this run was started with "
-            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). " + how_to_fork(path)
+            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). " + _how_to_fork(path)
         )
     # A setting that the version which started the run did not know was at its default.
     usual = SheepOpConfig().model_dump(mode="json")
@@ -93,7 +99,7 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     if refused:
         what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
         longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
-        raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {how_to_fork(path)}")
+        raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
     if "training.activation_checkpointing" in changed:  # the blocks that auto chose were those of its own mode
         changed["training.checkpointed_blocks"] = after["training.checkpointed_blocks"]
     tree = stored.config.model_dump(mode="json")
@@ -115,3 +121,10 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
             f"training.max_steps = {steps}, but the run has taken {stored.step} steps already. Give at least as many."
         )
     return config
+
+
+def _how_to_fork(path: Path) -> str:
+    return (
+        "Start a new run with another --output; to begin it with what this one has learned, add "
+        f"--fork {shlex.quote(str(path))}."
+    )

@@ -107,10 +107,6 @@ class RunRecord:
     def read(cls, run: RunDirectory) -> RunRecord:
         """Reads it back; raises `CheckpointError` when it is missing or not a record."""
         file = run.record_file
-        if not file.exists():
-            raise CheckpointError(
-                f"{file} is missing, so the run cannot go on. Restore that file. {how_to_fork(run.path)}"
-            )
         found = read_json(file)
         known = {entry.name for entry in fields(cls)}
         added_later = {e.name for e in fields(cls) if e.default is not MISSING or e.default_factory is not MISSING}
@@ -181,14 +177,6 @@ def view_run_config(run: RunDirectory) -> SheepOpConfig:
 def resume_command(path: str | Path) -> str:
     """What to type to go on with the run at `path`."""
     return f"sheepop train --resume {shlex.quote(str(path))}"
-
-
-def how_to_fork(path: Path) -> str:
-    """What to tell somebody whose run at `path` cannot go on as it is."""
-    return (
-        "Start a new run with another --output; to begin it with what this one has learned, add "
-        f"--fork {shlex.quote(str(path))}."
-    )
 
 
 def _checksum(text: str) -> str:

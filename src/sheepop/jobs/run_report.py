@@ -14,11 +14,11 @@ from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError, DataError
-from sheepop.data import is_corpus
 from sheepop.data.manifest import read_manifest
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.data import find_corpus
 from sheepop.jobs.machine_section import add_machine
 from sheepop.jobs.record_values import entry, text, whole
 from sheepop.jobs.run_record import RunRecord, resume_command, view_run_config
@@ -132,8 +132,7 @@ def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
 
 def _read_manifest(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any] | str:
     """The manifest of the run's own corpus, or of the finished one it was given; else why there is none."""
-    given = [Path(path) for path in config.data.paths] if config else []
-    found = next((path for path in (run.corpus, *given) if is_corpus(path)), None)
+    found = find_corpus(run, config)
     if found is None:
         return "The corpus of this run was not found."
     try:

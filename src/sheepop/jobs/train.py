@@ -61,6 +61,11 @@ class TrainOutcome:
     ended_early: bool  # because the held-out loss no longer fell
     scores: Scores | None  # of the best checkpoint on the whole held-out split, if one is held out
 
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return RunDirectory(self.run).report
+
 
 def train(
     config: SheepOpConfig,
