@@ -27,13 +27,15 @@ class Field:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Their keys that this field accounts for."""
-        return ()
+        """Their keys that this field accounts for: `theirs`, if it has one."""
+        theirs = getattr(self, "theirs", None)
+        return () if theirs is None else (theirs,)
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """The settings of `ModelConfig` that this field accounts for."""
-        return ()
+        """The settings of `ModelConfig` that this field accounts for: `ours`, one or several, if it has any."""
+        ours = getattr(self, "ours", ())
+        return ours if isinstance(ours, tuple) else (ours,)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Our settings, of which ``experts.count`` is one in a section; `settings` are those of the fields before.
@@ -101,11 +103,6 @@ class Value(Field):
         """The key and its other spellings."""
         return (self.theirs, *self.aliases)
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """The settings that have the value."""
-        return self.ours
-
     def read(self, given: Given, settings: Settings) -> Settings:
         """The same value under each of our keys."""
         value = given.typed(
@@ -120,22 +117,22 @@ class Value(Field):
 
 
 def size(theirs: str, ours: str, default: Any = REQUIRED, *aliases: str) -> Value:
-    """A whole number."""
+    """A key for a whole number."""
     return Value(theirs, (ours,), int, default, aliases)
 
 
 def count(theirs: str, ours: str, default: int, *aliases: str) -> Value:
-    """A number of layers or experts."""
+    """A key for a number of layers or experts."""
     return Value(theirs, (ours,), int, default, aliases, largest=LARGEST_COUNT)
 
 
 def context(theirs: str, default: int, *aliases: str) -> Value:
-    """The longest text."""
+    """A key for the length of the longest text."""
     return Value(theirs, ("max_seq_len",), int, default, aliases, largest=LARGEST_CONTEXT)
 
 
 def number(theirs: str, ours: str, default: Any = REQUIRED) -> Value:
-    """A real number."""
+    """A key for a real number."""
     return Value(theirs, (ours,), float, default)
 
 
@@ -150,7 +147,7 @@ def optional_number(theirs: str, ours: str, default: float | None) -> Value:
 
 
 def switch(theirs: str, *ours: str, default: Any = REQUIRED) -> Value:
-    """True or false."""
+    """A key that is true or false."""
     return Value(theirs, ours, bool, default)
 
 
@@ -161,11 +158,6 @@ class Fixed(Field):
     theirs: str
     values: tuple[Any, ...]
     reason: str = "which SheepOp's network does not compute"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key."""
-        return (self.theirs,)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Refuses every other value."""
@@ -186,11 +178,6 @@ class Refused(Field):
 
     theirs: str
     reason: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key."""
-        return (self.theirs,)
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Refuses a key that says something."""
@@ -225,17 +212,12 @@ class Implied(Field):
     ours: str
     values: tuple[Any, ...]
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """The setting."""
-        return (self.ours,)
-
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The first value."""
+        """The value that a file is read as having."""
         return {self.ours: self.values[0]}
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Any other value."""
+        """A value that their networks do not have."""
         holder, name = _holder(config, self.ours)
         value = None if holder is None else getattr(holder, name)
         if value not in self.values:
@@ -263,7 +245,7 @@ class EmbeddingRoot(Field):
         return {"embedding_scale": max(1, settings["d_model"]) ** 0.5}
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Another scale."""
+        """Embeddings that are scaled otherwise, or not at all."""
         root, own = config.d_model**0.5, config.embedding_scale or 1.0
         if not is_close(own, root):
             yield f"embedding_scale = {own:g}, and it multiplies embeddings by {root:g}"

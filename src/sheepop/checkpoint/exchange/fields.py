@@ -39,11 +39,6 @@ class Activation(Field):
     names: Mapping[str, str]
     default: str
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The key."""
-        return (self.theirs,)
-
     def read(self, given: Given, settings: Settings) -> Settings:
         """Our name of the same function."""
         name = given.typed(self.theirs, str, self.default)

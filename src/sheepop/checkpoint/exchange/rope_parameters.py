@@ -66,7 +66,7 @@ class RopeParameters(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Both spellings."""
+        """The keys of both spellings."""
         original = () if self.original is None else (ORIGINAL,)
         return ("rope_parameters", "rope_scaling", *self.base_keys, *self.fraction_keys, *original)
 
@@ -108,7 +108,7 @@ class LayerRopeParameters(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Both spellings."""
+        """The keys of both spellings."""
         return ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq")
 
     def read(self, given: Given, settings: Settings) -> Settings:

@@ -43,12 +43,12 @@ class Stacked:
         return [whole[::-1] if self.transposed else whole]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """The one tensor."""
+        """Ours in one, rows below rows."""
         whole = ours[0] if len(ours) == 1 else torch.cat(list(ours))
         return [whole.t() if self.transposed else whole]
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
-        """Its parts."""
+        """The rows of each, cut apart."""
         whole = theirs[0].t() if self.transposed else theirs[0]
         return list(torch.split(whole, [shape[0] for shape in shapes]))
 
@@ -62,7 +62,7 @@ class Interleaved:
         return Stacked().shapes(ours)
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """The one tensor."""
+        """Ours in one, head by head."""
         heads = [tensor.reshape(config.num_heads, -1, *tensor.shape[1:]) for tensor in ours]
         return [torch.stack(heads, dim=1).flatten(0, 2)]
 
@@ -81,7 +81,7 @@ class PerExpert:
         return [ours[0][1:]] * ours[0][0]
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:
-        """The experts."""
+        """A tensor for each expert."""
         return list(ours[0].unbind())
 
     def to_ours(self, theirs: Sequence[Tensor], shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
@@ -94,7 +94,7 @@ class Absent:
     """Ours must be zero, since they have no such tensor."""
 
     def shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """None."""
+        """No shape, since they have no such tensor."""
         return []
 
     def to_theirs(self, ours: Sequence[Tensor], config: ModelConfig) -> list[Tensor]:

@@ -67,11 +67,6 @@ class SoftCap(Field):
     ours: str
     otherwise: float | None = None
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """The cap."""
-        return (self.ours,)
-
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """No cap where there always is one."""
         if self.otherwise is not None and getattr(config, self.ours) is None:
@@ -93,11 +88,6 @@ class Biases(Field):
     ours: str
     presence: Presence
     probe: str = ""
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Whether these layers have biases."""
-        return (self.ours,)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Biases where llama.cpp reads none."""
@@ -199,12 +189,12 @@ class NoExperts(Field):
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Experts."""
+        """A mixture of experts, which it would not read."""
         if config.experts is not None:
             yield "experts are set, and it has none"
 
     def write(self, config: ModelConfig) -> Settings:
-        """The width."""
+        """The width of the feed-forward network."""
         return {_FEED_FORWARD: config.ffn_size}
 
     def read(self, given: Given, settings: Settings) -> Settings:
@@ -340,7 +330,7 @@ class Windows(Field):
         return entries
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The same."""
+        """The window, and the base of sliding layers where it is not that of the others."""
         window = given.typed(_WINDOW, int, self.otherwise or 0)
         slides = self._read_pattern(given, settings["num_layers"])
         shared = settings["position_base"]

@@ -103,7 +103,7 @@ def stacked_attention(*, zeros: bool = False) -> tuple[Row, ...]:
 
 
 def plain_feed_forward(*, zeros: bool = False) -> tuple[Row, ...]:
-    """Up and down."""
+    """The up and down projections of a network without a gate."""
     return linear("ffn_up", "feed_forward.up_proj", zeros=zeros) + linear(
         "ffn_down", "feed_forward.down_proj", zeros=zeros
     )

@@ -43,7 +43,7 @@ class ScoreDivisor(Field):
     keys = ("query_pre_attn_scalar",)
 
     def read(self, given: Given, settings: Settings) -> Settings:
-        """The scale."""
+        """One over the root."""
         divisor = given.typed("query_pre_attn_scalar", int, 256)
         if divisor < 1:
             raise given.problem("query_pre_attn_scalar", "is not positive")
