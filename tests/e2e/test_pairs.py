@@ -39,12 +39,12 @@ def test_an_encoder_decoder_learns_to_reverse_and_to_sort(tmp_path: Path) -> Non
     recipe = str(ROOT / "recipes" / "reverse-and-sort.yaml")
     sheepop("train", "--config", recipe, "--data", str(tmp_path / "pairs.jsonl"), "--output", run, "--quiet")
 
-    for options in (["--greedy"], ["--beams", "4"]):
+    for options, asked in ((["--greedy"], unseen), (["--beams", "4"], unseen[:101])):
         for name, rule in RULES.items():
-            prompts = [part for word in unseen for part in ("--prompt", f"{name} {word}")]
+            prompts = [part for word in asked for part in ("--prompt", f"{name} {word}")]
             written = json.loads(sheepop("generate", run, *prompts, *options, "--json"))
-            right = sum(done["text"] == rule(word) for done, word in zip(written, unseen, strict=True))
-            assert right / len(unseen) > 0.99, f"{name} {options}: {right} of {len(unseen)}"
+            right = sum(done["text"] == rule(word) for done, word in zip(written, asked, strict=True))
+            assert right / len(asked) > 0.99, f"{name} {options}: {right} of {len(asked)}"
 
     assert sheepop("generate", run, "--prompt", "sort decade", "--greedy") == "acddee\n"
     both = sheepop("generate", run, "-p", "reverse bead", "-p", "sort bead", "--beams", "2")

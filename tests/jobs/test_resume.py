@@ -21,7 +21,7 @@ from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_record import RunRecord, write_run_config
+from sheepop.jobs.run_record import write_run_config
 from sheepop.jobs.train import run_training, train
 from sheepop.jobs.training_run import bytes_of_a_step
 from sheepop.train.metrics import read_json_lines

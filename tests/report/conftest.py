@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -59,6 +61,17 @@ class ParsedPage(HTMLParser):
     def charts(self) -> list[dict[str, Any]]:
         data = [script.text for script in self.find("script") if script.attributes.get("type") == "application/json"]
         return [json.loads(text) for text in data]
+
+
+def assert_all_is_in_its_place(figure: Figure) -> None:
+    """Titles, labels and legends are whole, and none covers another panel."""
+    renderer = figure.canvas.get_renderer()
+    boxes = [part.get_tightbbox(renderer) for part in (*figure.axes, *figure.legends)]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, box
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, box
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other), (one, other)
 
 
 @pytest.fixture(scope="session")

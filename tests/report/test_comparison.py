@@ -8,6 +8,8 @@ import pytest
 
 from sheepop.report import Curves, comparison_figure, loss_comparison_chart, range_test_figure, smooth
 
+from .conftest import assert_all_is_in_its_place
+
 
 def rows(name: str, offset: float) -> Curves:
     found: list[dict[str, Any]] = []
@@ -41,7 +43,13 @@ def test_every_run_that_is_drawn_is_named_as_it_is_called() -> None:
     runs = [rows(name, 1.0) for name in names[:3]] + [Curves(names[3], trained_only)]
     figure = comparison_figure(runs)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
-    figure.canvas.draw()  # parses whatever is taken for a formula
+    assert_all_is_in_its_place(figure)  # and nothing is taken for a formula
+
+
+def test_names_of_any_length_and_number_leave_the_panels_their_room() -> None:
+    for figure in (comparison_figure([rows("x" * 40 + str(k), 10.0**k) for k in range(5)]), comparison_figure([])):
+        assert figure.axes[0].get_position().height * figure.get_figheight() == pytest.approx(2.65)
+        assert_all_is_in_its_place(figure)
 
 
 def test_a_single_value_can_be_seen() -> None:
@@ -73,7 +81,9 @@ def test_many_runs_are_told_apart_by_dashes() -> None:
 
 def test_a_range_test_is_drawn_with_its_two_rates() -> None:
     rates, losses = [1e-4, 1e-3, 1e-2, 1e-1], [5.0, 4.0, 3.0, 90.0]
-    (axes,) = range_test_figure(rates, losses, losses, 1e-3, 1e-2).axes
+    figure = range_test_figure(rates, losses, losses, 1e-3, 1e-2)
+    assert_all_is_in_its_place(figure)
+    (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     assert [list(line.get_xdata()) for line in axes.lines[2:]] == [[1e-3, 1e-3], [1e-2, 1e-2]]
     assert axes.get_ylim() == pytest.approx((2.7, 5.6))

@@ -10,6 +10,8 @@ from matplotlib.image import imread
 
 from sheepop.report import save_png, smooth, training_curves
 
+from .conftest import assert_all_is_in_its_place
+
 Rows = list[dict[str, Any]]
 TITLES = ["Loss (nats per token)", "Learning rate", "Gradient norm before clipping", "Tokens per second"]
 
@@ -61,12 +63,16 @@ def test_png_is_written_whole_and_repeatably(metrics: Rows, tmp_path: Path) -> N
         [{"step": 1, "split": "train", "loss": 3.0, "tokens_per_second": 0.0}],
         [{"step": step, "split": "train", "loss": (-1) ** step * 1.7e308, "grad_norm": 1e100} for step in range(20)],
         [{"step": 10**step, "split": "train", "loss": 1.0} for step in range(0, 400, 50)],
+        [{"step": 10**5 + step, "split": "train", "loss": 2 + step * 1e-6, "grad_norm": 12e-5} for step in range(20)],
+        [{"step": step, "split": "train", "tokens_per_second": 8e5, "expert_load_max": 3.0} for step in range(20)],
     ],
-    ids=["nothing", "no number", "one point", "the largest floats", "absurd steps"],
+    ids=["nothing", "no number", "one point", "the largest floats", "absurd steps", "small changes", "long numbers"],
 )
 def test_any_metrics_give_a_picture(rows: Rows, tmp_path: Path) -> None:
-    save_png(training_curves(rows), tmp_path / "curves.png")
+    figure = training_curves(rows)
+    save_png(figure, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert_all_is_in_its_place(figure)
 
 
 def test_global_state_is_left_alone(metrics: Rows) -> None:
