@@ -39,14 +39,14 @@ class SourcedNetwork:
             mask = torch.arange(source_ids.shape[1]) < lengths
             self._memory = model.encode(source_ids.to(self.device), mask.to(self.device))
 
-    def logits(self, input_ids: Tensor, counts: Sequence[int], **inputs: Any) -> Tensor:
-        """The logits (B, V) behind the last token of each row; row b has `counts[b]` of them."""
+    def logits(self, input_ids: Tensor, lengths: Sequence[int], **inputs: Any) -> Tensor:
+        """The logits (B, V) behind the last token of each row; row b has `lengths[b]` of them."""
         if self._memory is not None:
             inputs["memory"] = self._memory
         hidden_BTD = self.model.hidden_states(input_ids.to(self.device), **inputs)
-        if min(counts) < hidden_BTD.shape[1]:
-            last = torch.tensor(counts, device=self.device) - 1
-            hidden_BTD = hidden_BTD[torch.arange(len(counts), device=self.device), last][:, None]
+        if min(lengths) < hidden_BTD.shape[1]:
+            last = torch.tensor(lengths, device=self.device) - 1
+            hidden_BTD = hidden_BTD[torch.arange(len(lengths), device=self.device), last][:, None]
         return self.model.read_out(hidden_BTD, logits_to_keep=1)[:, -1]
 
     def keep_rows(self, rows: Sequence[int]) -> None:

@@ -114,9 +114,7 @@ class EncoderDecoder(Transformer):
         # Places of one sequence have no distance to places of the other.
         kind = replace(self.attention_kind(causal=False), slopes=None)
         sight = kind.sight(input_ids.shape[1], memory.states.shape[1], key_mask=memory.mask)
-        return self._decode(
-            input_ids, positions, None, cache, counts, memory.states, prepare_attention(kind, sight)
-        )
+        return self._decode(input_ids, positions, None, cache, counts, memory.states, prepare_attention(kind, sight))
 
     def forward(  # type: ignore[override]  # a network of two sequences
         self,

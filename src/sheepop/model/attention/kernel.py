@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.model.attention.features import KERNEL_FEATURES
-from sheepop.model.attention.sight import Sight, number_documents
+from sheepop.model.attention.sight import CPU, Sight, number_documents
 from sheepop.model.probe import Probe
 
 
@@ -34,7 +34,7 @@ class AttentionKind:
     watched: bool = False
     compiled: bool = False
     cached: bool = False
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
     @property

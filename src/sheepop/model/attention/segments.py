@@ -146,9 +146,7 @@ class SegmentsAttention:
         score.check("segments")
         batch, heads, length, _ = q_BHTC.shape
         outputs = [
-            scaled_dot_product(
-                q, k, v, mask=mask, is_causal=mask is None, dropout=score.dropout, scale=score.scale
-            )
+            scaled_dot_product(q, k, v, mask=mask, is_causal=mask is None, dropout=score.dropout, scale=score.scale)
             for mask, q, k, v in zip(self.masks, *map(self.cut.parts, (q_BHTC, k_BKTC, v_BKTC)), strict=True)
         ]
         return self.cut.joined(outputs).view(batch, length, heads, -1).transpose(1, 2)

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+CPU = torch.device("cpu")
+
+
 def number_documents(document_ids: Tensor) -> Tensor:
     """The running number (B, T), int64 from 0, of the document that each place of a row belongs to.
 
@@ -28,8 +31,9 @@ class Sight:
     """What T queries may see of S keys.
 
     The first query of row b stands at place `starts[b]` (B,), and in every row at S - T when None. A causal query sees
-    the keys up to its own place: at most `window` of them, itself included, and of its own document only, by the running
-    numbers (B, S) in `documents`. Where `causal` is False it sees every key but those where `key_mask` (B, S) is False.
+    the keys up to its own place: at most `window` of them, itself included, and of its own document only, by the
+    running numbers (B, S) in `documents`. Where `causal` is False it sees every key but those where `key_mask` (B, S)
+    is False.
 
     Raises `ValueError` for parts that do not fit each other.
     """
@@ -41,7 +45,7 @@ class Sight:
     documents: Tensor | None = None
     starts: Tensor | None = None
     key_mask: Tensor | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         for name, given in (("document_ids", self.documents), ("key_mask", self.key_mask)):
@@ -50,9 +54,7 @@ class Sight:
                     f"{name} has shape {tuple(given.shape)}; a row for each sequence of {self.num_keys} is needed"
                 )
         if self.documents is not None and not self.is_whole:
-            raise ValueError(
-                f"document_ids need every position as a query; got {self.num_queries} of {self.num_keys}"
-            )
+            raise ValueError(f"document_ids need every position as a query; got {self.num_queries} of {self.num_keys}")
         if self.causal and self.key_mask is not None:
             raise ValueError("a key_mask is for attention in both directions; causal rows have padding behind them")
         if not self.causal and not (self.window is None and self.documents is None and self.starts is None):
