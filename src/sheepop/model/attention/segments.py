@@ -118,7 +118,9 @@ class Cut:
     def split(self, places: Tensor) -> list[Tensor]:
         """What was gathered (places, heads, ...) by group, (documents, heads, padded length, ...)."""
         parts = torch.split(places, [count * padded for count, padded in self.groups])
-        return [part.unflatten(0, group).transpose(1, 2) for part, group in zip(parts, self.groups, strict=True)]
+        return [
+            part.view(*group, *part.shape[1:]).transpose(1, 2) for part, group in zip(parts, self.groups, strict=True)
+        ]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """The inverse of `split` without padding, (B T, heads, ...)."""
@@ -137,7 +139,7 @@ class SegmentsAttention:
         """Where the documents are, and their masks."""
         return (self.cut.gather, self.cut.scatter, *(mask for mask in self.masks if mask is not None))
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
         """Causal attention of every document to itself (B, H, T, C), the documents of a group in one call.
 

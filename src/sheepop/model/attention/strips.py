@@ -56,7 +56,8 @@ class StripsAttention:
         score.check("strips")
         heads, length = q_BHTC.shape[1:3]
         window, count = self.window, -(-length // self.window)
-        first = self.first.attend(*(part[:, :, :window] for part in (q_BHTC, k_BKTC, v_BKTC)), score)
+        q, k, v = (part[:, :, :window] for part in (q_BHTC, k_BKTC, v_BKTC))
+        first = self.first.attend(q, k, v, score)
         q, k, v = (_cut(part, count, window) for part in (q_BHTC, k_BKTC, v_BKTC))
         k, v = (torch.cat((part[:, :-1], part[:, 1:]), dim=3) for part in (k, v))
         rest = scaled_dot_product(
