@@ -70,6 +70,11 @@ class Transformer(nn.Module):
         for block in self.layers:
             block.compile()
 
+    def pack_projections(self) -> None:
+        """Makes queries, keys and values of every layer one product; see `Attention.pack_projections`."""
+        for block in self.layers:
+            block.attention.pack_projections()
+
     @property
     def layers(self) -> tuple[Block, ...]:
         """All blocks, in the order in which they run."""

@@ -133,7 +133,8 @@ def _has_triton(index: int | None) -> bool:
 def _run(*heads: Tensor, **settings: Any) -> Any:
     # Inside a network that is being compiled it is compiled with the rest.
     if torch.compiler.is_compiling():
-        return flex_attention(*heads, **settings)
+        kernel: Callable[..., Any] = flex_attention
+        return kernel(*heads, **settings)
     with torch._dynamo.config.patch(recompile_limit=_KINDS):
         return _compiled_flex_attention()(*heads, **settings)
 

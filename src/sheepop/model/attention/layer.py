@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from sheepop.model.attention.kernel import Attending, Score
+from sheepop.model.attention.projections import PackedProjections
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.norms import build_norm
@@ -37,6 +41,7 @@ class Attention(nn.Module):
         widths = (config.head_size, config.head_size) if self.norms_heads else (q_width, k_width)
         self.q_norm, self.k_norm = (None if config.qk_norm is None else build_norm(config, width) for width in widths)
         self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
+        self._packed: PackedProjections | None = None
         self.q, self.k, self.v = Probe(), Probe(), Probe()
         self.rotated_q, self.rotated_k = Probe(), Probe()
         self.scores, self.weights, self.head_outputs = Probe(), Probe(), Probe()
@@ -81,7 +86,26 @@ class Attention(nn.Module):
         return project() if cache is None else cache.memory(self.layer, project)
 
     def _projections(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        if self._packed is not None and self._packed.holds(projections):
+            return self._packed.product(x_BTD)
         return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+
+    def pack_projections(self) -> None:
+        """Lays the weights of queries, keys and values one behind the other, so that they are one product.
+
+        They stay three parameters, whose memory is new. What sets them apart again, such as a move to another device,
+        other parameters or other layers in their places, also makes them three products again.
+        """
+        self._packed = PackedProjections.of((self.q_proj, self.k_proj, self.v_proj))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's parameters lie where its maker puts them."""
+        return {**self.__dict__, "_packed": None}
 
     def _queries(self, q_BTE: Tensor) -> Tensor:
         return self.q(self._heads(q_BTE, self.q_norm, self.head_dim))
