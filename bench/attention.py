@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,9 @@ from sheepop.core.device import resolve_device
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.attention import attend
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.fused import Fused
+from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
@@ -38,6 +38,7 @@ SHAPES = {
 }
 LENGTHS = (256, 512, 1024, 2048, 4096)
 HEADS, HEAD_DIM = 6, 64
+KINDS = ("plain", "documents", "dense")
 
 
 def documents(rows: int, length: int, median: int, seed: int = 0) -> torch.Tensor:
@@ -92,24 +93,11 @@ def time_steps(shape: str, device: str, precision: str, compiled: bool, rounds: 
     }
 
 
-def dense_mask(document_ids: torch.Tensor) -> AttentionMask:
-    """The mask of T times T entries, which a batch with padding still needs."""
-    everything = torch.ones_like(document_ids, dtype=torch.bool)
-    length = document_ids.shape[1]
-    return attention_mask(length, length, document_ids=document_ids, key_mask=everything, device=document_ids.device)
-
-
-MASKS: Mapping[str, Callable[[torch.Tensor], AttentionMask]] = {
-    "plain": lambda ids: attention_mask(ids.shape[1], ids.shape[1]),
-    "documents": lambda ids: attention_mask(
-        ids.shape[1],
-        ids.shape[1],
-        document_ids=ids,
-        device=ids.device,
-        kind=AttentionKind(head_dim=HEAD_DIM, value_dim=HEAD_DIM),
-    ),
-    "dense": dense_mask,
-}
+def prepared(document_ids: torch.Tensor, kind: str) -> Attending:
+    """Attention of rows: `plain`, by the kernel that is chosen for documents, or `dense`, with a mask of T x T."""
+    asked = AttentionKind(head_dim=HEAD_DIM, value_dim=HEAD_DIM, device=document_ids.device)
+    sight = asked.sight(document_ids.shape[1], document_ids=None if kind == "plain" else document_ids)
+    return Fused().prepare(asked, sight) if kind == "dense" else prepare_attention(asked, sight)
 
 
 def attention_memory(kind: str, length: int, rows: int, device: str) -> dict[str, Any]:
@@ -123,10 +111,10 @@ def attention_memory(kind: str, length: int, rows: int, device: str) -> dict[str
 
     q, k, v = heads(), heads(), heads()
     warm_q, warm_k, warm_v = (tensor[:, :, :32].detach().requires_grad_() for tensor in (q, k, v))
-    torch.autograd.backward(attend(warm_q, warm_k, warm_v, MASKS[kind](ids[:, :32])).sum())
+    torch.autograd.backward(prepared(ids[:, :32], kind).attend(warm_q, warm_k, warm_v).sum())
     forget_peak(device)
     before = peak_bytes(device)
-    torch.autograd.backward(attend(q, k, v, MASKS[kind](ids)).sum())
+    torch.autograd.backward(prepared(ids, kind).attend(q, k, v).sum())
     return {"kind": kind, "length": length, "rows": rows, "bytes": peak_bytes(device) - before}
 
 
@@ -154,12 +142,12 @@ def main() -> None:
                 f"{shape:<10} {row['precision']:<10} {row['compiled']!s:<9} {row['plain_seconds'] * 1e3:>6,.0f} ms "
                 f"{row['document_seconds'] * 1e3:>7,.0f} ms {row['ratio']:>7.3f}"
             )
-    print(f"\n{'T':>6}" + "".join(f"{kind + ' MiB':>16}" for kind in MASKS))
+    print(f"\n{'T':>6}" + "".join(f"{kind + ' MiB':>16}" for kind in KINDS))
     memory = []
     for length in options.lengths:
         found = [
             measured_apart(__file__, {"kind": kind, "length": length, "rows": options.rows, "device": device})
-            for kind in MASKS
+            for kind in KINDS
         ]
         memory += found
         print(f"{length:>6}" + "".join(f"{row['bytes'] / 2**20:>16,.1f}" for row in found))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.model import causal_attention
+from sheepop.model.attention import products
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _VALUE = 0.01  # an ordinary number: others would be slow for reasons of their own
@@ -32,7 +32,7 @@ def skip_products() -> None:
         "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_gradients,
     }.items():
         _LIBRARY.impl(name, replacement, "CPU")
-    causal_attention.HAS_BFLOAT16_PRODUCTS = False  # attention is left out by the name of PyTorch's kernel
+    products.HAS_BFLOAT16_PRODUCTS = False  # attention is left out by the name of PyTorch's kernel
 
 
 def _written(result: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from sheepop.generate.runner import IncrementalRunner, RecomputingRunner, Runner, pad_left
+from sheepop.generate.runner import IncrementalRunner, RecomputingRunner, Runner, pad
 from sheepop.model import ModelConfig, Transformer, build_model
 
 KINDS = [
@@ -102,11 +102,9 @@ def test_every_row_may_use_the_whole_context(toy_model: Callable[..., Transforme
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
-def test_padding_stands_on_the_left() -> None:
-    input_ids, padding = pad_left([[7, 8, 9], [4]])
-    assert input_ids[:, -1].tolist() == [9, 4]
-    assert input_ids[0].tolist() == [7, 8, 9]
-    assert padding.tolist() == [0, 2]
+def test_padding_stands_behind() -> None:
+    assert pad([[7, 8, 9], [4]])[:, 0].tolist() == [7, 4]
+    assert pad([[7, 8, 9], [4]]).shape == (2, 3)
 
 
 @torch.no_grad()

@@ -27,38 +27,73 @@ def test_incremental_equals_whole(toy_network, encoding, kv_heads, pieces):
     with torch.inference_mode():
         whole = model(input_ids)
         logits = [model(piece, cache=cache) for piece in input_ids.split(pieces, dim=1)]
-    assert cache.length == 12
+    assert cache.lengths.tolist() == [12, 12]
     torch.testing.assert_close(torch.cat(logits, dim=1), whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("given_positions", [True, False], ids=["positions", "default-positions"])
-def test_left_padded_rows_equal_the_rows_alone(toy_network, encoding, given_positions):
+def test_rows_of_different_length_equal_the_rows_alone(toy_network, encoding, given_positions):
     model = toy_network(position_encoding=encoding, num_kv_heads=2)
     rows = [tokens(9), tokens(4), tokens(6)]
-    padding = torch.tensor([0, 5, 3])
-    # The pad id is one that the texts may hold as well: the mask must not depend on it.
-    padded = torch.stack([torch.cat((torch.full((9 - len(row),), 7), row)) for row in rows])
-    positions = (torch.arange(9)[None] - padding[:, None]).clamp(min=0)
-    cache = KeyValueCache(model.config, 3, 9, padding=padding)
-    logits = []
+    cache = KeyValueCache(model.config, 3, 9)
+    begun, logits = [0, 0, 0], [[], [], []]
     with torch.inference_mode():
-        for start, end in ((0, 6), (6, 7), (7, 9)):
-            given = {"positions": positions[:, start:end]} if given_positions else {}
-            logits.append(model(padded[:, start:end], cache=cache, **given))
-        for row, found, skipped in zip(rows, torch.cat(logits, dim=1), padding.tolist(), strict=True):
-            torch.testing.assert_close(found[skipped:], model(row[None])[0], atol=1e-5, rtol=0)
+        # From the front; one row alone; pieces of each; and one that ends where the cache does, its padding behind it.
+        for counts in ([4, 2, 3], [1, 0, 0], [1, 1, 1], [3, 1, 2]):
+            padded = torch.full((3, max(counts)), 7)  # an id that the texts may hold as well
+            for row, (start, count) in enumerate(zip(begun, counts, strict=True)):
+                padded[row, :count] = rows[row][start : start + count]
+            offsets = torch.arange(max(counts)).minimum(torch.tensor(counts)[:, None] - 1).clamp(min=0)
+            given = {"positions": torch.tensor(begun)[:, None] + offsets} if given_positions else {}
+            hidden = model.hidden_states(padded, cache=cache, counts=counts, **given)
+            for row, count in enumerate(counts):
+                logits[row].append(model.read_out(hidden)[row, :count])
+            begun = [start + count for start, count in zip(begun, counts, strict=True)]
+        assert cache.lengths.tolist() == begun == [9, 4, 6]
+        for row, found in zip(rows, logits, strict=True):
+            torch.testing.assert_close(torch.cat(found), model(row[None])[0], atol=1e-5, rtol=0)
+
+
+def test_what_another_row_holds_changes_no_bit(toy_network):
+    model = toy_network(position_encoding="alibi", num_kv_heads=2)
+    piece, following = tokens(2, 6), tokens(2, 1)
+    found = []
+    with torch.inference_mode():
+        for other in (0, 3):
+            given, more = piece.clone(), following.clone()
+            given[1] += other
+            more[1] += other
+            cache = KeyValueCache(model.config, 2, 8)
+            model.hidden_states(given % 29, cache=cache, counts=[6, 3])
+            found.append(model(more % 29, cache=cache)[0])
+    assert torch.equal(*found)
+
+
+def test_rows_of_one_length_need_no_mask(toy_network):
+    model = toy_network()
+    kind = model.attention_kind(cached=True)
+    cache = KeyValueCache(model.config, 2, 9)
+    masks = []
+    for count in (5, 1, 1):
+        cache.begin(count)
+        masks.append(cache.prepare(kind).tensors)
+        cache.advance()
+    assert masks == [(), (), ()]
+    cache.begin(1, [1, 0])
+    cache.advance()
+    cache.begin(1)
+    assert [tuple(mask.shape) for mask in cache.prepare(kind).tensors] == [(2, 1, 1, 9)]
 
 
 def test_kept_rows_go_on_as_if_alone_in_their_new_order(toy_network):
     model = toy_network(position_encoding="rope", num_kv_heads=2)
     rows = [tokens(8), tokens(3), tokens(5)]
-    padding = torch.tensor([0, 5, 3])
-    padded = torch.stack([torch.cat((torch.zeros(8 - len(row), dtype=torch.long), row)) for row in rows])
-    cache = KeyValueCache(model.config, 3, 10, padding=padding)
+    padded = torch.stack([torch.cat((row, torch.zeros(8 - len(row), dtype=torch.long))) for row in rows])
+    cache = KeyValueCache(model.config, 3, 10)
     with torch.inference_mode():
-        model(padded, cache=cache)
-        cache.keep_rows(torch.tensor([2, 1]))
+        model.hidden_states(padded, cache=cache, counts=[8, 3, 5])
+        cache.keep_rows([2, 1])
         following = torch.tensor([[3, 4], [5, 6]])
         found = model(following, cache=cache)
         for row, more, logits in zip((rows[2], rows[1]), following, found, strict=True):
@@ -85,7 +120,7 @@ def test_more_positions_than_the_capacity_are_refused_and_the_past_stays(toy_net
         model(tokens(1, 4), cache=cache)
         with pytest.raises(ValueError, match="holds 5 positions; 6 were asked for"):
             model(tokens(1, 2), cache=cache)
-        assert cache.length == 4
+        assert cache.lengths.tolist() == [4]
         torch.testing.assert_close(
             model(torch.tensor([[2]]), cache=cache)[:, -1],
             model(torch.cat((tokens(1, 4), torch.tensor([[2]])), dim=1))[:, -1],
@@ -98,6 +133,15 @@ def test_a_batch_of_another_size_is_refused(toy_network):
     model = toy_network()
     with pytest.raises(ValueError, match="holds 2 sequences; 1 were given"):
         model(tokens(1, 4), cache=KeyValueCache(model.config, 2, 8))
+
+
+@pytest.mark.parametrize("counts", [[4], [5, 1], [-1, 2]])
+def test_counts_that_do_not_fit_are_refused(toy_network, counts):
+    model = toy_network()
+    with pytest.raises(ValueError, match="do not fit 2 rows of 4 tokens"):
+        model.hidden_states(tokens(2, 4), cache=KeyValueCache(model.config, 2, 8), counts=counts)
+    with pytest.raises(ValueError, match="counts tell a cache"):
+        model.hidden_states(tokens(2, 4), counts=[4, 4])
 
 
 def test_document_ids_and_a_cache_exclude_each_other(toy_network):

@@ -216,7 +216,7 @@ def test_rows_that_are_kept_repeated_and_put_in_another_order_go_on_as_if_alone(
     with torch.inference_mode():
         memory, cache = model.encode(sources, mask), KeyValueCache(model.config, 3, 6)
         model.hidden_states(targets, memory=memory, cache=cache)
-        cache.keep_rows(rows)
+        cache.keep_rows(rows.tolist())
         found = model.read_out(model.hidden_states(following, memory=memory.rows(rows), cache=cache))
         for row, more, logits in zip(rows.tolist(), following, found, strict=True):
             length = int(mask[row].sum())

@@ -185,16 +185,19 @@ def test_logits_of_packed_documents(axis) -> None:
     np.testing.assert_allclose(found.detach(), np.stack(expected), atol=1e-5)
 
 
-def test_logits_of_left_padded_rows_through_the_cache(axis) -> None:
-    """Rows of nine and of six tokens, read in pieces; the shorter one's are those of the row alone."""
+def test_logits_of_rows_of_different_length_through_the_cache(axis) -> None:
+    """Rows of nine and of six tokens, read in pieces of other numbers of tokens; each is as the row alone."""
     model, expected = axis
-    short = tokens()[1, :6]
-    rows = torch.stack((tokens()[0], torch.cat((torch.full((3,), 5), short))))
-    cache = KeyValueCache(model.config, 2, LENGTH, dtype=torch.float64, padding=torch.tensor([0, 3]))
-    with torch.inference_mode():
-        found = torch.cat([model(piece, cache=cache) for piece in rows.split([5, 1, 1, 2], dim=1)], dim=1)
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
-    np.testing.assert_allclose(found[1, 3:], expected[1][:6], atol=1e-5)
+    cache = KeyValueCache(model.config, 2, LENGTH, dtype=torch.float64)
+    begun = [0, 0]
+    for counts in ([5, 3], [1, 1], [2, 1], [1, 1]):
+        pieces = [tokens()[row, start : start + max(counts)] for row, start in enumerate(begun)]
+        with torch.inference_mode():
+            found = model.read_out(model.hidden_states(torch.stack(pieces), cache=cache, counts=counts))
+        for row, (start, count) in enumerate(zip(begun, counts, strict=True)):
+            np.testing.assert_allclose(found[row, :count], expected[row][start : start + count], atol=1e-5)
+        begun = [start + count for start, count in zip(begun, counts, strict=True)]
+    assert cache.lengths.tolist() == begun == [9, 6]
 
 
 def test_every_axis_changes_the_logits() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.attention import attend
-from sheepop.model.mask import attention_mask
+from sheepop.model.attention.fused import FusedAttention
 from sheepop.model.positions import RotaryPositions, rotary_tables, rotate
 from sheepop.model.rotary_frequencies import rotary_frequencies
 from sheepop.model.rotary_scaling import RotaryScaling
@@ -88,7 +87,7 @@ def test_rotated_queries_keep_their_dtype_so_that_attention_runs_in_it():
     assert turned.dtype == torch.bfloat16
     # The products are taken in float32 and rounded once.
     assert torch.equal(turned, rotate(x.float(), *rotary_tables(3, 8)).bfloat16())
-    assert attend(turned, turned, x, attention_mask(3, 3)).dtype == torch.bfloat16
+    assert FusedAttention(is_causal=True).attend(turned, turned, x).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rope"])

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.attention.fused import FusedAttention
 from sheepop.model.block import BlockInputs
-from sheepop.model.mask import AttentionMask
 from sheepop.model.probe import Probe, named_probes, record, watch
 
 from .slow_network import SlowNetwork
@@ -302,7 +302,7 @@ def captured(block: torch.nn.Module) -> list[str]:
     torch.compiler.reset()
     # Raises for a graph break.
     compiled = torch.compile(block, backend=backend, fullgraph=True)
-    compiled(torch.ones(1, 6, 16, dtype=torch.bfloat16), BlockInputs(AttentionMask()))
+    compiled(torch.ones(1, 6, 16, dtype=torch.bfloat16), BlockInputs(FusedAttention(is_causal=True)))
     return graphs
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model, cross_entropy, cross_entropy_sum
-from sheepop.model.attention import Attention, attend
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import Attending, AttentionKind
+from sheepop.model.attention.layer import Attention
 from sheepop.model.feedforward import FeedForward
-from sheepop.model.mask import attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import sinusoidal_table
 
@@ -35,12 +36,17 @@ HELLO_SCORES = [
 ]
 
 
+def plain(num_queries: int, num_keys: int | None = None) -> Attending:
+    kind = AttentionKind()
+    return prepare_attention(kind, kind.sight(num_queries, num_keys))
+
+
 def weights_of(scores: Tensor) -> Tensor:
     """The attention weights (T, T) that `attend` gives to scores: unit keys hand them through, unit values out."""
     size = scores.shape[0]
     unit = torch.eye(size, dtype=scores.dtype)[None, None]
     queries = (scores * math.sqrt(size))[None, None]
-    return attend(queries, unit, unit, attention_mask(size, size))[0, 0]
+    return plain(size).attend(queries, unit, unit)[0, 0]
 
 
 def test_sinusoidal_values_at_width_512():
@@ -66,7 +72,7 @@ def test_projection():
     with torch.no_grad():
         attention.v_proj.weight.copy_(torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.8]]).T)
         attention.o_proj.weight.copy_(torch.eye(4)[:, :2])
-    result = attention(torch.tensor([[[0.1, 0.2, 0.3, 0.4]]]), attention_mask(1, 1))
+    result = attention(torch.tensor([[[0.1, 0.2, 0.3, 0.4]]]), plain(1))
     torch.testing.assert_close(result[0, 0], torch.tensor([0.50, 0.60, 0.0, 0.0]))
 
 
@@ -77,10 +83,10 @@ def test_self_attention_of_the_numpy_example():
     keys, values = (x @ w_k)[None, None], (x @ w_v)[None, None]
     unit = torch.eye(3, dtype=torch.float64)[None, None]
     queries = [(row @ w_q)[None, None, None] for row in x]
-    weights = torch.cat([attend(query, keys, unit, attention_mask(1, 3))[0, 0] for query in queries])
+    weights = torch.cat([plain(1, 3).attend(query, keys, unit)[0, 0] for query in queries])
     expected = [[0.527359, 0.115108, 0.357533], [0.435244, 0.199714, 0.365042], [0.506094, 0.129237, 0.364669]]
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64), atol=5e-7, rtol=0)
-    output = attend(queries[0], keys, values, attention_mask(1, 3))[0, 0, 0]
+    output = plain(1, 3).attend(queries[0], keys, values)[0, 0, 0]
     first = torch.tensor([0.977014, 0.935311, 1.156819, 1.439387], dtype=torch.float64)
     torch.testing.assert_close(output, first, atol=5e-7, rtol=0)
 
@@ -176,7 +182,7 @@ def test_attention_gradients_follow_the_hand_formulas():
     expected = (d_scores @ k / np.sqrt(3), d_scores.T @ q / np.sqrt(3), weights.T @ d_out)
 
     tensors = [torch.from_numpy(array)[None, None].requires_grad_() for array in (q, k, v)]
-    out = attend(*tensors, attention_mask(5, 5))
+    out = plain(5).attend(*tensors)
     gradients = torch.autograd.grad(out, tensors, torch.from_numpy(d_out)[None, None])
     np.testing.assert_allclose(out[0, 0].detach(), weights @ v, atol=1e-12)
     for gradient, by_hand in zip(gradients, expected, strict=True):

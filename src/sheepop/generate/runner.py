@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sheepop.model import EncoderDecoder, KeyValueCache, Memory, Transformer
 
-_PADDING_ID = 0  # any valid row of the embedding will do: nothing attends to it
+_PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
 
 
 class Runner(Protocol):
@@ -30,25 +30,29 @@ class SourcedNetwork:
     """A network whose rows each have a source, where it has an encoder; the sources are read once."""
 
     def __init__(self, model: Transformer, sources: Sequence[Sequence[int]] | None) -> None:
-        self.model, self.device = model, model.embedding.weight.device
+        self.model, self.device = model, model.device
         self._memory: Memory | None = None
         if isinstance(model, EncoderDecoder):
             assert sources is not None
-            source_ids, padding = _padded(sources, behind=True)
-            mask = torch.arange(source_ids.shape[1]) < (source_ids.shape[1] - padding)[:, None]
+            lengths = torch.tensor([len(source) for source in sources])[:, None]
+            source_ids = pad(sources)
+            mask = torch.arange(source_ids.shape[1]) < lengths
             self._memory = model.encode(source_ids.to(self.device), mask.to(self.device))
 
-    def logits(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The logits (B, V) behind the last token of each row."""
+    def logits(self, input_ids: Tensor, lengths: Sequence[int], **inputs: Any) -> Tensor:
+        """The logits (B, V) behind the last token of each row; row b has `lengths[b]` of them."""
         if self._memory is not None:
             inputs["memory"] = self._memory
         hidden_BTD = self.model.hidden_states(input_ids.to(self.device), **inputs)
+        if min(lengths) < hidden_BTD.shape[1]:
+            last = torch.tensor(lengths, device=self.device) - 1
+            hidden_BTD = hidden_BTD[torch.arange(len(lengths), device=self.device), last][:, None]
         return self.model.read_out(hidden_BTD, logits_to_keep=1)[:, -1]
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Sequence[int]) -> None:
         """Chooses among the sources."""
         if self._memory is not None:
-            self._memory = self._memory.rows(rows)
+            self._memory = self._memory.rows(torch.tensor(rows, device=self.device))
 
 
 class IncrementalRunner:
@@ -57,47 +61,30 @@ class IncrementalRunner:
     def __init__(self, model: Transformer, sources: Sequence[Sequence[int]] | None = None) -> None:
         self._network = SourcedNetwork(model, sources)
         self._cache: KeyValueCache | None = None
-        self._lengths = torch.empty(0, dtype=torch.long)
 
     def start(self, contexts: Sequence[Sequence[int]], num_new_tokens: Sequence[int]) -> Tensor:
-        """Fills a new cache with the contexts, left-padded to the longest."""
+        """Fills a new cache with the contexts, padded behind to the longest."""
         self._cache = None  # the old cache's memory is free before the new one is allocated
-        model, device = self._network.model, self._network.device
-        input_ids, padding = pad_left(contexts)
-        max_seq_len, longest = model.config.max_seq_len, input_ids.shape[1]
-        # A short row may go on after the longest has ended, behind slots that are padding in its own row.
-        capacity = max(
-            longest - len(context) + min(len(context) + count - 1, max_seq_len)
-            for context, count in zip(contexts, num_new_tokens, strict=True)
-        )
+        model, counts = self._network.model, [len(context) for context in contexts]
+        needed = max(count + new - 1 for count, new in zip(counts, num_new_tokens, strict=True))
         self._cache = KeyValueCache(
             model.config,
             len(contexts),
-            capacity,
-            device=device,
-            dtype=model.embedding.weight.dtype,
-            padding=padding,
+            min(needed, model.config.max_seq_len),
+            device=model.device,
+            dtype=model.dtype,
         )
-        self._lengths = (longest - padding).to(device)
-        positions = _positions(longest, padding)
-        return self._network.logits(
-            input_ids, positions=None if positions is None else positions.to(device), cache=self._cache
-        )
+        return self._network.logits(pad(contexts), counts, counts=counts, cache=self._cache)
 
     def step(self, token_ids: Sequence[int]) -> Tensor:
         """Runs the network on the new tokens alone."""
-        input_ids = torch.tensor(token_ids, device=self._lengths.device)[:, None]
-        logits = self._network.logits(input_ids, positions=self._lengths[:, None], cache=self._cache)
-        self._lengths = self._lengths + 1
-        return logits
+        return self._network.logits(torch.tensor(token_ids)[:, None], [1] * len(token_ids), cache=self._cache)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Chooses among the rows' keys and values."""
         assert self._cache is not None
-        indices = torch.tensor(rows, device=self._lengths.device)
-        self._cache.keep_rows(indices)
-        self._network.keep_rows(indices)
-        self._lengths = self._lengths[indices]
+        self._cache.keep_rows(rows)
+        self._network.keep_rows(rows)
 
 
 class RecomputingRunner:
@@ -121,35 +108,13 @@ class RecomputingRunner:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Chooses among the contexts."""
         self._contexts = [list(self._contexts[row]) for row in rows]
-        self._network.keep_rows(torch.tensor(rows, device=self._network.device))
+        self._network.keep_rows(rows)
 
     def _logits(self) -> Tensor:
-        device = self._network.device
-        input_ids, padding = pad_left(self._contexts)
-        length = input_ids.shape[1]
-        positions = _positions(length, padding)
-        if positions is None:
-            return self._network.logits(input_ids)
-        # Padding is a document of its own, which no token of the text attends to.
-        is_text = (torch.arange(length) >= padding[:, None]).long()
-        return self._network.logits(input_ids, positions=positions.to(device), document_ids=is_text.to(device))
+        return self._network.logits(pad(self._contexts), [len(context) for context in self._contexts])
 
 
-def pad_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Token ids (B, T) that all end in the last column, and the number of padding slots of each row (B,)."""
-    return _padded(rows, behind=False)
-
-
-def _padded(rows: Sequence[Sequence[int]], *, behind: bool) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Token ids (B, T) that all begin in the first column; what stands behind a row is seen by none of its tokens."""
     longest = max(map(len, rows))
-    padding = [longest - len(row) for row in rows]
-    fill = [[_PADDING_ID] * count for count in padding]
-    input_ids = [[*row, *more] if behind else [*more, *row] for row, more in zip(rows, fill, strict=True)]
-    return torch.tensor(input_ids), torch.tensor(padding)
-
-
-def _positions(length: int, padding: Tensor) -> Tensor | None:
-    """Positions (B, T) that are 0 at the first token behind the padding; None when there is no padding."""
-    if not padding.any():
-        return None
-    return (torch.arange(length) - padding[:, None]).clamp(min=0)
+    return torch.tensor([[*row, *[_PADDING_ID] * (longest - len(row))] for row in rows])

@@ -36,7 +36,7 @@ from sheepop.jobs.training_data import (
 from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
 from sheepop.jobs.training_samples import check_samples
 from sheepop.model import blank_model, num_parameters
-from sheepop.model.mask import require_backend
+from sheepop.model.attention.choose import require_backend
 from sheepop.train import (
     Scores,
     check_layers,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sheepop.model.attention import Attention
+from sheepop.model.attention.kernel import Attending
+from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
-from sheepop.model.mask import AttentionMask
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
 
@@ -20,13 +20,14 @@ from sheepop.model.probe import Probe
 class BlockInputs:
     """What all layers of one kind are given beside the residual stream.
 
-    `memory` (B, S, D) are the states of an encoder, and `memory_mask` tells its padding apart.
+    `attending` is the kernel of their attention, made ready for the pass. `memory` (B, S, D) are the states of an
+    encoder, and `memory_attending` is the kernel for attention to them.
     """
 
-    mask: AttentionMask
+    attending: Attending
     rotary: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
-    memory_mask: AttentionMask | None = None
+    memory_attending: Attending | None = None
 
 
 class Block(nn.Module):
@@ -62,7 +63,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
         """The residual stream behind the sublayers, each on its own branch; and the routing, if there are experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
-        attended_BTD = self.attention(normed_BTD, inputs.mask, inputs.rotary, cache)
+        attended_BTD = self.attention(normed_BTD, inputs.attending, inputs.rotary, cache)
         attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
             found_BTD, routing = self._feed_forward(x_BTD)
@@ -70,9 +71,9 @@ class Block(nn.Module):
         x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
         if self.cross_attention is not None:
             assert inputs.memory is not None
-            assert inputs.memory_mask is not None
+            assert inputs.memory_attending is not None
             normed_BTD = self.cross_attention_input(self._before(x_BTD, self.cross_attention_norm))
-            found_BTD = self.cross_attention(normed_BTD, inputs.memory_mask, None, cache, inputs.memory)
+            found_BTD = self.cross_attention(normed_BTD, inputs.memory_attending, None, cache, inputs.memory)
             found_BTD = self.cross_attention_output(self._behind(found_BTD, self.cross_attention_output_norm))
             x_BTD = self.upper_middle(self._sum(x_BTD, found_BTD, self.cross_attention_norm))
         found_BTD, routing = self._feed_forward(x_BTD)

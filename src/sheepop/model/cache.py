@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 from sheepop.model.config import ModelConfig
 
 
 class Cache(Protocol):
-    """What the network needs of a key-value store. S counts the slots in use after the update."""
+    """What the network needs of a key-value store. How it lies in memory, and by which kernel, is the store's affair.
+
+    Rows may hold different numbers of tokens. The network begins a pass with `begin`, asks `prepare` once for each kind
+    of layer, lets every layer `attend`, and ends the pass with `advance`.
+    """
 
     @property
-    def length(self) -> int:
-        """Slots in use in every row before this forward pass."""
+    def lengths(self) -> Tensor:
+        """How many tokens each row holds (B,), int64, on the device."""
 
-    def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores T new positions of one layer; returns all keys and values (B, K, S, C)."""
+    @property
+    def longest(self) -> int:
+        """The greatest of `lengths`, known without asking the device."""
+
+    def begin(self, num_tokens: int, counts: Sequence[int] | None = None) -> tuple[Tensor | None, int]:
+        """Says that T tokens more come in every row, of which the first `counts[b]` are real (all when None).
+
+        Returns their positions behind those that a row holds, (B, T) or (1, T), None where they are 0, 1, 2, ...; and
+        how many tokens the longest row will hold.
+        """
+
+    def prepare(self, kind: AttentionKind) -> Attending:
+        """Makes ready what the layers of a kind share in this pass: the new tokens see themselves and what is held."""
+
+    def attend(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
+    ) -> Tensor:
+        """Stores new keys and values of a layer and attends over all that it holds then (B, H, T, C)."""
 
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Keys and values (B, K, S, C) of an encoder's states in one layer: made by `project` once, then kept."""
 
-    def key_mask(self, num_tokens: int) -> Tensor | None:
-        """(B, S) True where a slot holds a real token once T more are stored, or None when every slot does."""
-
-    def advance(self, num_tokens: int) -> None:
-        """Called once per forward pass, after the last layer has stored its positions."""
+    def advance(self) -> None:
+        """Makes the tokens of this pass part of the past; called when the last layer has stored them."""
 
 
 class KeyValueCache:
     """A dense cache (B, K, capacity, C) per layer, allocated once.
 
-    Rows of different length are left-padded: `padding` (B,) counts the slots at the start of each row that hold
-    no token; they are never attended to. Keys and values of an encoder's states are kept as they come, since they are
-    complete at once.
+    The token at position p of a row stands in slot p. What follows a row's last token is never seen: a query sees the
+    slots up to its own, and a slot is written before any query stands there. Keys and values of an encoder's states are
+    kept as they come, since they are complete at once.
     """
 
     def __init__(
@@ -47,31 +66,79 @@ class KeyValueCache:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        padding: Tensor | None = None,
     ) -> None:
         shape = (config.num_layers, batch_size, config.kv_heads, capacity)
         self._keys = torch.zeros(*shape, config.head_size, device=device, dtype=dtype)
         self._values = torch.zeros(*shape, config.value_size, device=device, dtype=dtype)
         self._capacity = capacity
-        self._length = 0
-        self._padding = None if padding is None or not padding.any() else padding.to(device)
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        # The same numbers for the host, which need not wait for the device to tell them.
+        self._held = [0] * batch_size
+        # Of the pass that goes on: tokens in a row, real ones of each row, tokens of the longest row behind it, and
+        # where tokens are stored (rows, columns, slots) if not in the same slots of every row.
+        self._num_tokens, self._end = 0, 0
+        self._counts: list[int] = []
+        self._slots: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
-    def length(self) -> int:
-        """Slots in use in every row, padding included."""
-        return self._length
+    def lengths(self) -> Tensor:
+        """How many tokens each row holds (B,)."""
+        return self._lengths
 
-    def update(self, layer: int, keys_BKTC: Tensor, values_BKTC: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores T new positions of one layer behind the old ones; raises `ValueError` when they do not fit."""
-        if keys_BKTC.shape[0] != self._keys.shape[1]:
-            raise ValueError(f"the cache holds {self._keys.shape[1]} sequences; {keys_BKTC.shape[0]} were given")
-        end = self._length + keys_BKTC.shape[2]
+    @property
+    def longest(self) -> int:
+        """How many tokens the longest row holds."""
+        return max(self._held)
+
+    def begin(self, num_tokens: int, counts: Sequence[int] | None = None) -> tuple[Tensor | None, int]:
+        """Finds slots for T tokens more, or the first `counts[b]` of them; raises `ValueError` when they do not fit."""
+        given = [num_tokens] * len(self._held) if counts is None else list(counts)
+        if len(given) != len(self._held) or not all(0 <= count <= num_tokens for count in given):
+            raise ValueError(f"counts {given} do not fit {len(self._held)} rows of {num_tokens} tokens")
+        end = max(held + count for held, count in zip(self._held, given, strict=True))
         if end > self._capacity:
             raise ValueError(f"the cache holds {self._capacity} positions; {end} were asked for")
-        self._keys[layer, :, :, self._length : end] = keys_BKTC
-        self._values[layer, :, :, self._length : end] = values_BKTC
-        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+        self._num_tokens, self._end, self._counts, self._slots = num_tokens, end, given, None
+        offsets = torch.arange(num_tokens, device=self._lengths.device)
+        if min(self._held) + num_tokens == end:
+            # All rows hold the same number; padding is stored too, where the next tokens of its row will stand.
+            return None if end == num_tokens else (offsets + self.longest)[None], end
+        return self._scatter(offsets, counts), end
+
+    def _scatter(self, offsets_T: Tensor, counts: Sequence[int] | None) -> Tensor:
+        """Positions (B, T) behind rows of different length, whose real tokens alone are stored."""
+        rows = len(self._held)
+        places = self._lengths[:, None] + offsets_T
+        if counts is None:
+            row = torch.arange(rows, device=places.device).repeat_interleave(len(offsets_T))
+            self._slots = row, offsets_T.repeat(rows), places.flatten()
+            return places
+        real = torch.tensor(counts, device=places.device)[:, None]
+        row, column = (offsets_T < real).nonzero(as_tuple=True)
+        self._slots = row, column, places[row, column]
+        # Padding shares the position of the last token before it: there may be none behind.
+        return (self._lengths[:, None] + offsets_T.minimum(real - 1)).clamp(min=0)
+
+    def prepare(self, kind: AttentionKind) -> Attending:
+        """A mask tells rows of different length apart; without one, rows of the same length take the usual kernels."""
+        starts = None if self._slots is None else self._lengths
+        return prepare_attention(kind, kind.sight(self._num_tokens, self._end, starts=starts))
+
+    def attend(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
+    ) -> Tensor:
+        """Stores T new positions of one layer behind the old ones, and attends to as many as the longest row holds."""
+        keys_BKSC, values_BKSC = self._keys[layer], self._values[layer]
+        if k_BKTC.shape[0] != keys_BKSC.shape[0]:
+            raise ValueError(f"the cache holds {keys_BKSC.shape[0]} sequences; {k_BKTC.shape[0]} were given")
+        for held, new in ((keys_BKSC, k_BKTC), (values_BKSC, v_BKTC)):
+            if self._slots is None:
+                held[:, :, self._end - self._num_tokens : self._end] = new
+            else:
+                row, column, slot = self._slots
+                held[row, :, slot] = new[row, :, column]
+        return attending.attend(q_BHTC, keys_BKSC[:, :, : self._end], values_BKSC[:, :, : self._end], score)
 
     def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """What `project` gave when the layer first asked."""
@@ -79,21 +146,16 @@ class KeyValueCache:
             self._memory[layer] = project()
         return self._memory[layer]
 
-    def key_mask(self, num_tokens: int) -> Tensor | None:
-        """(B, S) False at left padding; None when no row is padded."""
-        if self._padding is None:
-            return None
-        slots = torch.arange(self._length + num_tokens, device=self._padding.device)
-        return slots[None, :] >= self._padding[:, None]
+    def advance(self) -> None:
+        """Makes the tokens of this pass part of the past."""
+        self._held = [held + count for held, count in zip(self._held, self._counts, strict=True)]
+        even = min(self._counts) == max(self._counts)
+        more = self._counts[0] if even else torch.tensor(self._counts, device=self._lengths.device)
+        self._lengths = self._lengths + more
 
-    def advance(self, num_tokens: int) -> None:
-        """Makes the T positions stored by this pass part of the past."""
-        self._length += num_tokens
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """Keeps the rows whose indices are in `rows` (B',), in this order; a row may be named more than once."""
-        self._keys = self._keys[:, rows]
-        self._values = self._values[:, rows]
-        self._memory = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._memory.items()}
-        if self._padding is not None:
-            self._padding = self._padding[rows]
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keeps the rows with these indices, in this order; a row may be named more than once."""
+        chosen = torch.tensor(rows, device=self._lengths.device)
+        self._keys, self._values = self._keys[:, chosen], self._values[:, chosen]
+        self._memory = {layer: (keys[chosen], values[chosen]) for layer, (keys, values) in self._memory.items()}
+        self._lengths, self._held = self._lengths[chosen], [self._held[row] for row in rows]

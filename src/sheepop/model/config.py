@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
-from sheepop.model.backends import BACKEND_FEATURES, FEATURES
+from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
 
@@ -275,7 +275,7 @@ class ModelConfig(Config):
             yield "mup_base_head_dim is for initialization: mup"
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
             yield "attention_scale and mup_base_head_dim both say what scores are multiplied by; leave one out"
-        lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, frozenset(FEATURES))
+        lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, FEATURES)
         for feature in sorted(lacking):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
             yield f"attention_backend: {self.attention_backend} has no {feature}; only {' and '.join(able)} have"
@@ -338,7 +338,7 @@ class ModelConfig(Config):
 
     @property
     def attention_features(self) -> frozenset[str]:
-        """What the attention of this network asks of its backend; see `sheepop.model.backends`."""
+        """What the attention of this network asks of its backend; see `sheepop.model.attention.features`."""
         asked = {
             "dropout": self.dropout > 0,
             "soft cap": self.attention_soft_cap is not None,

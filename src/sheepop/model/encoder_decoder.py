@@ -5,16 +5,17 @@ Shapes: B batch, S source positions, T target positions, D d_model, V vocab.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.block import Block
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
-from sheepop.model.mask import cross_attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
 from sheepop.model.transformer import Outputs, Transformer
@@ -74,7 +75,8 @@ class EncoderDecoder(Transformer):
             raise ValueError(f"a source of {length} positions does not fit max_seq_len = {self.config.max_seq_len}")
         x_BSD = self.embed(source_ids, None, (self.source_embedded, self.source_positioned))
         kind = self.attention_kind(causal=False)
-        inputs = self._inputs(kind, length, 0, None, None, source_mask, source_ids.device)
+        attending = prepare_attention(kind, kind.sight(length, key_mask=source_mask))
+        inputs = BlockInputs(attending, self._rotary(None, length, None))
         for block in self.encoder_blocks:
             x_BSD, _ = block(x_BSD, inputs)
         if self.encoder_norm is not None:
@@ -88,6 +90,7 @@ class EncoderDecoder(Transformer):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
+        counts: Sequence[int] | None = None,
         source_ids: Tensor | None = None,
         source_mask: Tensor | None = None,
         memory: Memory | None = None,
@@ -108,8 +111,10 @@ class EncoderDecoder(Transformer):
             memory = self.encode(source_ids, source_mask)
         if memory.states.shape[0] != input_ids.shape[0]:
             raise ValueError(f"{input_ids.shape[0]} targets, but {memory.states.shape[0]} sources")
-        mask = cross_attention_mask(memory.mask, self.attention_kind(causal=False))
-        return self._decode(input_ids, positions, None, cache, memory.states, mask)
+        # Places of one sequence have no distance to places of the other.
+        kind = replace(self.attention_kind(causal=False), slopes=None)
+        sight = kind.sight(input_ids.shape[1], memory.states.shape[1], key_mask=memory.mask)
+        return self._decode(input_ids, positions, None, cache, counts, memory.states, prepare_attention(kind, sight))
 
     def forward(  # type: ignore[override]  # a network of two sequences
         self,

@@ -6,18 +6,19 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.loss import cap
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe
@@ -81,6 +82,11 @@ class Transformer(nn.Module):
         for block in self.layers:
             block.compile()
 
+    def pack_projections(self) -> None:
+        """Makes queries, keys and values of every layer one product; see `Attention.pack_projections`."""
+        for block in self.layers:
+            block.attention.pack_projections()
+
     @property
     def layers(self) -> tuple[Block, ...]:
         """All blocks, in the order in which they run."""
@@ -108,14 +114,16 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
+        counts: Sequence[int] | None = None,
     ) -> Outputs:
         """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`, and the routings of experts.
 
-        `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its
-        left padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError`
-        for a sequence longer than `max_seq_len`, or an argument of another shape.
+        `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds of the
+        row; `document_ids` (B, T) keep attention within runs of equal ids. With a cache the first `counts[b]` tokens of
+        row b are real (all when None), and what follows them is padding that the cache forgets. Raises `ValueError` for
+        a sequence longer than `max_seq_len`, or an argument of another shape.
         """
-        return self._decode(input_ids, positions, document_ids, cache)
+        return self._decode(input_ids, positions, document_ids, cache, counts)
 
     def _decode(
         self,
@@ -123,10 +131,11 @@ class Transformer(nn.Module):
         positions: Tensor | None,
         document_ids: Tensor | None,
         cache: Cache | None,
+        counts: Sequence[int] | None,
         memory: Tensor | None = None,
-        memory_mask: AttentionMask | None = None,
+        memory_attending: Attending | None = None,
     ) -> Outputs:
-        """As `run`; `memory` and its mask are those of `BlockInputs`."""
+        """As `run`; `memory` and its kernel are those of `BlockInputs`."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
         rows, num_tokens = input_ids.shape
@@ -134,40 +143,31 @@ class Transformer(nn.Module):
             raise ValueError(f"positions have shape {tuple(positions.shape)}, input_ids {(rows, num_tokens)}")
         if document_ids is not None and document_ids.shape != input_ids.shape:
             raise ValueError(f"document_ids have shape {tuple(document_ids.shape)}, input_ids {(rows, num_tokens)}")
-        past = 0 if cache is None else cache.length
-        if num_tokens > self.config.max_seq_len or (positions is None and past + num_tokens > self.config.max_seq_len):
-            raise ValueError(f"{past + num_tokens} positions do not fit max_seq_len = {self.config.max_seq_len}")
         if cache is not None and document_ids is not None:
             raise ValueError("document_ids are for packed training batches; a cache holds one document per row")
-        key_mask = None if cache is None else cache.key_mask(num_tokens)
-        if positions is None and key_mask is not None:
-            positions = (key_mask.cumsum(1) - 1).clamp(min=0)[:, past:]
-        elif positions is None and past:
-            positions = torch.arange(past, past + num_tokens, device=input_ids.device)[None]
+        if cache is None and counts is not None:
+            raise ValueError("counts tell a cache which tokens are real; without one padding behind a row needs none")
+        behind, end = (None, num_tokens) if cache is None else cache.begin(num_tokens, counts)
+        if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
+            raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")
+        positions = behind if positions is None else positions
         x_BTD = self.embed(input_ids, positions)
-        inputs = {
-            window: replace(
-                self._inputs(
-                    self.attention_kind(window, cached=cache is not None),
-                    num_tokens,
-                    past,
-                    positions,
-                    document_ids,
-                    key_mask,
-                    input_ids.device,
-                ),
-                memory=memory,
-                memory_mask=memory_mask,
-            )
-            for window in set(self.windows)
-        }
+        inputs = {}
+        for window in set(self.windows):
+            kind = self.attention_kind(window, cached=cache is not None)
+            if cache is None:
+                attending = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
+            else:
+                attending = cache.prepare(kind)
+            rotary = self._rotary(window, num_tokens, positions)
+            inputs[window] = BlockInputs(attending, rotary, memory, memory_attending)
         routings: list[Routing] = []
         for block, window in zip(self.blocks, self.windows, strict=True):
             x_BTD, routing = block(x_BTD, inputs[window], cache)
             if routing is not None:
                 routings.append(routing)
         if cache is not None:
-            cache.advance(num_tokens)
+            cache.advance()
         return Outputs(self._finish(x_BTD), tuple(routings))
 
     def embed(self, input_ids: Tensor, positions: Tensor | None, probes: tuple[Probe, Probe] | None = None) -> Tensor:
@@ -186,34 +186,26 @@ class Transformer(nn.Module):
             x_BTD = self.added_positions(x_BTD, positions)
         return self.dropout(positioned(x_BTD))
 
-    def _inputs(
-        self,
-        kind: AttentionKind,
-        num_tokens: int,
-        past: int,
-        positions: Tensor | None,
-        document_ids: Tensor | None,
-        key_mask: Tensor | None,
-        device: torch.device,
-    ) -> BlockInputs:
-        """What the layers of this kind share."""
-        sliding = self.sliding_rotary_positions if kind.window is not None else None
+    def _rotary(self, window: int | None, num_tokens: int, positions: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """The angles of the layers with this window."""
+        sliding = self.sliding_rotary_positions if window is not None else None
         rotary = self.rotary_positions if sliding is None else sliding
-        return BlockInputs(
-            mask=attention_mask(
-                num_tokens,
-                past + num_tokens,
-                document_ids=document_ids,
-                key_mask=key_mask,
-                device=device,
-                kind=kind,
-            ),
-            rotary=None if rotary is None else rotary(num_tokens, positions),
-        )
+        return None if rotary is None else rotary(num_tokens, positions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type that its blocks compute in, that of their weights; autocast may choose another."""
+        return next(weight.dtype for weight in self.blocks.parameters() if weight.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.embedding.weight.device
 
     def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
         """What the attention of the layers with this window sees, and what it asks of its kernel."""
-        config = self.config
+        config, device = self.config, self.device
+        autocast = torch.is_autocast_enabled(device.type)
         return AttentionKind(
             window=window,
             slopes=self.slopes,
@@ -224,9 +216,11 @@ class Transformer(nn.Module):
             soft_cap=config.attention_soft_cap is not None,
             sinks=config.attention_sinks,
             backend=config.attention_backend,
-            stepwise=any(block.watched for block in self.layers),
+            watched=any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
+            device=device,
+            dtype=torch.get_autocast_dtype(device.type) if autocast else self.dtype,
         )
 
     def _finish(self, x_BTD: Tensor) -> Tensor:

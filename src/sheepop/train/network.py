@@ -54,6 +54,9 @@ class Network:
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
         if dtype is not None or sparse:
             self.modules.embedding = _Embedding(model.embedding, dtype, sparse)
+        if torch.device(device).type == "cuda":
+            # On a CPU a wider product may round otherwise, and nothing is gained.
+            self.modules.pack_projections()
         if compiled:
             self.modules.compile_blocks()
 
@@ -79,7 +82,7 @@ class Network:
     def _working_weight(self, master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         working = nn.Parameter(torch.empty_like(master, dtype=dtype), requires_grad=master.requires_grad)
         self._masters.append(master)
-        self._working.append(working.detach())
+        self._working.append(working)
 
         def hand_over(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None

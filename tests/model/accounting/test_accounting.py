@@ -22,7 +22,6 @@ from sheepop.model.accounting.parameters import (
     num_parameters,
     parameter_shapes,
 )
-from sheepop.model.mask import attention_mask
 
 from ..architectures import ARCHITECTURES
 
@@ -103,8 +102,7 @@ def test_a_sequence_costs_what_its_tokens_cost_one_by_one(name):
 def test_the_pairs_counted_are_those_of_the_networks_mask(name):
     model = build_model(ARCHITECTURES[name].replace(attention_backend="eager"), seed=0)
     for layer, window in enumerate(model.windows):
-        mask = attention_mask(LENGTH, LENGTH, kind=model.attention_kind(window))
-        seen = LENGTH * (LENGTH + 1) // 2 if mask.allowed is None else int(mask.allowed.sum())
+        seen = int(model.attention_kind(window).sight(LENGTH).allowed().sum())
         assert seen == pairs_seen(model.config, layer)
 
 
@@ -155,7 +153,7 @@ def test_the_cache_holds_as_many_bytes(name, dtype):
     with torch.no_grad():
         model.hidden_states(torch.zeros(3, 2, dtype=torch.long), cache=cache, **memory)
     of_sources = [tensor for pair in cache._memory.values() for tensor in pair]
-    held = sum(tensor.nbytes for tensor in (*vars(cache).values(), *of_sources) if isinstance(tensor, torch.Tensor))
+    held = sum(tensor.nbytes for tensor in (cache._keys, cache._values, *of_sources))
     assert cache_bytes(config, 3, LENGTH, dtype.itemsize, SOURCE if memory else 0) == held
 
 

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sheepop.model.attention.blocks import has_block_kernel
 from sheepop.model.block import BlockInputs
-from sheepop.model.block_attention import has_block_kernel
 from sheepop.model.config import ModelConfig
 from sheepop.model.initialization import blank_model
 from sheepop.model.transformer import Outputs, Transformer
-from sheepop.model.window_attention import Strips
 
 Mode = Literal["none", "selective", "full"]
 """What the backward pass computes again: nothing, all but the results of `kept_operations`, or whole blocks."""
@@ -187,8 +186,7 @@ class _Kept:
 
     @contextmanager
     def inside(self, block: int, given: BlockInputs) -> Iterator[None]:
-        strips = given.mask.documents.allowed if isinstance(given.mask.documents, Strips) else None
-        shared = (given.mask.allowed, given.mask.bias, strips, given.memory, *(given.rotary or ()))
+        shared = (*given.attending.tensors, given.memory, *(given.rotary or ()))
         tensors = [part for part in shared if part is not None]
         self._given |= dict(map(_storage, tensors))
         self._tensors += tensors

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
-from sheepop.model.attention import Attention, attend
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import Attending, AttentionKind
+from sheepop.model.attention.layer import Attention
 
 
 def slow_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -34,30 +34,38 @@ def random_heads(heads: int, kv_heads: int, queries: int, keys: int) -> list[np.
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize(
-    ("kind", "queries"),
-    [("plain", 5), ("plain", 3), ("plain", 1), ("padded", 5), ("padded", 3), ("padded", 1), ("documents", 5)],
+    ("case", "queries"),
+    [("plain", 5), ("plain", 3), ("plain", 1), ("uneven", 3), ("uneven", 1), ("documents", 5), ("padded", 3)],
 )
-def test_attend_equals_slow_loops(heads, kv_heads, kind, queries):
+def test_attend_equals_slow_loops(heads, kv_heads, case, queries):
     keys = 5
     documents = np.array([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]])
-    real = np.array([[True] * 5, [False, False, True, True, True]])
+    starts = np.array([keys - queries, 1 if case == "uneven" else keys - queries])
+    real = np.array([[True] * 5, [True, True, True, False, False]])
     allowed = np.zeros((2, queries, keys), dtype=bool)
     for b, t, s in np.ndindex(allowed.shape):
-        position = keys - queries + t
-        allowed[b, t, s] = s <= position
-        if kind == "documents":
-            allowed[b, t, s] &= documents[b, s] == documents[b, position]
-        if kind == "padded":
-            allowed[b, t, s] &= real[b, s] or s == position
-    mask = attention_mask(
+        place = starts[b] + t
+        allowed[b, t, s] = s <= place
+        if case == "documents":
+            allowed[b, t, s] &= documents[b, s] == documents[b, place]
+        if case == "padded":
+            allowed[b, t, s] = real[b, s]
+    kind = AttentionKind(causal=case != "padded")
+    sight = kind.sight(
         queries,
         keys,
-        document_ids=torch.from_numpy(documents) if kind == "documents" else None,
-        key_mask=torch.from_numpy(real) if kind == "padded" else None,
+        document_ids=torch.from_numpy(documents) if case == "documents" else None,
+        starts=torch.from_numpy(starts) if case == "uneven" else None,
+        key_mask=torch.from_numpy(real) if case == "padded" else None,
     )
     arrays = random_heads(heads, kv_heads, queries, keys)
-    found = attend(*(torch.from_numpy(array) for array in arrays), mask)
+    found = prepare_attention(kind, sight).attend(*(torch.from_numpy(array) for array in arrays))
     np.testing.assert_allclose(found, slow_attention(*arrays, allowed), atol=1e-12)
+
+
+def plain(length: int) -> Attending:
+    kind = AttentionKind()
+    return prepare_attention(kind, kind.sight(length))
 
 
 def test_grouped_heads_equal_full_heads_whose_keys_and_values_are_repeated():
@@ -72,7 +80,7 @@ def test_grouped_heads_equal_full_heads_whose_keys_and_values_are_repeated():
             many.weight.copy_(few.weight.view(2, 4, 24).repeat_interleave(3, dim=0).reshape(24, 24))
             many.bias.copy_(few.bias.view(2, 4).repeat_interleave(3, dim=0).reshape(24))
     x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(grouped(x, attention_mask(5, 5)), full(x, attention_mask(5, 5)), atol=1e-6, rtol=0)
+    torch.testing.assert_close(grouped(x, plain(5)), full(x, plain(5)), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -88,39 +96,4 @@ def test_the_layer_equals_torch_multi_head_attention(bias):
     x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(0))
     forbidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
     expected, _ = theirs(x, x, x, attn_mask=forbidden, need_weights=False)
-    torch.testing.assert_close(ours(x, attention_mask(7, 7)), expected, atol=1e-6, rtol=0)
-
-
-def test_fully_padded_rows_stay_finite_in_value_and_gradient():
-    mask = attention_mask(4, 4, key_mask=torch.tensor([[False] * 4, [False, False, True, True]]))
-    tensors = [torch.randn(2, 2, 4, 4, requires_grad=True) for _ in range(3)]
-    out = attend(*tensors, mask)
-    assert torch.isfinite(out).all()
-    assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), tensors))
-
-
-def test_a_triangle_that_has_to_be_built_is_never_guessed():
-    q, k = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
-    with pytest.raises(ValueError, match="3 queries over 5 keys need a mask built by attention_mask"):
-        attend(q, k, k, AttentionMask())
-
-
-@pytest.mark.parametrize(
-    ("queries", "arguments", "message"),
-    [
-        (5, {"document_ids": torch.zeros(2, 4)}, r"document_ids has shape \(2, 4\)"),
-        (5, {"key_mask": torch.ones(5, dtype=torch.bool)}, r"key_mask has shape \(5,\)"),
-        (1, {"document_ids": torch.zeros(2, 5)}, "document_ids need every position as a query; got 1 of 5"),
-    ],
-)
-def test_masks_of_another_shape_are_refused(queries, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        attention_mask(queries, 5, **arguments)
-
-
-@pytest.mark.parametrize(("queries", "padded"), [(5, False), (5, True), (1, False)], ids=["whole", "padded", "step"])
-def test_blocks_are_refused_where_they_cannot_be_computed(queries, padded):
-    key_mask = torch.tensor([[False, True, True, True, True]]) if padded else None
-    kind = AttentionKind(head_dim=64, value_dim=64, backend="flex")
-    with pytest.raises(ConfigError, match=r"flex needs an NVIDIA GPU from 2020 on.*this network runs on cpu with 64"):
-        attention_mask(queries, 5, key_mask=key_mask, kind=kind)
+    torch.testing.assert_close(ours(x, plain(7)), expected, atol=1e-6, rtol=0)

@@ -9,19 +9,21 @@ the weights are ``A = exp(S) / (sum exp(S) + exp(sink))`` and the output is ``O 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from sheepop.model.attention import attend
-from sheepop.model.block_attention import block_mask
-from sheepop.model.documents import Segments, number_documents
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
+from sheepop.model.attention.blocks import Blocks, BlocksAttention
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.attention.fused import Fused
+from sheepop.model.attention.kernel import Attending, AttentionKind, Kernel, Score
+from sheepop.model.attention.products import Products
+from sheepop.model.attention.segments import Segments
+from sheepop.model.attention.stepwise import Stepwise
 
 ROWS, HEADS, KV_HEADS, WIDTH, SCALE = 2, 4, 2, 5, 0.8
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 2 + [2] * 6, [3] + [4] * 12])
@@ -42,9 +44,20 @@ class Case:
     def slopes(self) -> Tensor | None:
         return torch.tensor([0.7, 0.4, 0.2, 0.1], dtype=torch.float64) if self.alibi else None
 
-    @property
-    def kind(self) -> AttentionKind:
-        return AttentionKind(window=self.window, slopes=self.slopes, soft_cap=bool(self.soft_cap), sinks=self.sinks)
+    def kind(self, **settings: Any) -> AttentionKind:
+        return AttentionKind(
+            window=self.window,
+            slopes=self.slopes,
+            soft_cap=bool(self.soft_cap),
+            sinks=self.sinks,
+            head_dim=WIDTH,
+            value_dim=self.value_width,
+            **settings,
+        )
+
+    def prepare(self, kernel: Kernel, documents: Tensor | None = None, **settings: Any) -> Attending:
+        kind = self.kind(**settings)
+        return kernel.prepare(kind, kind.sight(LENGTH, document_ids=documents))
 
 
 def inputs(case: Case) -> list[np.ndarray]:
@@ -88,12 +101,12 @@ def by_hand(case: Case, documents: Tensor | None) -> dict[str, np.ndarray]:
     return {"out": out, "q": d_q, "k": d_k, "v": d_v, **({"sinks": d_sinks} if case.sinks else {})}
 
 
-def check(case: Case, mask: AttentionMask, documents: Tensor | None) -> None:
+def check(case: Case, attending: Attending, documents: Tensor | None) -> None:
     *arrays, d_out = (torch.from_numpy(array) for array in inputs(case))
     # FlexAttention has no backward pass on a CPU.
-    has_gradients = not isinstance(mask.documents, BlockMask)
+    has_gradients = not isinstance(attending, BlocksAttention)
     q, k, v, sinks = (array.requires_grad_(has_gradients) for array in arrays)
-    out = attend(q, k, v, mask, scale=SCALE, soft_cap=case.soft_cap, sinks_H=sinks if case.sinks else None)
+    out = attending.attend(q, k, v, Score(SCALE, case.soft_cap, sinks if case.sinks else None))
     expected = by_hand(case, documents)
     found = {"out": out.detach()}
     if has_gradients:
@@ -116,74 +129,57 @@ CASES = {
 }
 
 
-def whole(case: Case, backend: str) -> AttentionMask:
-    kind = AttentionKind(**{**vars(case.kind), "backend": backend})
-    return attention_mask(LENGTH, LENGTH, kind=kind)
-
-
-def dense(case: Case, backend: str) -> AttentionMask:
-    everything = torch.ones_like(DOCUMENTS, dtype=torch.bool)
-    kind = AttentionKind(**{**vars(case.kind), "backend": backend})
-    return attention_mask(LENGTH, LENGTH, document_ids=DOCUMENTS, key_mask=everything, kind=kind)
-
-
-NUMBERS = number_documents(DOCUMENTS)
-# The masks that each form reads, without documents or with them, and the cases that it cannot do.
-FORMS: dict[str, tuple[Callable[[Case], AttentionMask], bool, set[str]]] = {
-    "fused": (lambda case: whole(case, "sdpa"), False, {"soft cap", "all"}),
-    "fused, packed": (lambda case: dense(case, "sdpa"), True, {"soft cap", "all"}),
-    "stepwise": (lambda case: whole(case, "eager"), False, set()),
-    "stepwise, packed": (lambda case: dense(case, "eager"), True, set()),
-    "segments": (
-        lambda case: AttentionMask(documents=Segments.of(NUMBERS, case.window, case.slopes)),
-        True,
-        {"soft cap", "sinks", "all"},
-    ),
-    "operator": (lambda case: AttentionMask(documents=NUMBERS), True, {*CASES} - {"plain"}),
-    "blocks": (
-        lambda case: AttentionMask(documents=block_mask(LENGTH, None, case.window), slopes=case.slopes),
-        False,
-        set(),
-    ),
-    "blocks, packed": (
-        lambda case: AttentionMask(documents=block_mask(LENGTH, NUMBERS, case.window), slopes=case.slopes),
-        True,
-        set(),
-    ),
+NO_CAP, NO_SINKS = {"soft cap", "all"}, {"sinks", "all"}
+ALL_BUT_PLAIN = {*CASES} - {"plain", "value heads"}
+# Kernels, how they are prepared, and the cases that they cannot do.
+FORMS: dict[str, tuple[Kernel, dict[str, Any], set[str]]] = {
+    "fused": (Fused(), {}, NO_CAP),
+    "stepwise": (Stepwise(), {}, set()),
+    "segments": (Segments(), {}, NO_CAP | NO_SINKS),
+    "operator": (Segments(), {"compiled": True}, ALL_BUT_PLAIN | {"value heads"}),
+    "products": (Products(), {}, ALL_BUT_PLAIN),
+    "blocks": (Blocks(), {}, set()),
 }
 PAIRS = [(form, case) for form, case in itertools.product(FORMS, CASES) if case not in FORMS[form][2]]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize(("form", "case"), PAIRS)
-def test_output_and_gradients_follow_the_hand_formulas(form: str, case: str) -> None:
-    build, packed, _ = FORMS[form]
+def test_output_and_gradients_follow_the_hand_formulas(form: str, case: str, packed: bool) -> None:
+    kernel, settings, _ = FORMS[form]
+    documents = DOCUMENTS if packed else None
+    if kernel.name == "segments" and not packed:
+        documents = torch.zeros_like(DOCUMENTS)
     # Blocks are computed by the formula and not by a kernel where nothing may be compiled.
     with torch.compiler.set_stance("force_eager"):
-        check(CASES[case], build(CASES[case]), DOCUMENTS if packed else None)
+        check(CASES[case], CASES[case].prepare(kernel, documents, **settings), documents)
 
 
 @pytest.mark.parametrize(
     ("form", "case", "message"),
     [
-        ("fused", "soft cap", "without a soft cap in fused attention"),
-        ("segments", "soft cap", "without a soft cap in fused attention"),
-        ("segments", "sinks", "without sinks among documents"),
-        ("operator", "sinks", "without sinks among documents"),
+        ("fused", "soft cap", "attention by fused has no soft cap"),
+        ("fused", "sinks", "prepared without sinks"),
+        ("segments", "soft cap", "attention by segments has no soft cap"),
+        ("segments", "sinks", "attention by segments has no sinks"),
+        ("operator", "sinks", "attention by segments has no sinks"),
+        ("products", "sinks", "attention by products has no sinks"),
     ],
 )
-def test_what_a_form_cannot_do_is_refused(form: str, case: str, message: str) -> None:
-    # The mask of a plain case, as if it had been built for another network.
+def test_what_a_kernel_cannot_do_is_refused(form: str, case: str, message: str) -> None:
+    kernel, settings, _ = FORMS[form]
+    # Prepared for a plain case, as if it had been chosen for another network.
+    attending = CASES["plain"].prepare(kernel, DOCUMENTS if kernel.name == "segments" else None, **settings)
     with pytest.raises(ValueError, match=message):
-        check(CASES[case], FORMS[form][0](CASES["plain"]), None)
+        check(CASES[case], attending, None)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_compiled_network_hands_documents_to_a_form_that_can_do_the_case(case: str) -> None:
-    """Whatever is asked for, the mask that is built for compiled attention among documents gives the right numbers."""
+def test_a_compiled_network_hands_documents_to_a_kernel_that_can_do_the_case(case: str) -> None:
+    """Whatever is asked for, the kernel that is chosen there gives the right numbers."""
     chosen = CASES[case]
-    widths = {"head_dim": WIDTH, "value_dim": chosen.value_width, "compiled": True}
-    mask = attention_mask(LENGTH, LENGTH, document_ids=DOCUMENTS, kind=AttentionKind(**{**vars(chosen.kind), **widths}))
-    assert not isinstance(mask.documents, Segments)
-    assert isinstance(mask.documents, Tensor) == (case == "plain")
-    check(chosen, mask, DOCUMENTS)
+    kind = chosen.kind(compiled=True)
+    kernel = choose_kernel(kind, kind.sight(LENGTH, document_ids=DOCUMENTS)).kernel
+    assert (kernel.name == "segments") == (case == "plain")
+    check(chosen, chosen.prepare(kernel, DOCUMENTS, compiled=True), DOCUMENTS)

@@ -1,4 +1,4 @@
-"""Causal attention of rows: PyTorch's kernel, or for bfloat16 on a CPU products of large blocks.
+"""Causal attention of rows in bfloat16 on a CPU, by products of large blocks.
 
 PyTorch's kernel for the CPU takes its products in small tiles, one head at a time. Where the processor multiplies
 bfloat16 itself, products of many heads at once take a third of that time, the softmax between them included.
@@ -7,11 +7,15 @@ bfloat16 itself, products of many heads at once take a third of that time, the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sheepop.model.attention.kernel import PLAIN, AttentionKind, Score, missing
+from sheepop.model.attention.sight import Sight
 
 # Instructions for products of bfloat16, on x86: others emulate them, or have not been measured.
 HAS_BFLOAT16_PRODUCTS = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
@@ -22,34 +26,40 @@ _SCORES = 1 << 21
 _QUERIES, _LONG, _QUERIES_OF_LONG = 128, 512, 256
 
 
-def takes_products(q_BHTC: Tensor, dropout: float = 0.0) -> bool:
-    """Whether attention of these queries is computed by products of blocks."""
-    return HAS_BFLOAT16_PRODUCTS and q_BHTC.device.type == "cpu" and q_BHTC.dtype == torch.bfloat16 and dropout == 0.0
+class Products:
+    """Causal attention of whole rows in bfloat16 on a CPU that multiplies it, within documents or not."""
+
+    name = "products"
+
+    def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
+        """Any other data type or device, and everything but documents."""
+        if not HAS_BFLOAT16_PRODUCTS:
+            return "needs a processor with products of bfloat16 (AVX-512 or AMX)"
+        if kind.device.type != "cpu" or kind.dtype != torch.bfloat16:
+            return f"is for bfloat16 on a CPU, not for {str(kind.dtype).removeprefix('torch.')} on {kind.device.type}"
+        return missing(self.name, kind, sight) or ("saves nothing for one place" if sight.num_queries == 1 else None)
+
+    def prepare(self, kind: AttentionKind, sight: Sight) -> ProductsAttention:
+        """Nothing but the documents is to be known."""
+        return ProductsAttention(sight.documents)
 
 
-def attend_causally(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, dropout: float = 0.0, scale: float | None = None
-) -> Tensor:
-    """Attention of T positions to themselves and those before them (B, H, T, C); K heads serve H in groups."""
-    if takes_products(q_BHTC, dropout):
-        return attend_by_products(q_BHTC, k_BKTC, v_BKTC, scale)
-    return F.scaled_dot_product_attention(
-        q_BHTC,
-        k_BKTC,
-        v_BKTC,
-        dropout_p=dropout,
-        is_causal=True,
-        scale=scale,
-        enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1],
-    )
+@dataclass(frozen=True)
+class ProductsAttention:
+    """`causal_products`, among documents if their running numbers (B, T) are given."""
 
+    documents: Tensor | None = None
 
-def attend_by_products(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, scale: float | None, documents_BT: Tensor | None = None
-) -> Tensor:
-    """`attend_causally` by products; within documents, if their running numbers are given."""
-    scale = q_BHTC.shape[-1] ** -0.5 if scale is None else scale
-    return causal_products(q_BHTC, k_BKTC, v_BKTC, scale, documents_BT).transpose(1, 2)
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The numbers of the documents."""
+        return () if self.documents is None else (self.documents,)
+
+    def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
+        """(B, H, T, C)."""
+        score.check("products")
+        scale = q_BHTC.shape[-1] ** -0.5 if score.scale is None else score.scale
+        return causal_products(q_BHTC, k_BKTC, v_BKTC, scale, self.documents).transpose(1, 2)
 
 
 @torch.library.custom_op("sheepop::causal_products", mutates_args=(), device_types="cpu")

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.model import causal_attention
-from sheepop.model.attention import attend
-from sheepop.model.causal_attention import attend_causally, causal_products
-from sheepop.model.documents import number_documents
-from sheepop.model.mask import AttentionMask, attention_mask
+from sheepop.model.attention import products
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.attention.kernel import AttentionKind
+from sheepop.model.attention.products import ProductsAttention, causal_products
 
 
 def random_heads(
@@ -60,8 +59,8 @@ def test_values_and_gradients_equal_the_equation_for_any_blocks(
         drawn = torch.rand(rows, length, generator=torch.Generator().manual_seed(cuts))
         documents = (drawn < (cuts % 10) / 10).long().cumsum(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(causal_attention, "_QUERIES", queries)
-        patch.setattr(causal_attention, "_SCORES", scores)
+        patch.setattr(products, "_QUERIES", queries)
+        patch.setattr(products, "_SCORES", scores)
         inputs = random_heads(rows, length, *heads, *widths)
         expected = equation(*inputs, scale, documents)
         weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
@@ -84,15 +83,7 @@ def test_it_is_an_operator_that_autograd_and_the_compiler_know() -> None:
 @pytest.fixture
 def with_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that multiplies bfloat16; others compute the same more slowly."""
-    monkeypatch.setattr(causal_attention, "HAS_BFLOAT16_PRODUCTS", True)
-
-
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the rows that go through products from now on."""
-    lengths: list[int] = []
-    blocks = causal_attention._blocks
-    monkeypatch.setattr(causal_attention, "_blocks", lambda q, ids: lengths.append(q.shape[3]) or blocks(q, ids))
-    return lengths
+    monkeypatch.setattr(products, "HAS_BFLOAT16_PRODUCTS", True)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -100,25 +91,23 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.usefixtures("with_products")
-@pytest.mark.parametrize("form", ["whole", "segments", "operator"])
-def test_bfloat16_is_as_exact_as_its_rounding(form, monkeypatch) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_bfloat16_is_as_exact_as_its_rounding(packed, compiled) -> None:
     """Scores, weights and results are rounded to 8 bits, so errors of a few times 2^-9 are to be expected."""
-    cuts = (200,) if form == "whole" else (70, 1, 33, 96)
+    cuts = (70, 1, 33, 96) if packed else (200,)
     ids = torch.cat([torch.full((size,), number) for number, size in enumerate(cuts)])[None]
-    mask = {
-        "whole": lambda: attention_mask(200, 200),
-        "segments": lambda: attention_mask(200, 200, document_ids=ids),
-        "operator": lambda: AttentionMask(documents=number_documents(ids)),
-    }[form]()
+    kind = AttentionKind(dtype=torch.bfloat16, compiled=compiled)
+    sight = kind.sight(200, document_ids=ids if packed else None)
     inputs = random_heads(1, 200, 4, 2, 16, 16, torch.bfloat16)
     exact = [part.detach().double().requires_grad_() for part in inputs]
     expected = equation(*exact, 0.25, ids)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     weights = weights.bfloat16()
-    lengths = taken(monkeypatch)
-    found = attend(*inputs, mask)
+    kernel = choose_kernel(kind, sight).kernel
+    assert kernel.name == "products"
+    found = kernel.prepare(kind, sight).attend(*inputs)
     assert found.dtype == torch.bfloat16
-    assert lengths
     assert relative_error(found, expected) < 0.008
     ours = torch.autograd.grad(found, inputs, weights)
     for gradient, wanted in zip(ours, torch.autograd.grad(expected, exact, weights.double()), strict=True):
@@ -126,17 +115,23 @@ def test_bfloat16_is_as_exact_as_its_rounding(form, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("with_products")
-@pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float16, 0.0), (torch.bfloat16, 0.1)])
-def test_other_data_types_and_dropout_take_the_kernel_of_pytorch(dtype, dropout, monkeypatch) -> None:
-    lengths = taken(monkeypatch)
-    attend_causally(*random_heads(1, 8, 2, 2, 4, 4, dtype), dropout)
-    assert lengths == []
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dtype": torch.float32}, "is for bfloat16 on a CPU, not for float32 on cpu"),
+        ({"dtype": torch.float16}, "is for bfloat16 on a CPU, not for float16 on cpu"),
+        ({"dropout": 0.1}, "has no dropout"),
+        ({"window": 3, "sinks": True}, "has no sinks and no windows"),
+    ],
+)
+def test_other_data_types_and_dropout_take_another_kernel(settings, reason) -> None:
+    kind = AttentionKind(**{"dtype": torch.bfloat16, **settings})
+    assert dict(choose_kernel(kind, kind.sight(8)).passed_over)["products"] == reason
 
 
-@pytest.mark.usefixtures("with_products")
 def test_a_large_score_is_a_weight_of_one_and_no_overflow() -> None:
     q, k, v = (part.detach() for part in random_heads(1, 5, 1, 1, 4, 4, torch.bfloat16))
     k[0, 0, 1] = q[0, 0, 3] * 1e20
-    found = attend_causally(q, k, v)
+    found = ProductsAttention().attend(q, k, v)
     assert found.isfinite().all()
     assert found[0, 0, 3].tolist() == v[0, 0, 1].tolist()

@@ -12,12 +12,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from sheepop.model.attention import attend
-from sheepop.model.block_attention import block_mask
-from sheepop.model.documents import Segments, number_documents
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.attention.fused import Fused, FusedAttention
+from sheepop.model.attention.kernel import Attending, AttentionKind, Score
+from sheepop.model.attention.segments import Cut, OperatorAttention, Segments, SegmentsAttention
+from sheepop.model.attention.sight import number_documents
 
 
 @st.composite
@@ -72,21 +72,31 @@ def reference(q: Tensor, k: Tensor, v: Tensor, allowed: np.ndarray, slopes: Tens
 Slopes = Tensor | None
 
 
-def dense_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> AttentionMask:
-    length, kind = ids.shape[1], AttentionKind(window=window, slopes=slopes)
-    return attention_mask(length, length, document_ids=ids, key_mask=torch.ones_like(ids).bool(), kind=kind)
+def dense_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> Attending:
+    kind = AttentionKind(window=window, slopes=slopes)
+    return Fused().prepare(kind, kind.sight(ids.shape[1], document_ids=ids))
 
 
-def segments_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> AttentionMask:
-    mask = attention_mask(ids.shape[1], ids.shape[1], document_ids=ids, kind=AttentionKind(window, slopes))
-    assert isinstance(mask.documents, Segments)
-    return mask
+def segments_form(ids: Tensor, window: int | None = None, slopes: Slopes = None) -> Attending:
+    kind = AttentionKind(window, slopes)
+    sight = kind.sight(ids.shape[1], document_ids=ids)
+    kernel = choose_kernel(kind, sight).kernel
+    assert isinstance(kernel, Segments)
+    return kernel.prepare(kind, sight)
 
 
-FORMS: dict[str, Callable[..., AttentionMask]] = {
+def operator_form(ids: Tensor) -> Attending:
+    """As for a compiled network; it knows neither windows nor slopes."""
+    kind = AttentionKind(compiled=True)
+    sight = kind.sight(ids.shape[1], document_ids=ids)
+    kernel = choose_kernel(kind, sight).kernel
+    assert isinstance(kernel, Segments)
+    return kernel.prepare(kind, sight)
+
+
+FORMS: dict[str, Callable[..., Attending]] = {
     "segments": segments_form,
-    # The operator knows neither windows nor slopes.
-    "operator": lambda ids: AttentionMask(documents=number_documents(ids)),
+    "operator": operator_form,
     "dense": dense_form,
 }
 
@@ -107,8 +117,8 @@ def test_values_and_gradients_equal_the_equation_for_any_cuts(document_ids, head
     slopes = torch.linspace(0.05, 0.9, heads[0], dtype=torch.float64) if sloping and form != "operator" else None
     expected = reference(*inputs, slow_allowed(document_ids, reach), slopes)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    mask = FORMS[form](document_ids) if form == "operator" else FORMS[form](document_ids, reach, slopes)
-    found = attend(*inputs, mask)
+    settings = () if form == "operator" else (reach, slopes)
+    found = FORMS[form](document_ids, *settings).attend(*inputs)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     for ours, theirs in zip(
         torch.autograd.grad((found * weights).sum(), inputs),
@@ -121,7 +131,7 @@ def test_values_and_gradients_equal_the_equation_for_any_cuts(document_ids, head
 @settings(max_examples=100, deadline=None)
 @given(document_ids=packed_rows(longest=80))
 def test_every_place_stands_in_one_segment_behind_the_places_of_its_document(document_ids) -> None:
-    segments = Segments.of(number_documents(document_ids))
+    segments = Cut.of(number_documents(document_ids))
     rows, length = document_ids.shape
     numbers = slow_numbers(document_ids)
     places = iter(segments.gather.tolist())
@@ -145,110 +155,59 @@ def test_a_document_of_a_row_equals_the_document_alone(form, dtype) -> None:
     cuts = (70, 1, 33, 96)
     ids = torch.cat([torch.full((size,), number) for number, size in enumerate(cuts)])[None]
     q, k, v = (heads.detach().to(dtype) for heads in random_heads(1, 200, 4, 2, width=16))
-    found = attend(q, k, v, FORMS[form](ids))
+    found = FORMS[form](ids).attend(q, k, v)
     for part, *alone in zip(*(heads.split(cuts, 2) for heads in (found, q, k, v)), strict=True):
-        size = part.shape[2]
         tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
-        torch.testing.assert_close(part, attend(*alone, attention_mask(size, size)), atol=tolerance, rtol=0)
+        torch.testing.assert_close(part, FusedAttention(is_causal=True).attend(*alone), atol=tolerance, rtol=0)
 
 
 def test_dropout_leaves_the_mean_and_crosses_no_boundary() -> None:
     """Over many draws dropout keeps the mean; a document's result does not hear of other documents in any draw."""
     ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2]])
     q, k, v = (heads.detach() for heads in random_heads(1, 8, 2, 2))
-    mask = attention_mask(8, 8, document_ids=ids, kind=AttentionKind(dropout=0.5))
-    exact = attend(q, k, v, mask)
+    kind = AttentionKind(dropout=0.5)
+    attending = Segments().prepare(kind, kind.sight(8, document_ids=ids))
+    exact, dropping = attending.attend(q, k, v), Score(dropout=0.5)
     torch.manual_seed(0)
-    draws = torch.stack([attend(q, k, v, mask, 0.5) for _ in range(2000)])
+    draws = torch.stack([attending.attend(q, k, v, dropping) for _ in range(2000)])
     assert (draws[0] != exact).any()
     error = draws.std(0) / 2000**0.5
     assert ((draws.mean(0) - exact).abs() < 5 * error + 1e-12).all()
     changed = v.clone()
     changed[:, :, 3:7] += 100.0
     torch.manual_seed(1)
-    before = attend(q, k, v, mask, 0.5)
+    before = attending.attend(q, k, v, dropping)
     torch.manual_seed(1)
-    after = attend(q, k, changed, mask, 0.5)
+    after = attending.attend(q, k, changed, dropping)
     assert torch.equal(after[:, :, [0, 1, 2, 7]], before[:, :, [0, 1, 2, 7]])
 
 
-def marked(numbers: Tensor, indices: Tensor) -> Tensor:
-    """Blocks as a boolean matrix, from how many there are in each row and which."""
-    columns = torch.arange(indices.shape[-1])
-    return torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), columns < numbers[..., None])
-
-
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_blocks_for_the_gpu_are_those_that_torch_finds_entry_by_entry(data) -> None:
-    rows, length = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 700))
-    begins = torch.zeros(rows, length, dtype=torch.long)
-    for row in range(rows):
-        begins[row, data.draw(st.lists(st.integers(0, length - 1), max_size=8))] = 1
-    numbers = number_documents(begins.cumsum(1))
-    window = data.draw(st.none() | st.integers(1, 800))
-    reach = length if window is None else window
-
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query - key < reach) & (numbers[batch, key] == numbers[batch, query])
-
-    ours = block_mask(length, numbers, window)
-    theirs = create_block_mask(visible, rows, None, length, length, device="cpu")
-    assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE == (128, 128)
-    assert ours.seq_lengths == theirs.seq_lengths
-
-    def blocks(mask: BlockMask) -> tuple[Tensor, Tensor]:
-        full = marked(mask.full_kv_num_blocks, mask.full_kv_indices)
-        return marked(mask.kv_num_blocks, mask.kv_indices) | full, full
-
-    for found, expected in zip(blocks(ours), blocks(theirs), strict=True):
-        assert torch.equal(found, expected)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 1, 70, 200])
-@pytest.mark.parametrize("sloping", [False, True], ids=["", "slopes"])
-def test_attention_in_blocks_equals_the_equation(window: int | None, sloping: bool) -> None:
-    ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long()
-    q, k, v = (heads.detach().float() for heads in random_heads(2, 300, 4, 2, width=16))
-    slopes = torch.tensor([0.5, 0.1, 0.02, 0.004]) if sloping else None
-    mask = AttentionMask(documents=block_mask(300, number_documents(ids), window), slopes=slopes)
-    with torch.compiler.set_stance("force_eager"):
-        found = attend(q, k, v, mask)
-    expected = reference(q.double(), k.double(), v.double(), slow_allowed(ids, window), slopes)
-    torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gpus_kernel_equals_attention_in_segments(dtype) -> None:
-    ids = (torch.arange(300)[None] >= torch.tensor([[40], [256]])).long().cuda()
-    inputs = [heads.detach().to("cuda", dtype).requires_grad_() for heads in random_heads(2, 300, 4, 2, width=64)]
-    mask = attention_mask(300, 300, document_ids=ids, device="cuda", kind=AttentionKind(head_dim=64, value_dim=64))
-    assert isinstance(mask.documents, BlockMask)
-    found = attend(*inputs, mask)
-    expected = attend(*inputs, AttentionMask(documents=Segments.of(number_documents(ids))))
-    tolerance = 3e-2 if dtype == torch.bfloat16 else 5e-3
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
-    for ours, theirs in zip(
-        torch.autograd.grad(found.square().sum(), inputs),
-        torch.autograd.grad(expected.square().sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=10 * tolerance, rtol=0)
-
-
-def test_a_mask_for_no_dropout_refuses_dropout() -> None:
+def test_the_operator_refuses_dropout() -> None:
     q, k, v = random_heads(1, 4, 1, 1)
-    with pytest.raises(ValueError, match="without dropout in compiled attention"):
-        attend(q, k, v, AttentionMask(documents=torch.zeros(1, 4).long()), 0.1)
+    with pytest.raises(ValueError, match="has no dropout in compiled code"):
+        OperatorAttention(torch.zeros(1, 4).long()).attend(q, k, v, Score(dropout=0.1))
 
 
 def test_no_mask_of_all_pairs_is_built_for_documents() -> None:
-    mask = attention_mask(64, 64, document_ids=torch.arange(64)[None] // 9)
-    assert mask.allowed is None
-    assert isinstance(mask.documents, Segments)
+    attending = segments_form(torch.arange(64)[None] // 9)
+    assert isinstance(attending, SegmentsAttention)
+    assert max(tensor.numel() for tensor in attending.tensors) <= 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sinks": True}, "has no sinks"),
+        ({"compiled": True, "dropout": 0.1}, "has no dropout, no windows and no distances where a network is compiled"),
+        ({"compiled": True, "window": 3}, "has no dropout, no windows and no distances where a network is compiled"),
+        ({"compiled": True, "head_dim": 8, "value_dim": 4}, "is compiled for values as wide as keys only"),
+    ],
+)
+def test_what_segments_cannot_do_is_left_to_other_kernels(settings, reason) -> None:
+    kind = AttentionKind(**settings)
+    choice = choose_kernel(kind, kind.sight(8, document_ids=torch.arange(8)[None] // 5))
+    assert choice.kernel.name == "fused"
+    assert dict(choice.passed_over)["segments"].startswith(reason)
 
 
 @pytest.fixture

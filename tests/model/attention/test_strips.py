@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.attention import attend
-from sheepop.model.distances import allowed_by_distance
-from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
-from sheepop.model.window_attention import Strips
+from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.attention.kernel import AttentionKind, Score
+from sheepop.model.attention.stepwise import Stepwise
+from sheepop.model.attention.strips import Strips
 
 
 @settings(deadline=None)
@@ -29,10 +29,11 @@ def test_values_and_gradients_are_those_of_the_whole_mask(length, window, heads,
         return torch.randn(2, count, length, width, generator=generator, dtype=torch.float64).requires_grad_()
 
     q, k, v = drawn(heads[0], 8), drawn(heads[1], 8), drawn(heads[1], value_width)
-    strips = attention_mask(length, length, kind=AttentionKind(window=window))
-    whole = AttentionMask(allowed_by_distance(length, length, window=window)[None, None], eager=True)
-    assert isinstance(strips.documents, Strips) == (2 * window <= length)
-    found, expected = (attend(q, k, v, mask, scale=scale) for mask in (strips, whole))
+    kind = AttentionKind(window=window)
+    sight = kind.sight(length)
+    kernel = choose_kernel(kind, sight).kernel
+    assert isinstance(kernel, Strips) == (2 * window <= length)
+    found, expected = (which.prepare(kind, sight).attend(q, k, v, Score(scale)) for which in (kernel, Stepwise()))
     torch.testing.assert_close(found, expected)
     gradient = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     pairs = (torch.autograd.grad(out, (q, k, v), gradient) for out in (found, expected))
@@ -41,27 +42,22 @@ def test_values_and_gradients_are_those_of_the_whole_mask(length, window, heads,
 
 
 @pytest.mark.parametrize(
-    ("kind", "others"),
+    ("settings", "others", "reason"),
     [
-        ({"sinks": True}, {}),
-        ({"slopes": torch.ones(2)}, {}),
-        ({"backend": "eager"}, {}),
-        ({"soft_cap": True}, {}),
-        ({}, {"key_mask": torch.tensor([[False] + [True] * 11])}),
-        ({}, {"document_ids": torch.zeros(1, 12, dtype=torch.long)}),
+        ({"sinks": True}, {}, "has no sinks"),
+        ({"slopes": torch.ones(2)}, {}, "has no distances"),
+        ({"soft_cap": True}, {}, "has no soft cap"),
+        ({"watched": True}, {}, "has no visible scores"),
+        ({}, {"document_ids": torch.zeros(1, 12)}, "has no documents"),
+        ({}, {"starts": torch.tensor([0])}, "has no partial rows"),
+        ({"window": 7}, {}, "saves nothing without a window of at most half a row"),
+        ({"backend": "eager"}, {}, "is left out by attention_backend: eager"),
     ],
 )
-def test_what_strips_cannot_do_is_left_to_other_masks(kind, others) -> None:
-    assert isinstance(attention_mask(12, 12, kind=AttentionKind(window=3)).documents, Strips)
-    assert not isinstance(attention_mask(12, 12, kind=AttentionKind(window=3, **kind), **others).documents, Strips)
-    assert not isinstance(attention_mask(5, 12, kind=AttentionKind(window=3)).documents, Strips)
-
-
-def test_sinks_are_refused_under_a_mask_that_was_built_without_them() -> None:
-    mask = attention_mask(12, 12, kind=AttentionKind(window=3))
-    heads = torch.zeros(1, 2, 12, 4)
-    with pytest.raises(ValueError, match="without sinks in strips"):
-        attend(heads, heads, heads, mask, sinks_H=torch.zeros(2))
+def test_what_strips_cannot_do_is_left_to_other_kernels(settings, others, reason) -> None:
+    assert choose_kernel(AttentionKind(window=3), AttentionKind(window=3).sight(12)).kernel.name == "strips"
+    kind = AttentionKind(**{"window": 3, **settings})
+    assert dict(choose_kernel(kind, kind.sight(12, **others)).passed_over)["strips"] == reason
 
 
 def test_no_tensor_is_as_large_as_all_pairs() -> None:

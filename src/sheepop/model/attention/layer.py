@@ -1,0 +1,123 @@
+"""The attention layer: softmax(scale Q K^T + M) V W_O, of a sequence to itself or to an encoder's states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.model.attention.kernel import Attending, Score
+from sheepop.model.attention.projections import PackedProjections
+from sheepop.model.cache import Cache
+from sheepop.model.config import ModelConfig
+from sheepop.model.norms import build_norm
+from sheepop.model.positions import rotate
+from sheepop.model.probe import Probe
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped key-value heads, of a sequence to itself or to an encoder's states.
+
+    (B, T, D) to (B, T, D).
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim, self.value_dim = config.head_size, config.value_size
+        self.scale, self.soft_cap = config.score_scale, config.attention_soft_cap
+        self.dropout = config.dropout
+        q_width, k_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
+        bias = bool(config.attention_bias)
+        self.q_proj = nn.Linear(config.d_model, q_width, bias=bias)
+        self.k_proj = nn.Linear(config.d_model, k_width, bias=bias)
+        self.v_proj = nn.Linear(config.d_model, config.kv_heads * config.value_size, bias=bias)
+        self.o_proj = nn.Linear(
+            config.num_heads * config.value_size, config.d_model, bias=bool(config.attention_output_bias)
+        )
+        self.norms_heads = config.qk_norm == "head"
+        widths = (config.head_size, config.head_size) if self.norms_heads else (q_width, k_width)
+        self.q_norm, self.k_norm = (None if config.qk_norm is None else build_norm(config, width) for width in widths)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
+        self._packed: PackedProjections | None = None
+        self.q, self.k, self.v = Probe(), Probe(), Probe()
+        self.rotated_q, self.rotated_k = Probe(), Probe()
+        self.scores, self.weights, self.head_outputs = Probe(), Probe(), Probe()
+
+    @property
+    def watched(self) -> bool:
+        """Whether someone looks at scores or weights, which fused attention does not have."""
+        return bool(self.scores.observers or self.weights.observers)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        attending: Attending,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        cache: Cache | None = None,
+        memory_BSD: Tensor | None = None,
+    ) -> Tensor:
+        """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds, or to `memory_BSD`."""
+        if memory_BSD is not None:
+            q_BHTC = self._queries(self.q_proj(x_BTD))
+            k_BKSC, v_BKSC = self._memory(memory_BSD, cache)
+        else:
+            q_BTE, k_BTE, v_BTE = self._projections(x_BTD)
+            q_BHTC, (k_BKSC, v_BKSC) = self._queries(q_BTE), self._keys_and_values(k_BTE, v_BTE)
+        if rotary is not None:
+            q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
+        q_BHTC, k_BKSC = self.rotated_q(q_BHTC), self.rotated_k(k_BKSC)
+        if cache is None or memory_BSD is not None:
+            out_BHTC = attending.attend(q_BHTC, k_BKSC, v_BKSC, self._score())
+        else:
+            out_BHTC = cache.attend(self.layer, attending, q_BHTC, k_BKSC, v_BKSC, self._score())
+        return self.o_proj(self.head_outputs(out_BHTC).transpose(1, 2).flatten(2))
+
+    def _score(self) -> Score:
+        dropout = self.dropout if self.training else 0.0
+        return Score(self.scale, self.soft_cap, self.sinks, dropout, (self.scores, self.weights))
+
+    def _memory(self, memory_BSD: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        def project() -> tuple[Tensor, Tensor]:
+            return self._keys_and_values(self.k_proj(memory_BSD), self.v_proj(memory_BSD))
+
+        return project() if cache is None else cache.memory(self.layer, project)
+
+    def _projections(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        if self._packed is not None and self._packed.holds(projections):
+            return self._packed.product(x_BTD)
+        return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+
+    def pack_projections(self) -> None:
+        """Lays the weights of queries, keys and values one behind the other, so that they are one product.
+
+        They stay three parameters, whose memory is new. What sets them apart again, such as a move to another device,
+        other parameters or other layers in their places, also makes them three products again.
+        """
+        self._packed = PackedProjections.of((self.q_proj, self.k_proj, self.v_proj))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy's parameters lie where its maker puts them."""
+        return {**self.__dict__, "_packed": None}
+
+    def _queries(self, q_BTE: Tensor) -> Tensor:
+        return self.q(self._heads(q_BTE, self.q_norm, self.head_dim))
+
+    def _keys_and_values(self, k_BSE: Tensor, v_BSE: Tensor) -> tuple[Tensor, Tensor]:
+        k_BKSC = self.k(self._heads(k_BSE, self.k_norm, self.head_dim))
+        return k_BKSC, self.v(self._heads(v_BSE, None, self.value_dim))
+
+    def _heads(self, x_BTE: Tensor, norm: nn.Module | None, width: int) -> Tensor:
+        """Cuts projections into heads (B, heads, T, width), normalised before or after the cut, in one data type."""
+        dtype = x_BTE.dtype
+        if norm is not None and not self.norms_heads:
+            x_BTE = norm(x_BTE).to(dtype)
+        x_BTHC = x_BTE.view(*x_BTE.shape[:-1], -1, width)
+        return (norm(x_BTHC).to(dtype) if norm is not None and self.norms_heads else x_BTHC).transpose(1, 2)

@@ -1,0 +1,105 @@
+"""Queries, keys and values by one product, where the weights of their three layers lie one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PackedProjections:
+    """Weights (E, D) and biases (E,) of several layers in one piece of memory; `parts` are the layers' parameters."""
+
+    weight: Tensor
+    bias: Tensor | None
+    parts: tuple[nn.Parameter, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module]) -> PackedProjections | None:
+        """Puts the parameters of plain linear layers together; None where one of the layers is something else."""
+        if not all(type(layer) is nn.Linear for layer in layers):
+            return None
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        parts = (*weights, *(bias for bias in biases if bias is not None))
+        alike = {(type(part), part.dtype, part.device) for part in parts}
+        if len(alike) > 1 or type(weights[0]) is not nn.Parameter or len(parts) % len(layers):
+            return None
+        return cls(_together(weights), None if biases[0] is None else _together(biases), parts)
+
+    def holds(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether the layers still are those whose weights lie here, and nothing else is to be done for them."""
+        if torch.is_autocast_enabled(self.weight.device.type):
+            return False  # which keeps the cast copy of a parameter, and of nothing else
+        if any(type(layer) is not nn.Linear or _has_hooks(layer) for layer in layers):
+            return False
+        parts = [layer.weight for layer in layers]
+        if self.bias is not None:
+            parts += [layer.bias for layer in layers]
+        if len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
+            return False
+        # Compiled code has no addresses; what swaps the memory of parameters there has to copy or apply the module.
+        return torch.compiler.is_compiling() or self._lies_together()
+
+    def product(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """What each layer makes of x (B, T, E_i)."""
+        found: tuple[Tensor, ...] = _Product.apply(x_BTD, self.weight, self.bias, *self.parts)
+        return found
+
+    def _lies_together(self) -> bool:
+        weights = self.parts if self.bias is None else self.parts[: len(self.parts) // 2]
+        return _follow(self.weight, weights) and (self.bias is None or _follow(self.bias, self.parts[len(weights) :]))
+
+
+def _together(parts: Sequence[nn.Parameter]) -> Tensor:
+    whole = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = view
+    return whole
+
+
+def _follow(whole: Tensor, parts: Sequence[Tensor]) -> bool:
+    address = whole.data_ptr()
+    for part in parts:
+        if part.data_ptr() != address:
+            return False
+        address += part.nbytes
+    return True
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+
+
+class _Product(torch.autograd.Function):
+    """``x W^T + b`` cut into parts, whose backward pass is one product for x and one for W.
+
+    The gradients are handed to the parts of W and b.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x_BTD, weight)
+        ctx.sizes = [len(part) for part in parts if part.ndim == 2]
+        ctx.has_bias = bias is not None
+        return F.linear(x_BTD, weight, bias).split(ctx.sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_BTD, weight = ctx.saved_tensors
+        gradient = torch.cat(gradients, dim=-1).flatten(0, -2)
+        for_x = (gradient @ weight).view_as(x_BTD) if ctx.needs_input_grad[0] else None
+        for_parts: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 3)
+        if any(ctx.needs_input_grad[3:]):
+            for_parts[: len(ctx.sizes)] = (gradient.t() @ x_BTD.flatten(0, -2)).split(ctx.sizes)
+            if ctx.has_bias:
+                for_parts[len(ctx.sizes) :] = gradient.sum(0).split(ctx.sizes)
+        return (for_x, None, None, *for_parts)

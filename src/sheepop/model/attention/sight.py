@@ -1,0 +1,142 @@
+"""The rule of sight: which keys a query may see.
+
+Documents in a row, windows, and rows of a cache that hold more or less all come down to one rule for a query at place q
+and a key at place k of a row: ``first(q) <= k <= q``. Attention in both directions, an encoder's or the one to an
+encoder's states, sees every key that is no padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CPU = torch.device("cpu")
+
+
+def number_documents(document_ids: Tensor) -> Tensor:
+    """The running number (B, T), int64 from 0, of the document that each place of a row belongs to.
+
+    A document is a run of equal ids.
+    """
+    begins = document_ids[:, 1:] != document_ids[:, :-1]
+    return F.pad(begins.long(), (1, 0)).cumsum(1)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What T queries may see of S keys.
+
+    The first query of row b stands at place `starts[b]` (B,), and in every row at S - T when None. A causal query sees
+    the keys up to its own place: at most `window` of them, itself included, and of its own document only, by the
+    running numbers (B, S) in `documents`. Where `causal` is False it sees every key but those where `key_mask` (B, S)
+    is False.
+
+    Raises `ValueError` for parts that do not fit each other.
+    """
+
+    num_queries: int
+    num_keys: int
+    causal: bool = True
+    window: int | None = None
+    documents: Tensor | None = None
+    starts: Tensor | None = None
+    key_mask: Tensor | None = None
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        for name, given in (("document_ids", self.documents), ("key_mask", self.key_mask)):
+            if given is not None and (given.ndim != 2 or given.shape[1] != self.num_keys):
+                raise ValueError(
+                    f"{name} has shape {tuple(given.shape)}; a row for each sequence of {self.num_keys} is needed"
+                )
+        if self.documents is not None and not self.is_whole:
+            raise ValueError(f"document_ids need every position as a query; got {self.num_queries} of {self.num_keys}")
+        if self.causal and self.key_mask is not None:
+            raise ValueError("a key_mask is for attention in both directions; causal rows have padding behind them")
+        if not self.causal and not (self.window is None and self.documents is None and self.starts is None):
+            raise ValueError("windows, documents and rows of different length are for causal attention")
+
+    @property
+    def reach(self) -> int | None:
+        """The window; None where it is as long as the row and hides nothing."""
+        return None if self.window is None or self.window >= self.num_keys else self.window
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every place is a query."""
+        return self.num_queries == self.num_keys and self.starts is None
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether being causal says all: every place is a query and sees all before it."""
+        return self.causal and self.is_whole and self.reach is None and self.documents is None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether every query sees every key: in both directions without padding, or the newest place alone."""
+        if not self.causal:
+            return self.key_mask is None
+        newest = self.num_queries == 1 and self.starts is None
+        return newest and self.reach is None and self.documents is None
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a kernel has to be able to do for it, in the words of `KERNEL_FEATURES`."""
+        asked = {
+            "documents": self.documents is not None,
+            "windows": self.reach is not None,
+            "bidirectional attention": not self.causal,
+            "partial rows": self.causal and not self.is_whole,
+        }
+        return frozenset(feature for feature, needed in asked.items() if needed)
+
+    def places(self) -> Tensor:
+        """Where the queries stand, (T,), or (B, T) where rows differ."""
+        offsets = torch.arange(self.num_queries, device=self.device)
+        if self.starts is None:
+            return offsets + (self.num_keys - self.num_queries)
+        return self.starts[:, None] + offsets
+
+    def distances(self) -> Tensor:
+        """How far each key is before each query, (T, S) or (B, T, S); negative for a later key."""
+        return self.places()[..., None] - torch.arange(self.num_keys, device=self.device)
+
+    def first_keys(self) -> Tensor:
+        """The first key that each query sees (B, T); (1, T) where rows do not differ."""
+        places = self.places()
+        firsts = torch.zeros_like(places).expand(1, -1) if places.ndim == 1 else torch.zeros_like(places)
+        if self.documents is not None:
+            begins = F.pad(self.documents[:, 1:] != self.documents[:, :-1], (1, 0), value=True)
+            firsts = torch.where(begins, places, 0).cummax(1).values
+        return firsts if self.reach is None else firsts.maximum(places - self.reach + 1)
+
+    def allowed(self) -> Tensor:
+        """True where a query sees a key: (B, 1, T, S), or broadcastable to it."""
+        if not self.causal:
+            if self.key_mask is None:
+                return torch.ones(1, 1, 1, self.num_keys, dtype=torch.bool, device=self.device)
+            return self.key_mask[:, None, None, :]
+        distances = self.distances()
+        allowed = distances >= 0
+        if self.reach is not None:
+            allowed = allowed & (distances < self.reach)
+        allowed = allowed[None, None] if allowed.ndim == 2 else allowed[:, None]
+        if self.documents is not None:
+            allowed = allowed & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+        return allowed
+
+    def added(self, slopes_H: Tensor | None) -> Tensor | None:
+        """What to add to scores: booleans as in `allowed`, or numbers (B, H, T, S) with ALiBi's slopes in them.
+
+        The slopes' share is ``-slope |q - k|`` (Press et al. 2022). None where every query sees every key as it is.
+        """
+        if slopes_H is None:
+            return None if self.is_everything else self.allowed()
+        distances = self.distances().abs()
+        distances = distances[:, None] if distances.ndim == 3 else distances
+        bias = -slopes_H.to(self.device)[:, None, None] * distances
+        bias = bias if bias.ndim == 4 else bias[None]
+        return bias if self.is_everything else bias.masked_fill(~self.allowed(), -torch.inf)
