@@ -44,7 +44,7 @@ FORBIDDEN_CALLS = {"torch.load", "numpy.load", "eval", "exec", "__import__", "im
 MAY_PRINT = {"cli", "core.console"}
 # The time of day jumps; what measures a duration reads a monotonic clock. These write down when something was.
 TIME_OF_DAY = {"time.time", "time.time_ns"}
-MAY_READ_THE_TIME_OF_DAY = {"train.sinks.mlflow"}
+MAY_READ_THE_TIME_OF_DAY = {"train.sinks.services"}
 
 
 @dataclass(frozen=True)

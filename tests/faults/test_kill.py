@@ -23,7 +23,7 @@ Reference = Any
     ("module", "name", "count"),
     [
         ("torch.autograd", "backward", 2 * 26 + 1),  # between the two micro-batches of step 27
-        ("sheepop.train.optimizers.muon", "Muon.step", 13),  # in the update of step 13
+        ("sheepop.train.optimizers.momentum", "Muon.step", 13),  # in the update of step 13
         ("sheepop.train.loop", "Trainer._validated", 3),  # before the third validation
         ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
         ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer

@@ -24,12 +24,12 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in trainer.runner.placement.model.named_parameters()}
 
 
 def assert_same_run(first: Trainer, second: Trainer) -> None:
     for name, tensor in weights(first).items():
-        assert torch.equal(tensor, second.model.get_parameter(name)), name
+        assert torch.equal(tensor, second.runner.placement.model.get_parameter(name)), name
     one, two = first.checkpointer.run, second.checkpointer.run
     assert timeless(one.metrics_file) == timeless(two.metrics_file)
     assert one.samples_file.read_bytes() == two.samples_file.read_bytes()

@@ -27,7 +27,7 @@ from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
     step_bytes,
 )
-from sheepop.train.network import Network
+from sheepop.train.placement import OneDevice
 from sheepop.train.optimizer_settings import OptimizerName
 
 from ..model.architectures import ARCHITECTURES
@@ -176,7 +176,7 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
     for mode, num_blocks in (("none", None), ("selective", None), ("full", None), ("full", 2)):
         model = build_model(config, 0).train()
         apply_activation_checkpointing(model, mode, num_blocks)
-        taken = Network(model, precision=precision, device="cpu")
+        taken = OneDevice(model, precision=precision, device="cpu")
         taken.begin_step()
         ids = torch.arange(3 * 12).view(3, 12)
         inputs = {"input_ids": ids}
@@ -220,7 +220,7 @@ def test_weights_gradients_and_state_take_the_bytes_that_are_allocated(
     model = build_model(ARCHITECTURES[name], 0)
     optimizers = build_optimizers(model, training)
     evaluation = build_evaluation_weights(model, optimizers, training)
-    taken = Network(model, precision=precision, device="cpu")
+    taken = OneDevice(model, precision=precision, device="cpu")
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     for each in optimizers:

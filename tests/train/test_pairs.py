@@ -15,7 +15,7 @@ from sheepop.data import PairBatches, TokenSplit
 from sheepop.model import EncoderDecoder, LossTerms, ModelConfig, blank_model, build_model
 from sheepop.model.activations import count_activations
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.network import Network
+from sheepop.train.placement import OneDevice
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.step import PreparedStep, accumulate_gradients
 from sheepop.train.validation import validate
@@ -46,7 +46,7 @@ def step(model: EncoderDecoder, micro: int = 5, precision: str = "fp32", terms: 
     objective = NextToken(terms or LossTerms())
     prepared = PreparedStep.of(pairs().batch(np.arange(5)), micro, objective, device="cpu")
     return accumulate_gradients(
-        Network(model, precision=precision, device="cpu"),
+        OneDevice(model, precision=precision, device="cpu"),
         objective,
         prepared,
         before_forward=lambda number: seed_torch(0, "dropout", 0, number),
@@ -103,7 +103,7 @@ def test_activation_checkpointing_changes_no_bit(mode: Any, num_blocks: int | No
 def test_what_is_counted_of_the_longest_pairs_is_at_least_what_a_step_keeps() -> None:
     model = network()
     made = pairs()
-    training = Network(model, precision="fp32", device="cpu")
+    training = OneDevice(model, precision="fp32", device="cpu")
     found = count_activations(model.config, 5, made.max_length)
     kept: dict[int, int] = {}
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

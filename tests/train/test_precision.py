@@ -13,9 +13,9 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DeviceError
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import Trainer, TrainingConfig
-from sheepop.train.float8 import use_float8
+from sheepop.train.precision import use_float8
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.plan import StepTime, measure_step, needs_measuring, resolve_training
+from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic
 
 
@@ -110,9 +110,9 @@ def test_weights_and_optimizer_state_are_float32_in_every_precision(make_trainer
         trainer = make_trainer(precision, precision=precision, max_steps=1)
         trainer.run()
         states = [
-            value for optimizer in trainer.optimizers for state in optimizer.state.values() for value in state.values()
+            value for optimizer in trainer.runner.optimizers for state in optimizer.state.values() for value in state.values()
         ]
-        tensors = [*trainer.model.parameters(), *(value for value in states if torch.is_tensor(value))]
+        tensors = [*trainer.runner.placement.model.parameters(), *(value for value in states if torch.is_tensor(value))]
         assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 

@@ -22,14 +22,14 @@ MakeTrainer = Callable[..., Trainer]
 
 
 def prepared(trainer: Trainer, batch: Batch, micro_batch_size: int) -> PreparedStep:
-    return PreparedStep.of(batch, micro_batch_size, trainer.objective, device="cpu")
+    return PreparedStep.of(batch, micro_batch_size, trainer.runner.objective, device="cpu")
 
 
 @pytest.fixture
 def uneven(make_trainer: MakeTrainer) -> tuple[Trainer, Batch]:
     """A trainer without dropout and a batch of eight rows, the last of which have few labels."""
     trainer = make_trainer("run", dropout=0.0)
-    batch = trainer.plan.batch(0)
+    batch = trainer.source.plan.batch(0)
     labels = batch.labels.copy()
     labels[6:, 3:] = -100
     return trainer, replace(batch, labels=labels)
@@ -41,19 +41,19 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_the_rows_are_c
     uneven: tuple[Trainer, Batch], micro_batch_size: int, pieces: list[int], loss_scale: float
 ) -> None:
     trainer, batch = uneven
-    exact = copy.deepcopy(trainer.model).double()
+    exact = copy.deepcopy(trainer.runner.placement.model).double()
     whole = prepared(trainer, batch, 8).micro_batches[0]
     loss = F.cross_entropy(exact(**whole.inputs).flatten(0, 1), whole.labels.flatten())
     loss.backward()
     step, heard = prepared(trainer, batch, micro_batch_size), []
     assert [len(piece.labels) for piece in step.micro_batches] == pieces
     losses = accumulate_gradients(
-        trainer.network, trainer.objective, step, loss_scale=loss_scale, before_forward=heard.append
+        trainer.network, trainer.runner.objective, step, loss_scale=loss_scale, before_forward=heard.append
     )
     assert heard == list(range(len(pieces)))
     assert losses.num_tokens == step.num_tokens == np.count_nonzero(batch.labels != -100)
     assert losses.means() == pytest.approx((loss.item(), loss.item()), rel=1e-5)
-    for (name, ours), theirs in zip(trainer.model.named_parameters(), exact.parameters(), strict=True):
+    for (name, ours), theirs in zip(trainer.runner.placement.model.named_parameters(), exact.parameters(), strict=True):
         torch.testing.assert_close(
             ours.grad.double() / loss_scale, theirs.grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: name + text
         )
@@ -65,9 +65,9 @@ def test_a_step_in_which_no_token_counts_has_a_loss_and_gradients_of_zero(
 ) -> None:
     trainer, batch = uneven
     empty = replace(batch, labels=np.full_like(batch.labels, -100))
-    losses = accumulate_gradients(trainer.network, trainer.objective, prepared(trainer, empty, micro_batch_size))
+    losses = accumulate_gradients(trainer.network, trainer.runner.objective, prepared(trainer, empty, micro_batch_size))
     assert losses.means() == (0.0, 0.0)
-    assert all(not parameter.grad.any() for parameter in trainer.model.parameters() if parameter.grad is not None)
+    assert all(not parameter.grad.any() for parameter in trainer.runner.placement.model.parameters() if parameter.grad is not None)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 8])
@@ -75,16 +75,16 @@ def test_computing_the_first_micro_batch_twice_adds_nothing_to_loss_and_gradient
     uneven: tuple[Trainer, Batch], micro_batch_size: int
 ) -> None:
     trainer, batch = uneven
-    trainer.objective = NextToken(LossTerms(label_smoothing=0.1))
+    trainer.runner.objective = NextToken(LossTerms(label_smoothing=0.1))
     step = prepared(trainer, batch, micro_batch_size)
-    plain = accumulate_gradients(trainer.network, trainer.objective, step).means()
-    gradients = [parameter.grad.clone() for parameter in trainer.model.parameters()]
-    trainer.model.zero_grad(set_to_none=True)
-    recomputation, heard = Recomputation(trainer.model), []
+    plain = accumulate_gradients(trainer.network, trainer.runner.objective, step).means()
+    gradients = [parameter.grad.clone() for parameter in trainer.runner.placement.model.parameters()]
+    trainer.runner.placement.model.zero_grad(set_to_none=True)
+    recomputation, heard = Recomputation(trainer.runner.placement.model), []
     verified = accumulate_gradients(
-        trainer.network, trainer.objective, step, before_forward=heard.append, recomputation=recomputation
+        trainer.network, trainer.runner.objective, step, before_forward=heard.append, recomputation=recomputation
     )
     assert recomputation.differences == []
     assert heard == [0, *range(len(step.micro_batches))]
     assert verified.means() == plain
-    assert all(torch.equal(*pair) for pair in zip((p.grad for p in trainer.model.parameters()), gradients, strict=True))
+    assert all(torch.equal(*pair) for pair in zip((p.grad for p in trainer.runner.placement.model.parameters()), gradients, strict=True))

@@ -17,7 +17,7 @@ from sheepop.core.errors import Interrupted
 from sheepop.model import LossSums
 from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.network import Network
+from sheepop.train.placement import Network
 from sheepop.train.objective import NextToken, StepLoss, TensorBatch
 from sheepop.train.verification import Recomputation
 
@@ -101,25 +101,25 @@ def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer, micro_
     verified = make_trainer("verified", micro_batch_size=micro_batch_size, verify_interval=3)
     plain.run()
     verified.run()
-    for name, parameter in plain.model.named_parameters():
-        assert torch.equal(parameter, verified.model.get_parameter(name)), name
-    assert "verification" not in {row["split"] for row in read_json_lines(verified.metrics.path)[0]}
+    for name, parameter in plain.runner.placement.model.named_parameters():
+        assert torch.equal(parameter, verified.runner.placement.model.get_parameter(name)), name
+    assert "verification" not in {row["split"] for row in read_json_lines(verified.journal.metrics.path)[0]}
 
 
 def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", verify_interval=4, eval_interval=12)
-    trainer.objective = Unsteady()
+    trainer.runner.objective = Unsteady()
     trainer.run()
-    reports = [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == "verification"]
+    reports = [row for row in read_json_lines(trainer.journal.metrics.path)[0] if row["split"] == "verification"]
     assert [row["step"] for row in reports] == [3, 7, 11]  # in the steps 4, 8 and 12
-    names = {name for name, _ in trainer.model.named_parameters()}
+    names = {name for name, _ in trainer.runner.placement.model.named_parameters()}
     assert {line.split(":")[0] for line in reports[0]["differences"]} <= names | {"loss"}
 
 
 def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer: MakeTrainer) -> None:
     def trainer_of(name: str, *, resume: bool = False) -> Trainer:
         trainer = make_trainer(name, resume=resume, verify_interval=4)
-        trainer.objective = Unsteady()
+        trainer.runner.objective = Unsteady()
         return trainer
 
     trainer = trainer_of("run")
@@ -136,7 +136,7 @@ def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer
         trainer.run()
     resumed = trainer_of("run", resume=True)
     resumed.run()
-    rows = read_json_lines(resumed.metrics.path)[0]
+    rows = read_json_lines(resumed.journal.metrics.path)[0]
     assert [row["step"] for row in rows if row["split"] == "verification"] == [3, 7, 11]
 
 
@@ -177,13 +177,13 @@ def test_a_report_that_no_checkpoint_speaks_of_outlives_a_kill_and_stands_once(
     monkeypatch.setattr(killed, "_gradients", dies)
     with pytest.raises(MemoryError):
         killed.run()
-    with killed.metrics.path.open("ab") as file:
+    with killed.journal.metrics.path.open("ab") as file:
         file.write(b'{"step": 8, "spl')  # as a kill leaves it
     monkeypatch.setattr("sheepop.train.loop.Recomputation", later)
     resumed = make_trainer("run", resume=True, verify_interval=4, eval_interval=12)
     assert resumed.state.step == 6
     resumed.run()
-    rows, num_unreadable = read_json_lines(resumed.metrics.path)
+    rows, num_unreadable = read_json_lines(resumed.journal.metrics.path)
     expected = [3, 7, 11] if later is Faulty else [3, 7]
     assert [row["step"] for row in rows if row["split"] == "verification"] == expected
     assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 13))

@@ -15,7 +15,7 @@ from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts
-from sheepop.model.loss import cap
+from sheepop.model.head import OutputHead
 from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         crosses = config.architecture == "encoder_decoder"
         self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
-        self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap)
         self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
         self.compiled = False
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
@@ -232,4 +232,4 @@ class Transformer(nn.Module):
             if logits_to_keep < 1:
                 raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")
             hidden_BTD = hidden_BTD[:, -logits_to_keep:]
-        return self.logits(cap(self.lm_head(hidden_BTD), self.config.logit_soft_cap))
+        return self.logits(self.lm_head(hidden_BTD))

@@ -1,12 +1,13 @@
 """Training: one loop for every objective, its schedule, optimizers, validation and metrics."""
 
 from sheepop.core.errors import TrainingError
+from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.config import TrainingConfig
+from sheepop.train.counters import TrainingState
 from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
 from sheepop.train.loop import Trainer
-from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
+from sheepop.train.optimizers import build_optimizers, check_layers
 from sheepop.train.schedule import Schedule
-from sheepop.train.state import Checkpointer, TrainingState
 from sheepop.train.validation import Scores, validate
 
 __all__ = [
@@ -21,6 +22,5 @@ __all__ = [
     "build_evaluation_weights",
     "build_optimizers",
     "check_layers",
-    "clip_gradients",
     "validate",
 ]

@@ -11,8 +11,8 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import LossSums, ModelConfig
 from sheepop.model.config import ExpertsConfig
-from sheepop.train.network import Network
 from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.placement import Network
 
 LOADS = "expert_loads"
 BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"

@@ -14,7 +14,7 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
 from sheepop.train.config import TrainingConfig
-from sheepop.train.network import Network
+from sheepop.train.placement import Network
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.step import PreparedStep
-from sheepop.train.throughput import Throughput
+from sheepop.train.journal import Throughput
 
 
 def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:
@@ -51,7 +51,7 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
     trainer.run()
     rows = [r for r in read_json_lines(trainer.checkpointer.run.metrics_file)[0] if r["split"] == "train"]
     lengths = [8] * 2 + [16] * 3 + [32] * 4
-    tokens = [int((trainer.plan.batch(step).labels != -100).sum()) for step in range(9)]
+    tokens = [int((trainer.source.plan.batch(step).labels != -100).sum()) for step in range(9)]
     # A token costs as many operations here as its row has tokens, and the peak is one operation a second.
     for row in rows:
         steps = range(row["step"] - log_interval, row["step"])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.train import TrainingConfig
-from sheepop.train.network import Network
+from sheepop.train.placement import OneDevice
 from sheepop.train.objective import NextToken
 from sheepop.train.step import PreparedStep, StepLoss, accumulate_gradients
 
@@ -62,7 +62,7 @@ def prepared(rows: int, micro: int) -> PreparedStep:
 
 
 def step(model: Transformer, precision: str, micro: int = 6, *, compiled: bool = False) -> StepLoss:
-    network = Network(model, precision=precision, device="cpu", compiled=compiled)
+    network = OneDevice(model, precision=precision, device="cpu", compiled=compiled)
     return accumulate_gradients(network, NextToken(), prepared(6, micro))
 
 
@@ -146,7 +146,7 @@ def test_every_axis_trains_on_the_working_copy(precision: str, tolerance: float,
 def test_buffers_are_those_of_the_model(precision: str) -> None:
     """What training moves without a gradient, the balance of a router, is one tensor for both; in full precision."""
     model = drawn(experts={"count": 4})
-    network = Network(model, precision=precision, device="cpu")
+    network = OneDevice(model, precision=precision, device="cpu")
     shared = dict(network.modules.named_buffers())
     for name, buffer in model.named_buffers():
         assert shared[name] is buffer
@@ -175,7 +175,7 @@ def test_a_token_that_occurs_often_gets_the_whole_of_its_gradient() -> None:
     """Summed in bfloat16 a thousand equal parts would stop growing at 256 of them."""
     config = ModelConfig(vocab_size=4, d_model=8, num_layers=1, num_heads=1, max_seq_len=1024, dropout=0.0)
     model = build_model(config, 0)
-    network = Network(model, precision="bf16", device="cpu")
+    network = OneDevice(model, precision="bf16", device="cpu")
     ids = torch.ones(1, 1024, dtype=torch.long)
     network.begin_step()
     embedded = network.modules.embedding(ids)
@@ -187,7 +187,7 @@ def test_a_token_that_occurs_often_gets_the_whole_of_its_gradient() -> None:
 
 def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
     model = make_model()
-    network = Network(model, precision="bf16", device="cpu")
+    network = OneDevice(model, precision="bf16", device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.25)
@@ -206,7 +206,7 @@ def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
 
 def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     own = {parameter.data_ptr() for parameter in model.parameters()}
     assert {parameter.data_ptr() for parameter in network.modules.parameters()} == own
     assert network.head.weight is model.lm_head.weight
@@ -222,7 +222,7 @@ def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(pr
 
     def steps(*rows: int, keep: bool) -> list[torch.Tensor]:
         model = make_model()
-        network = Network(model, precision=precision, device="cpu")
+        network = OneDevice(model, precision=precision, device="cpu")
         for count in rows:
             if not keep:
                 model.zero_grad()
@@ -239,7 +239,7 @@ def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(pr
 
 def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_projection() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     torch.autograd.backward(network.modules.embedding(torch.tensor([[1, 3, 3]])).sum())
     expected = torch.zeros(V, 32)
     expected[1], expected[3] = 1.0, 2.0
@@ -249,7 +249,7 @@ def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_project
 
 def test_the_objective_and_the_plain_loss_are_told_apart() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     objective = NextToken.configured(TrainingConfig(z_loss=0.5, label_smoothing=0.1))
     losses = accumulate_gradients(network, objective, prepared(4, 2))
     minimised, plain = losses.means()
