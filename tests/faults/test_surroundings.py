@@ -68,7 +68,7 @@ def refusal() -> str:
 
 # The middle of the fifth checkpoint, that of step 15; four, the last of step 10, are on the disk by then.
 FIFTH_CHECKPOINT = ("sheepop.checkpoint.training_state", "save_file", 5)
-THIRTEENTH_STEP = ("sheepop.train.loop", "Trainer._gradients", 13)
+THIRTEENTH_STEP = ("sheepop.train.step", "StepRunner.gradients", 13)
 
 
 def test_a_directory_of_checkpoints_that_turns_read_only(reference: Reference, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
     step_bytes,
 )
-from sheepop.train.placement import OneDevice
 from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.placement import OneDevice
 
 from ..model.architectures import ARCHITECTURES
 

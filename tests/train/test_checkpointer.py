@@ -41,9 +41,9 @@ def test_what_is_trained_after_a_checkpoint_was_begun_is_not_in_it(make_trainer:
     def held() -> list[torch.Tensor]:
         """The trained weights, what the optimizer keeps, and the averaged weights."""
         slots = [kept for optimizer in trainer.runner.optimizers for kept in optimizer.state.values()]
-        values = [*trainer.runner.placement.model.parameters(), *(value for kept in slots for value in kept.values())]
+        values = [*trainer.model.parameters(), *(value for kept in slots for value in kept.values())]
         with trainer.runner.evaluation.applied():
-            averages = [weight.detach().clone() for weight in trainer.runner.placement.model.parameters()]
+            averages = [weight.detach().clone() for weight in trainer.model.parameters()]
         return [*values, *averages]
 
     def spoiling(state: TrainingState, *, before: Callable[[], None], after: Callable[[], None]) -> None:

@@ -20,9 +20,11 @@ from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.expert_balance import BalancedExperts, with_experts
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.placement import OneDevice
 from sheepop.train.objective import NextToken, StepLoss
-from sheepop.train.step import PreparedStep, accumulate_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
+
+from .runs import gradients_of
 
 V, T, ROWS = 31, 12, 8
 EXPERTS: dict[str, Any] = {"count": 4, "per_token": 2, "layers": (0, 2), "d_ff": 24}
@@ -53,9 +55,7 @@ def rows(lost: tuple[int, ...] = (0, 1, 5, 17, 40, 41, 95)) -> Batch:
 def step(model: Transformer, micro: int = ROWS, *, precision: str = "fp32", compiled: bool = False) -> StepLoss:
     objective = with_experts(NextToken(), model.config)
     prepared = PreparedStep.of(rows(), micro, objective, device="cpu")
-    return accumulate_gradients(
-        OneDevice(model, precision=precision, device="cpu", compiled=compiled), objective, prepared
-    )
+    return gradients_of(OneDevice(model, precision=precision, device="cpu", compiled=compiled), objective, prepared)
 
 
 def gradients(model: Transformer) -> dict[str, Tensor]:
@@ -127,12 +127,12 @@ def test_only_the_places_that_count_are_looked_at() -> None:
     model = network()
     objective = with_experts(NextToken(), model.config)
     prepared = PreparedStep.of(rows(lost=tuple(range(2 * T))), 2, objective, device="cpu")
-    found = accumulate_gradients(OneDevice(model, precision="fp32", device="cpu"), objective, prepared)
+    found = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, prepared)
     assert prepared.num_tokens == (ROWS - 2) * T
     assert found.measured["expert_loads"].sum(1).tolist() == [2 * (ROWS - 2) * T] * 2
     model.zero_grad()
     few = replace(prepared, micro_batches=prepared.micro_batches[1:])
-    same = accumulate_gradients(OneDevice(model, precision="fp32", device="cpu"), objective, few)
+    same = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, few)
     assert found.means() == same.means()
 
 
@@ -153,7 +153,7 @@ def test_the_balancing_loss_of_a_cut_step_is_the_mean_of_its_parts_weighed_by_to
     objective, parts, tokens = with_experts(NextToken(), model.config), [], []
     for start in (0, 4):
         half = PreparedStep.of(rows().rows(slice(start, start + 4)), 4, objective, device="cpu")
-        found = accumulate_gradients(OneDevice(model, precision="fp32", device="cpu"), objective, half)
+        found = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, half)
         parts.append(found.measured["load_balancing_loss"].item() / half.num_tokens)
         tokens.append(half.num_tokens)
     assert tokens[0] != tokens[1]
@@ -221,7 +221,7 @@ def test_what_is_run_again_is_not_held_on_to() -> None:
     apply_activation_checkpointing(model, "full")
     objective = with_experts(NextToken(), model.config)
     taken = OneDevice(model, precision="fp32", device="cpu")
-    accumulate_gradients(taken, objective, PreparedStep.of(rows(), ROWS, objective, device="cpu"))
+    gradients_of(taken, objective, PreparedStep.of(rows(), ROWS, objective, device="cpu"))
     assert [mixture.routing for mixture in taken.modules.mixtures.values()] == [None, None]
     assert all(mixture.records for mixture in taken.modules.mixtures.values())
 
@@ -270,8 +270,8 @@ def metrics(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def assert_same(one: Trainer, other: Trainer) -> None:
-    for name, tensor in one.runner.placement.model.state_dict().items():
-        assert torch.equal(tensor, other.runner.placement.model.state_dict()[name]), name
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
     assert metrics(one) == metrics(other)
 
 
@@ -287,7 +287,7 @@ def test_a_killed_run_goes_on_with_its_biases_bit_for_bit(make_trainer: MakeTrai
     resumed = make_trainer("killed", resume=True, ema_decay=averaged, **RUN)
     resumed.sample = unbroken.sample
     assert resumed.state.step == 5
-    assert any(mixture.router.balance.any() for mixture in resumed.runner.placement.model.mixtures.values())
+    assert any(mixture.router.balance.any() for mixture in resumed.model.mixtures.values())
     resumed.run()
     assert_same(unbroken, resumed)
 
@@ -304,7 +304,7 @@ def test_validation_and_the_step_itself_leave_no_routing_behind(make_trainer: Ma
     trainer.run()
     assert trainer.validate is not None
     trainer.validate()
-    for model in (trainer.runner.placement.model, trainer.runner.placement.modules):
+    for model in (trainer.model, trainer.runner.placement.modules):
         assert [mixture.routing for mixture in model.mixtures.values()] == [None, None]
 
 
@@ -322,8 +322,8 @@ def test_biases_even_out_the_loads_of_a_router_that_prefers_an_expert(make_train
         )
         with torch.no_grad():
             # What comes in has a mean, and the router likes that for one expert.
-            trainer.runner.placement.model.blocks[0].feed_forward_norm.bias.fill_(1.0)
-            weight = trainer.runner.placement.model.mixtures[0].router.weight
+            trainer.model.blocks[0].feed_forward_norm.bias.fill_(1.0)
+            weight = trainer.model.mixtures[0].router.weight
             weight.mul_(15)
             weight[1] += 0.06
         trainer.run()

@@ -13,12 +13,13 @@ import torch
 
 from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.core.random import seed_torch
 from sheepop.data import Corpus, batch_hash
 from sheepop.train import Scores, Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.optimizer_settings import OptimizerName
-from sheepop.train.step import PreparedStep
+from sheepop.train.source import PreparedStep
 
 from .runs import WARM_UPS, settings_of, timeless, weights
 
@@ -81,7 +82,8 @@ def test_another_micro_batch_size_sees_the_same_global_batches(
 def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
     shapes = [
-        [tuple(part.inputs["input_ids"].shape) for part in trainer.source.prepare(step).micro_batches] for step in (0, 1, 2)
+        [tuple(part.inputs["input_ids"].shape) for part in trainer.source.prepare(step).micro_batches]
+        for step in (0, 1, 2)
     ]
     assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
 
@@ -96,7 +98,7 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
     with torch.no_grad():
         for sample in samples:
             batch = TensorBatch.from_numpy(sample, "cpu")
-            logits = trainer.runner.placement.model.eval()(**batch.inputs).double()
+            logits = trainer.model.eval()(**batch.inputs).double()
             chosen = batch.labels[batch.labels != -100]
             losses += (-torch.log_softmax(logits[batch.labels != -100], -1)[torch.arange(len(chosen)), chosen]).tolist()
     prepared = trainer.source.prepare(0)
@@ -106,8 +108,11 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
 
 
 def numbers_of(trainer: Trainer, prepared: PreparedStep) -> tuple[tuple[float, float], float]:
-    losses, norm = trainer._gradients(prepared)
-    return losses.means(), norm
+    step = trainer.state.step
+    found = trainer.runner.gradients(
+        prepared, before_forward=lambda number: seed_torch(trainer.seed, "dropout", step, number)
+    )
+    return found.losses.means(), found.norm.item()
 
 
 def test_dropout_is_a_function_of_seed_and_step(make_trainer: MakeTrainer) -> None:
@@ -211,7 +216,7 @@ def test_packed_documents_are_scored_as_if_each_stood_alone(make_trainer: MakeTr
             ids = split.tokens(start, start + len(labels)).astype(np.int64)
             if len(ids) == 0:
                 continue
-            logits = trainer.runner.placement.model.eval()(torch.from_numpy(ids)[None])[0].double()
+            logits = trainer.model.eval()(torch.from_numpy(ids)[None])[0].double()
             total += -torch.log_softmax(logits, -1)[torch.arange(len(labels)), torch.from_numpy(labels)].sum().item()
             count += len(labels)
             num_bytes += int(lengths[labels].sum())
@@ -234,12 +239,12 @@ def test_what_is_validated_is_what_is_saved_and_not_what_is_trained(
     run = trainer.checkpointer.run
     rows = [row for row in timeless(run.metrics_file) if row["split"] == "validation"]
     trained = weights(trainer)
-    load_weights(trainer.runner.placement.model, read_all_weights(run.checkpoint(12)), run.path)
+    load_weights(trainer.model, read_all_weights(run.checkpoint(12)), run.path)
     saved = weights(trainer)
     assert not torch.equal(saved["embedding.weight"], trained["embedding.weight"])
     assert all(torch.equal(seen[-1][name], saved[name]) for name in saved)
     assert trainer.validate().loss == rows[-1]["loss"]
-    load_weights(trainer.runner.placement.model, read_weights(run.checkpoint(12) / "state" / "weights.safetensors"), run.path)
+    load_weights(trainer.model, read_weights(run.checkpoint(12) / "state" / "weights.safetensors"), run.path)
     assert all(torch.equal(weights(trainer)[name], trained[name]) for name in trained)
     assert trainer.validate().loss != rows[-1]["loss"]
 
@@ -249,7 +254,7 @@ def test_averaging_changes_nothing_about_the_training(make_trainer: MakeTrainer)
     for trainer in (plain, averaged):
         trainer.run()
     for name, tensor in weights(plain).items():
-        assert torch.equal(tensor, averaged.runner.placement.model.get_parameter(name)), name
+        assert torch.equal(tensor, averaged.model.get_parameter(name)), name
 
 
 @pytest.mark.parametrize("optimizer", get_args(OptimizerName))
@@ -259,7 +264,7 @@ def test_bfloat16_follows_the_course_of_float32(make_trainer: MakeTrainer, optim
         trainer = make_trainer(precision, dropout=0.0, precision=precision, **settings_of(optimizer))
         trainer.run()
         kept = [value for o in trainer.runner.optimizers for state in o.state.values() for value in state.values()]
-        dtypes = {value.dtype for value in [*trainer.runner.placement.model.parameters(), *kept] if torch.is_tensor(value)}
+        dtypes = {value.dtype for value in [*trainer.model.parameters(), *kept] if torch.is_tensor(value)}
         assert dtypes == {torch.float32}
         rows = timeless(trainer.checkpointer.run.metrics_file)
         courses.append([row["loss"] for row in rows if row["split"] == "train"])

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import TrainingError
 from sheepop.train import Trainer, TrainingState
-from sheepop.train.precision import LossScale, initial_loss_scale
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import StepLoss
+from sheepop.train.precision import LossScale, initial_loss_scale
+from sheepop.train.step import Gradients
+
+from .runs import Killed
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -53,13 +55,13 @@ def test_an_overflow_skips_the_step_and_the_run_goes_on(make_trainer: MakeTraine
     trainer = make_trainer("run", precision="fp16", max_steps=6, sample_interval=1)
     # At this scale the gradients of float16 results are beyond 65504; a few steps bring it down.
     trainer.state = TrainingState(loss_scale=LossScale(scale=2.0**34))
-    before = {name: parameter.detach().clone() for name, parameter in trainer.runner.placement.model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
     def look(step: int) -> list[dict[str, object]]:
         if step == 1:
             assert trainer.state.loss_scale == LossScale(2.0**33, 0, 1)
-            assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.runner.placement.model.named_parameters())
-            assert all(parameter.grad is None for parameter in trainer.runner.placement.model.parameters())
+            assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters())
+            assert all(parameter.grad is None for parameter in trainer.model.parameters())
             assert not any(optimizer.state for optimizer in trainer.runner.optimizers)
             looked.append(step)
         return []
@@ -76,7 +78,7 @@ def test_an_overflow_skips_the_step_and_the_run_goes_on(make_trainer: MakeTraine
 
 def test_a_scale_at_its_floor_ends_the_run_with_every_step_saved(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", precision="fp16", checkpoint_interval=100, eval_interval=100, max_steps=100)
-    norm = next(parameter for name, parameter in trainer.runner.placement.model.named_parameters() if "norm" in name)
+    norm = next(parameter for name, parameter in trainer.model.named_parameters() if "norm" in name)
 
     def overflow(step: int) -> list[dict[str, object]]:
         trainer.state = trainer.state.after(loss_scale=LossScale(1.0))
@@ -89,7 +91,7 @@ def test_a_scale_at_its_floor_ends_the_run_with_every_step_saved(make_trainer: M
     assert trainer.checkpointer.run.pointer("latest") == 3
     saved = make_trainer("run", resume=True, precision="fp16", max_steps=100)
     assert saved.state == trainer.state
-    for one, other in zip(saved.runner.placement.model.parameters(), trainer.runner.placement.model.parameters(), strict=True):
+    for one, other in zip(saved.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -99,7 +101,7 @@ def test_scaled_gradients_give_the_step_that_unscaled_ones_give(make_trainer: Ma
     scaled.state = TrainingState(loss_scale=LossScale(scale=2.0**10))
     plain.run()
     scaled.run()
-    for (name, one), other in zip(plain.runner.placement.model.named_parameters(), scaled.runner.placement.model.parameters(), strict=True):
+    for (name, one), other in zip(plain.model.named_parameters(), scaled.model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
@@ -109,19 +111,19 @@ def test_a_resumed_run_goes_on_with_the_same_scale(make_trainer: MakeTrainer) ->
     unbroken.run()
     first = make_trainer("stopped", precision="fp16", max_steps=12)
     first.state = TrainingState(loss_scale=LossScale(scale=2.0**30))
-    run_step = first._gradients
+    run_step = first.runner.gradients
 
-    def stop_at_seven(*arguments: Any) -> tuple[StepLoss, float]:
+    def stop_at_seven(*arguments: Any, **settings: Any) -> Gradients:
         if first.state.step == 7:
-            raise RuntimeError("stopped")
-        return run_step(*arguments)
+            raise Killed
+        return run_step(*arguments, **settings)
 
-    first._gradients = stop_at_seven  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="stopped"):
+    first.runner.gradients = stop_at_seven  # type: ignore[method-assign]
+    with pytest.raises(Killed):
         first.run()
     second = make_trainer("stopped", resume=True, precision="fp16", max_steps=12)
     assert second.state.step == 6
     second.run()
     assert second.state.loss_scale == unbroken.state.loss_scale
-    for (name, one), other in zip(unbroken.runner.placement.model.named_parameters(), second.runner.placement.model.parameters(), strict=True):
+    for (name, one), other in zip(unbroken.model.named_parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other), name

@@ -15,10 +15,12 @@ from sheepop.data import PairBatches, TokenSplit
 from sheepop.model import EncoderDecoder, LossTerms, ModelConfig, blank_model, build_model
 from sheepop.model.activations import count_activations
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.placement import OneDevice
 from sheepop.train.objective import NextToken, TensorBatch
-from sheepop.train.step import PreparedStep, accumulate_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
 from sheepop.train.validation import validate
+
+from .runs import gradients_of
 
 PAD, BOS, EOS, V = 0, 2, 3, 23
 LENGTHS = ((3, 5), (7, 2), (1, 1), (4, 6), (6, 3))
@@ -45,7 +47,7 @@ def network(dropout: float = 0.0, **settings: Any) -> EncoderDecoder:
 def step(model: EncoderDecoder, micro: int = 5, precision: str = "fp32", terms: LossTerms | None = None) -> Any:
     objective = NextToken(terms or LossTerms())
     prepared = PreparedStep.of(pairs().batch(np.arange(5)), micro, objective, device="cpu")
-    return accumulate_gradients(
+    return gradients_of(
         OneDevice(model, precision=precision, device="cpu"),
         objective,
         prepared,

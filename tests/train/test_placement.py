@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.train import TrainingConfig
+from sheepop.train.objective import NextToken, StepLoss
 from sheepop.train.placement import OneDevice
-from sheepop.train.objective import NextToken
-from sheepop.train.step import PreparedStep, StepLoss, accumulate_gradients
+from sheepop.train.source import PreparedStep
+
+from .runs import gradients_of
 
 V, T = 23, 16
 
@@ -63,7 +65,7 @@ def prepared(rows: int, micro: int) -> PreparedStep:
 
 def step(model: Transformer, precision: str, micro: int = 6, *, compiled: bool = False) -> StepLoss:
     network = OneDevice(model, precision=precision, device="cpu", compiled=compiled)
-    return accumulate_gradients(network, NextToken(), prepared(6, micro))
+    return gradients_of(network, NextToken(), prepared(6, micro))
 
 
 def expected_gradients(model: Transformer) -> tuple[float, dict[str, torch.Tensor]]:
@@ -215,26 +217,18 @@ def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(precision: str) -> None:
-    """Those of a step after another equal those of a first one; where they are kept, both add up."""
+    """Those of a step after another equal those of a first one."""
 
-    def gradients(model: Transformer) -> list[torch.Tensor]:
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-    def steps(*rows: int, keep: bool) -> list[torch.Tensor]:
+    def gradients(*rows: int) -> list[torch.Tensor]:
         model = make_model()
         network = OneDevice(model, precision=precision, device="cpu")
         for count in rows:
-            if not keep:
-                model.zero_grad()
-            accumulate_gradients(network, NextToken(), prepared(count, 2))
-        return gradients(model)
+            gradients_of(network, NextToken(), prepared(count, 2))
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
-    first, second = steps(4, keep=False), steps(6, keep=False)
-    assert len(first) == len(list(make_model().parameters()))
-    for alone, after in zip(second, steps(4, 6, keep=False), strict=True):
-        assert torch.equal(after, alone)
-    for one, other, both in zip(first, second, steps(4, 6, keep=True), strict=True):
-        torch.testing.assert_close(both, one + other, rtol=1e-4, atol=1e-6)
+    alone = gradients(6)
+    assert len(alone) == len(list(make_model().parameters()))
+    assert all(torch.equal(*pair) for pair in zip(gradients(4, 6), alone, strict=True))
 
 
 def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_projection() -> None:
@@ -251,10 +245,10 @@ def test_the_objective_and_the_plain_loss_are_told_apart() -> None:
     model = make_model()
     network = OneDevice(model, precision="fp32", device="cpu")
     objective = NextToken.configured(TrainingConfig(z_loss=0.5, label_smoothing=0.1))
-    losses = accumulate_gradients(network, objective, prepared(4, 2))
+    losses = gradients_of(network, objective, prepared(4, 2))
     minimised, plain = losses.means()
     model.zero_grad()
-    same, without = accumulate_gradients(network, NextToken(), prepared(4, 2)).means()
+    same, without = gradients_of(network, NextToken(), prepared(4, 2)).means()
     assert plain == pytest.approx(without, rel=1e-6)
     assert same == without
     # The logits of a fresh network are close to equal: the first term is about half of ln(V) squared.

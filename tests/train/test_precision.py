@@ -13,10 +13,9 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DeviceError
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import Trainer, TrainingConfig
-from sheepop.train.precision import use_float8
-from sheepop.train.metrics import read_json_lines
 from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
-from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic
+from sheepop.train.metrics import read_json_lines
+from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, use_float8
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, ["bf16"]), (False, ["fp32"])])
@@ -44,8 +43,8 @@ def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
 
 def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: list(times))
-    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: times[arguments[4]])
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: list(times))
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: times[arguments[4]])
     chosen = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
@@ -67,9 +66,9 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
         shares.append(arguments[5])
         return [1.0]
 
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.plan._time_steps", time_steps)
-    monkeypatch.setattr("sheepop.train.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", time_steps)
+    monkeypatch.setattr("sheepop.train.budget.time", SimpleNamespace(monotonic=lambda: next(clock)))
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
@@ -110,9 +109,12 @@ def test_weights_and_optimizer_state_are_float32_in_every_precision(make_trainer
         trainer = make_trainer(precision, precision=precision, max_steps=1)
         trainer.run()
         states = [
-            value for optimizer in trainer.runner.optimizers for state in optimizer.state.values() for value in state.values()
+            value
+            for optimizer in trainer.runner.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
         ]
-        tensors = [*trainer.runner.placement.model.parameters(), *(value for value in states if torch.is_tensor(value))]
+        tensors = [*trainer.model.parameters(), *(value for value in states if torch.is_tensor(value))]
         assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 
@@ -181,8 +183,8 @@ def test_what_is_fastest_is_timed_compiled_too(
     monkeypatch: pytest.MonkeyPatch, compiled_seconds: float, expected: bool
 ) -> None:
     times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
     config = TrainingConfig(compile="auto", max_steps=10)
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]

@@ -74,8 +74,8 @@ def test_a_profile_changes_no_number(make_trainer: MakeTrainer) -> None:
     for trainer in (plain, watched):
         trainer.run()
     around.close()
-    for name, parameter in plain.runner.placement.model.named_parameters():
-        assert torch.equal(parameter, watched.runner.placement.model.get_parameter(name))
+    for name, parameter in plain.model.named_parameters():
+        assert torch.equal(parameter, watched.model.get_parameter(name))
     rows = [
         [(row["step"], row["split"], row["loss"]) for row in read_json_lines(t.checkpointer.run.metrics_file)[0]]
         for t in (plain, watched)

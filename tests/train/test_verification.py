@@ -17,9 +17,12 @@ from sheepop.core.errors import Interrupted
 from sheepop.model import LossSums
 from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.placement import Network
-from sheepop.train.objective import NextToken, StepLoss, TensorBatch
+from sheepop.train.step import Gradients
 from sheepop.train.verification import Recomputation
+
+from .runs import Killed
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -101,8 +104,8 @@ def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer, micro_
     verified = make_trainer("verified", micro_batch_size=micro_batch_size, verify_interval=3)
     plain.run()
     verified.run()
-    for name, parameter in plain.runner.placement.model.named_parameters():
-        assert torch.equal(parameter, verified.runner.placement.model.get_parameter(name)), name
+    for name, parameter in plain.model.named_parameters():
+        assert torch.equal(parameter, verified.model.get_parameter(name)), name
     assert "verification" not in {row["split"] for row in read_json_lines(verified.journal.metrics.path)[0]}
 
 
@@ -112,7 +115,7 @@ def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: 
     trainer.run()
     reports = [row for row in read_json_lines(trainer.journal.metrics.path)[0] if row["split"] == "verification"]
     assert [row["step"] for row in reports] == [3, 7, 11]  # in the steps 4, 8 and 12
-    names = {name for name, _ in trainer.runner.placement.model.named_parameters()}
+    names = {name for name, _ in trainer.model.named_parameters()}
     assert {line.split(":")[0] for line in reports[0]["differences"]} <= names | {"loss"}
 
 
@@ -123,15 +126,15 @@ def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer
         return trainer
 
     trainer = trainer_of("run")
-    gradients = trainer._gradients
+    gradients = trainer.runner.gradients
 
-    def left(*arguments: Any) -> tuple[StepLoss, float]:
-        found = gradients(*arguments)
+    def left(*arguments: Any, **settings: Any) -> Gradients:
+        found = gradients(*arguments, **settings)
         if trainer.state.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
         return found
 
-    trainer._gradients = left
+    trainer.runner.gradients = left
     with pytest.raises(Interrupted):
         trainer.run()
     resumed = trainer_of("run", resume=True)
@@ -165,21 +168,21 @@ class Mended(Faulty):
 def test_a_report_that_no_checkpoint_speaks_of_outlives_a_kill_and_stands_once(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, later: type[Faulty]
 ) -> None:
-    monkeypatch.setattr("sheepop.train.loop.Recomputation", Faulty)
+    monkeypatch.setattr("sheepop.train.step.Recomputation", Faulty)
     killed = make_trainer("run", verify_interval=4, eval_interval=12)
-    gradients = killed._gradients
+    gradients = killed.runner.gradients
 
-    def dies(*arguments: Any) -> tuple[StepLoss, float]:
+    def dies(*arguments: Any, **settings: Any) -> Gradients:
         if killed.state.step == 8:
-            raise MemoryError
-        return gradients(*arguments)
+            raise Killed
+        return gradients(*arguments, **settings)
 
-    monkeypatch.setattr(killed, "_gradients", dies)
-    with pytest.raises(MemoryError):
+    monkeypatch.setattr(killed.runner, "gradients", dies)
+    with pytest.raises(Killed):
         killed.run()
     with killed.journal.metrics.path.open("ab") as file:
         file.write(b'{"step": 8, "spl')  # as a kill leaves it
-    monkeypatch.setattr("sheepop.train.loop.Recomputation", later)
+    monkeypatch.setattr("sheepop.train.step.Recomputation", later)
     resumed = make_trainer("run", resume=True, verify_interval=4, eval_interval=12)
     assert resumed.state.step == 6
     resumed.run()

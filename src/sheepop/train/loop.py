@@ -15,6 +15,7 @@ from typing import Any
 from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, SheepOpError, StorageError
 from sheepop.core.random import seed_torch
+from sheepop.model import Transformer
 from sheepop.train.agenda import SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.config import TroubleConfig
@@ -54,6 +55,11 @@ class Trainer:
     around_step: AroundStep = unobserved
     console: Console = field(default_factory=Console.silent)
     saves_the_beginning: bool = False
+
+    @property
+    def model(self) -> Transformer:
+        """The model with the weights that are trained."""
+        return self.runner.placement.model
 
     def run(self) -> TrainingState:
         """Trains to the last step, or until patience ends.
