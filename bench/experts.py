@@ -116,7 +116,7 @@ def compare(name: str, device: str, dtype: torch.dtype, rounds: int) -> dict[str
     x_BTD = x_BTD.to(device, dtype).requires_grad_()
     gradient = torch.randn_like(x_BTD)
     runs: dict[str, tuple[Callable[[Tensor], Tensor], nn.Module]] = {
-        "sheepop": (layer, layer),
+        "sheepop": (lambda x_BTD: layer(x_BTD)[0], layer),
         "loop": (loop_of(layer), layer),
         "transformers": (theirs, theirs),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sheepop.model import ModelConfig
+from sheepop.model import ModelConfig, build_model
 from sheepop.model.experts import MixtureOfExperts, Routing
+from sheepop.model.probe import watch
 
 ACTIVATIONS = {"relu": torch.relu, "swiglu": torch.nn.functional.silu}
 
@@ -91,7 +93,7 @@ def test_values_and_gradients_are_those_of_the_loop(kind: str, balanced: bool) -
         module.router.balance += torch.tensor([0.3, 0.0, -0.2, 0.1, 0.0], dtype=torch.float64)
     x = inputs(width=settings.get("d_model", 8)).requires_grad_()
     expected, _ = loop(module, x, settings.get("activation", "swiglu"))
-    found = module(x)
+    found, _ = module(x)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     weights = inputs(width=x.shape[-1], seed=2)
     of = (x, *module.parameters())
@@ -109,7 +111,7 @@ def test_grouped_products_of_training_are_those_of_float64(dtype: torch.dtype, t
     exact = copy.deepcopy(module).double()
     # The choice of experts is discrete: both see the same numbers, those that half precision can hold.
     x = inputs(width=width).to(dtype).double()
-    found, expected = module(x.to(dtype)), exact(x)
+    found, expected = module(x.to(dtype))[0], exact(x)[0]
     assert (found.double() - expected).norm() < tolerance * expected.norm()
     found.double().square().sum().backward()
     expected.square().sum().backward()
@@ -125,8 +127,7 @@ def test_no_token_is_dropped_and_loads_are_counted(tokens: int, count: int, per_
     per_token = min(count, per_token)
     module = mixture(seed, experts={"count": count, "per_token": per_token}, dtype=torch.float32).train()
     x = inputs(1, tokens, seed=seed).float()
-    found = module(x)
-    routing = module.take_routing()
+    found, routing = module(x)
     exact = module.double()
     _, chosen = loop(exact, x.double())
     flat = list(itertools.chain(*chosen))
@@ -141,10 +142,52 @@ def test_experts_without_a_token_have_a_gradient_of_zero() -> None:
         module.router.balance += torch.tensor([0.0, 9.0, 0.0, 9.5, 0.0])
         module.router.weight.zero_()
         module.router.weight[1] = 0.1
-    module(inputs().float()).square().sum().backward()
+    module(inputs().float())[0].square().sum().backward()
     for parameter in module.experts.parameters():
         assert parameter.grad is not None
         assert [bool(of_expert.any()) for of_expert in parameter.grad] == [False, False, False, True, False]
+
+
+@pytest.fixture
+def several_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("several_threads")
+def test_gradients_are_repeatable_on_several_threads() -> None:
+    """Without deterministic algorithms too; and those of the biases, which many rows share, are those of a loop."""
+    module = mixture(dtype=torch.float32).experts
+    x, counts = inputs(4, 512).flatten(0, 1).float(), torch.tensor([1100, 500, 0, 400, 48])
+
+    def gradients() -> dict[str, Tensor]:
+        module.zero_grad()
+        module(x, counts).square().sum().backward()
+        return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+    first = gradients()
+    assert all(torch.equal(gradient, first[name]) for _ in range(20) for name, gradient in gradients().items())
+    found = copy.deepcopy(module).double()(x.double(), counts).detach()
+    expected = torch.zeros(5, 8, dtype=torch.float64)
+    for expert, row in zip(torch.arange(5).repeat_interleave(counts).tolist(), found, strict=True):
+        expected[expert] += 2 * row
+    torch.testing.assert_close(first["down_bias"].double(), expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_a_router_computes_in_float32_at_least(dtype: torch.dtype, autocast: torch.dtype | None) -> None:
+    module = mixture(dtype=dtype).router
+    x = inputs().flatten(0, 1).to(dtype)
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        logits, weights, _ = module(x)
+    assert logits.dtype == weights.dtype == torch.promote_types(dtype, torch.float32)
+    expected = [
+        [sum(a * b for a, b in zip(row, of, strict=True)) for of in module.weight.tolist()] for row in x.tolist()
+    ]
+    torch.testing.assert_close(logits.double(), torch.tensor(expected).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_balance_moves_the_choice_and_not_the_weights() -> None:
@@ -200,26 +243,35 @@ def test_the_losses_have_the_gradients_of_slow_loops() -> None:
         torch.testing.assert_close(*(torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ours, slow)))
 
 
-def test_routing_is_recorded_in_training_and_handed_out_once() -> None:
-    module = mixture().eval()
-    module(inputs())
-    with pytest.raises(RuntimeError, match="run a forward pass in training mode first"):
-        module.take_routing()
-    module.train()(inputs())
-    assert module.take_routing().logits.requires_grad
-    with pytest.raises(RuntimeError, match="no routing is recorded"):
-        module.take_routing()
+def test_the_routings_of_a_forward_pass_come_with_its_hidden_states_in_the_order_of_the_layers() -> None:
+    """Layers without experts have none; and nothing of a pass stays in the network."""
+    sizes = {"vocab_size": 9, "d_model": 8, "num_layers": 4, "num_heads": 1, "max_seq_len": 6, "dropout": 0.0}
+    experts = {"count": 5, "per_token": 2, "layers": (0, 2, 3)}
+    model = build_model(ModelConfig(**sizes, experts=experts), seed=1).eval()
+    ids, seen = torch.tensor([[1, 5, 3], [2, 2, 8]]), []
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    with watch(model, {"blocks.*.feed_forward.router.logits": seen.append}):
+        outputs = model.run(ids)
+    assert torch.equal(outputs.hidden_states, model.hidden_states(ids))
+    assert len(outputs.routings) == len(seen) == 3
+    for routing, logits, mixture_of_layer in zip(outputs.routings, seen, model.mixtures.values(), strict=True):
+        assert torch.equal(routing.logits, logits)
+        scores = logits + mixture_of_layer.router.balance
+        assert routing.chosen.tolist() == [sorted(range(5), key=lambda e: -row[e])[:2] for row in scores.tolist()]
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    plain = build_model(ModelConfig(**sizes), seed=1)
+    assert plain.run(ids).routings == ()
 
 
 def test_dropout_falls_on_hidden_units_and_keeps_the_mean() -> None:
     """Over many draws the mean stays; an expert whose activation is dropped still adds its bias."""
     module = mixture(dropout=0.5, dtype=torch.float32, experts={"per_token": 1})
     x = inputs(1, 2).float()
-    exact = module.eval()(x)
+    exact, _ = module.eval()(x)
     torch.manual_seed(0)
-    draws = torch.stack([module.train()(x) for _ in range(800)])
+    draws = torch.stack([module.train()(x)[0] for _ in range(800)])
     assert ((draws.mean(0) - exact).abs() < 5 * draws.std(0) / 800**0.5).all()
     with torch.no_grad():
         module.experts.down_proj.zero_()
-        bias_only = module.eval()(x)
-        assert torch.equal(module.train()(x), bias_only)
+        bias_only, _ = module.eval()(x)
+        assert torch.equal(module.train()(x)[0], bias_only)

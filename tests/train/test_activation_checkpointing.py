@@ -183,10 +183,25 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
         if config.architecture == "encoder_decoder":
             inputs["source_ids"] = ids
         with Alive() as alive, taken.arithmetic():
-            hidden = taken.hidden_states(inputs)
+            outputs = taken.run(inputs)
         # The token ids are kept too, and were there before.
-        assert hidden is not None
+        assert outputs is not None
         assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_routing_that_is_held_does_not_hold_a_block_that_was_run_again(mode: str) -> None:
+    """Behind the backward pass only what was returned is left, and the gradients."""
+    model = build_model(ARCHITECTURES["deepseek"], 0).train()
+    apply_activation_checkpointing(model, mode)
+    with Alive() as alive:
+        outputs = model.run(torch.arange(3 * 12).view(3, 12))
+        losses = [routing.load_balancing_loss() for routing in outputs.routings]
+        torch.autograd.backward(outputs.hidden_states.square().sum() + torch.stack(losses).sum())
+        del losses
+    held = (outputs.hidden_states, *itertools.chain(*outputs.routings))
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert alive.num_bytes(but=model) == sum(tensor.nbytes for tensor in (*held, *gradients))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sheepop.data import Batch
-from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
+from sheepop.model import IGNORE_INDEX, LossSums, ModelConfig, Transformer, build_model
 from sheepop.model.probe import watch
 from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.expert_balance import BalancedExperts, with_experts
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import NextToken, StepLoss
-from sheepop.train.placement import OneDevice
+from sheepop.train.objective import NextToken, StepLoss, TensorBatch
+from sheepop.train.placement import Network, OneDevice
 from sheepop.train.source import PreparedStep
 
 from .runs import gradients_of
@@ -215,15 +215,21 @@ def test_under_activation_checkpointing_a_step_is_the_same_and_counts_once(mode:
         assert torch.equal(gradient, gradients(checkpointed)[name]), name
 
 
-def test_what_is_run_again_is_not_held_on_to() -> None:
-    """Routing recorded in the backward pass would keep the whole block that was run again, and all of them together."""
+@pytest.mark.parametrize("times", [0, 2])
+def test_an_objective_that_does_not_run_the_network_once_is_refused(times: int) -> None:
+    """The losses of the routers would be those of none, or of one of several passes."""
+
+    class Several(NextToken):
+        def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+            hidden = [network.run(batch.inputs).hidden_states for _ in range(times)]
+            mean = torch.stack([*hidden, torch.zeros(*batch.labels.shape, 16)]).mean(0)
+            return network.head.cross_entropy(mean, batch.labels, self.terms, batch.supervised)
+
     model = network()
-    apply_activation_checkpointing(model, "full")
-    objective = with_experts(NextToken(), model.config)
-    taken = OneDevice(model, precision="fp32", device="cpu")
-    gradients_of(taken, objective, PreparedStep.of(rows(), ROWS, objective, device="cpu"))
-    assert [mixture.routing for mixture in taken.modules.mixtures.values()] == [None, None]
-    assert all(mixture.records for mixture in taken.modules.mixtures.values())
+    objective = with_experts(Several(), model.config)
+    prepared = PreparedStep.of(rows(), ROWS, objective, device="cpu")
+    with pytest.raises(RuntimeError, match=f"ran the network {times} times"):
+        gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, prepared)
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -297,15 +303,6 @@ def test_computing_a_micro_batch_twice_counts_it_once(make_trainer: MakeTrainer)
     plain.run()
     verified.run()
     assert_same(plain, verified)
-
-
-def test_validation_and_the_step_itself_leave_no_routing_behind(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer("run", **RUN)
-    trainer.run()
-    assert trainer.validate is not None
-    trainer.validate()
-    for model in (trainer.model, trainer.runner.placement.modules):
-        assert [mixture.routing for mixture in model.mixtures.values()] == [None, None]
 
 
 def test_biases_even_out_the_loads_of_a_router_that_prefers_an_expert(make_trainer: MakeTrainer) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
+from sheepop.model.probe import watch
 from sheepop.train import TrainingConfig
 from sheepop.train.objective import NextToken, StepLoss
 from sheepop.train.placement import OneDevice
@@ -156,8 +157,31 @@ def test_buffers_are_those_of_the_model(precision: str) -> None:
     model.blocks[0].feed_forward.router.balance[2] += 100.0
     network.begin_step()
     batch = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
-    network.hidden_states({"input_ids": batch})
-    assert network.modules.blocks[0].feed_forward.take_routing().counts[2] == batch.numel()
+    assert network.run({"input_ids": batch}).routings[0].counts[2] == batch.numel()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_tokens_go_to_the_experts_that_the_float32_router_chooses(precision: str) -> None:
+    """Routers whose rows differ by less than bfloat16 can tell: rounded, they would score all experts alike."""
+    model = drawn(experts={"count": 4, "per_token": 2})
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for mixture in model.mixtures.values():
+            mixture.router.balance.zero_()
+            shared = torch.randn(1, 32, generator=generator).bfloat16().float().abs() + 0.5
+            mixture.router.weight.copy_(shared * (1 + torch.randn(4, 32, generator=generator) * 2e-4))
+    network = Network(model, precision=precision, device="cpu")
+    network.begin_step()
+    seen: list[torch.Tensor] = []
+    batch = torch.from_numpy(Rows().batch(np.arange(6)).input_ids)
+    with watch(network.modules, {"blocks.*.feed_forward_input": seen.append}), network.arithmetic():
+        routings = network.run({"input_ids": batch}).routings
+    assert len(routings) == 2
+    for routing, entering, mixture in zip(routings, seen, model.mixtures.values(), strict=True):
+        logits = entering.detach().flatten(0, 1).double() @ mixture.router.weight.double().T
+        assert torch.equal(routing.chosen, logits.topk(2).indices)
+        rounded = entering.detach().flatten(0, 1).double() @ mixture.router.weight.bfloat16().double().T
+        assert not torch.equal(routing.chosen, rounded.topk(2).indices)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -14,7 +14,7 @@ from sheepop.model.loss import (
     linear_cross_entropy,
     score_tokens,
 )
-from sheepop.model.transformer import Transformer
+from sheepop.model.transformer import Outputs, Transformer
 
 __all__ = [
     "IGNORE_INDEX",
@@ -25,6 +25,7 @@ __all__ = [
     "LossTerms",
     "Memory",
     "ModelConfig",
+    "Outputs",
     "Transformer",
     "blank_model",
     "build_model",

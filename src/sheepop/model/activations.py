@@ -21,7 +21,7 @@ from sheepop.model.architectures import blank_model
 from sheepop.model.block import BlockInputs
 from sheepop.model.block_attention import has_block_kernel
 from sheepop.model.config import ModelConfig
-from sheepop.model.transformer import Transformer
+from sheepop.model.transformer import Outputs, Transformer
 from sheepop.model.window_attention import Strips
 
 Mode = Literal["none", "selective", "full"]
@@ -112,10 +112,12 @@ def count_activations(
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
         if precision == "bf16":
+            exact = set(map(id, model.exact_parameters))
             for parameter in model.parameters():
-                parameter.data = parameter.data.bfloat16()
+                if id(parameter) not in exact:
+                    parameter.data = parameter.data.bfloat16()
         sources: dict[str, Any] = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
-        return _count(model, partial(model.hidden_states, input_ids, **sources), _arithmetic(precision, device))
+        return _count(model, partial(model.run, input_ids, **sources), _arithmetic(precision, device))
 
 
 def _arithmetic(precision: str, device: str) -> AbstractContextManager[Any]:
@@ -123,13 +125,13 @@ def _arithmetic(precision: str, device: str) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
-def _count(model: Transformer, run: Callable[[], Tensor], arithmetic: AbstractContextManager[Any]) -> Activations:
+def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractContextManager[Any]) -> Activations:
     kept = _Kept(model)
     products: list[dict[int, int]] = []
     inputs: list[Tensor] = []
     operations = kept_operations(model.config)
 
-    def counted(number: int, forward: Callable[..., Tensor], x_BTD: Tensor, given: BlockInputs, *others: Any) -> Tensor:
+    def counted(number: int, forward: Callable[..., Any], x_BTD: Tensor, given: BlockInputs, *others: Any) -> Any:
         inputs.append(x_BTD)
         with kept.inside(number, given), _Results(operations) as results:
             found = forward(x_BTD, given, *others)
@@ -140,14 +142,15 @@ def _count(model: Transformer, run: Callable[[], Tensor], arithmetic: AbstractCo
     for number, block in enumerate(layers):
         block.forward = partial(counted, number, block.forward)
     with arithmetic, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-        kept.add(run())
+        outputs = run()
+        kept.add(outputs.hidden_states)
     recorded: list[dict[int, int]] = [{} for _ in products]
-    for layer, mixture in model.mixtures.items():
-        recorded[layer] = dict(map(_storage, mixture.take_routing()))
+    for layer, routing in zip(model.mixtures, outputs.routings, strict=True):
+        recorded[layer] = dict(map(_storage, routing))
         kept.sizes.setdefault(layer, {}).update(recorded[layer])
     blocks = (
-        BlockBytes(sum(kept.sizes.get(layer, {}).values()), sum((again | routing).values()), sum(routing.values()))
-        for layer, (again, routing) in enumerate(zip(products, recorded, strict=True))
+        BlockBytes(sum(kept.sizes.get(layer, {}).values()), sum((again | routed).values()), sum(routed.values()))
+        for layer, (again, routed) in enumerate(zip(products, recorded, strict=True))
     )
     return Activations(tuple(blocks), inputs[0].nbytes, kept.masks, sum(kept.sizes.get(None, {}).values()))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sheepop.model.attention import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.config import ModelConfig
-from sheepop.model.experts import MixtureOfExperts
+from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.mask import AttentionMask
 from sheepop.model.norms import build_norm
@@ -59,13 +59,14 @@ class Block(nn.Module):
         if not self.parallel:
             self.middle = Probe()
 
-    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> Tensor:
-        """Applies the sublayers, each on its own residual branch."""
+    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
+        """The residual stream behind the sublayers, each on its own branch; and the routing, if there are experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
         attended_BTD = self.attention(normed_BTD, inputs.mask, inputs.rotary, cache)
         attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
-            return self.output(x_BTD + attended_BTD + self._feed_forward(x_BTD))
+            found_BTD, routing = self._feed_forward(x_BTD)
+            return self.output(x_BTD + attended_BTD + found_BTD), routing
         x_BTD = self.middle(self._sum(x_BTD, attended_BTD, self.attention_norm))
         if self.cross_attention is not None:
             assert inputs.memory is not None
@@ -74,16 +75,22 @@ class Block(nn.Module):
             found_BTD = self.cross_attention(normed_BTD, inputs.memory_mask, None, cache, inputs.memory)
             found_BTD = self.cross_attention_output(self._behind(found_BTD, self.cross_attention_output_norm))
             x_BTD = self.upper_middle(self._sum(x_BTD, found_BTD, self.cross_attention_norm))
-        return self.output(self._sum(x_BTD, self._feed_forward(x_BTD), self.feed_forward_norm))
+        found_BTD, routing = self._feed_forward(x_BTD)
+        return self.output(self._sum(x_BTD, found_BTD, self.feed_forward_norm)), routing
 
     @property
     def watched(self) -> bool:
         """Whether someone looks at scores or weights of its attention."""
         return any(part is not None and part.watched for part in (self.attention, self.cross_attention))
 
-    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+    def _feed_forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing | None]:
         normed_BTD = self.feed_forward_input(self._before(x_BTD, self.feed_forward_norm))
-        return self.feed_forward_output(self._behind(self.feed_forward(normed_BTD), self.feed_forward_output_norm))
+        routing = None
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            found_BTD, routing = self.feed_forward(normed_BTD)
+        else:
+            found_BTD = self.feed_forward(normed_BTD)
+        return self.feed_forward_output(self._behind(found_BTD, self.feed_forward_output_norm)), routing
 
     def _norms(self, config: ModelConfig) -> tuple[nn.Module | None, nn.Module | None]:
         """The norm before a sublayer (or behind the sum), and the one behind it."""

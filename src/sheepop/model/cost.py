@@ -147,8 +147,8 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
         weights=weights,
         gradients=weights,
         optimizer=sum(_STATE[optimizer](name, shape) for name, shape in shapes.items()),
-        # Embeddings are looked up in float32; the head, which may be the same weight, is cast.
-        working_copy=2 * (num_parameters(config) - _looked_up(config)) if precision == "bf16" else 0,
+        # Embeddings are looked up in float32; the head, which may be the same weight, is cast. Routers are exact.
+        working_copy=2 * (num_parameters(config) - _looked_up(config) - _routing(config)) if precision == "bf16" else 0,
         average=weights if averaged else 0,
     )
 
@@ -170,6 +170,11 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
 def _looked_up(config: ModelConfig) -> int:
     """Numbers of the embedding that nothing else uses."""
     return 0 if config.tie_weights else config.vocabulary * config.d_model
+
+
+def _routing(config: ModelConfig) -> int:
+    """Numbers of all routers."""
+    return sum(math.prod(shape) for name, shape in parameter_shapes(config).items() if ".router." in name)
 
 
 def _moments(name: str, shape: Shape) -> int:

@@ -17,7 +17,7 @@ from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.mask import cross_attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.probe import Probe
-from sheepop.model.transformer import Transformer
+from sheepop.model.transformer import Outputs, Transformer
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class EncoderDecoder(Transformer):
         kind = self.attention_kind(causal=False)
         inputs = self._inputs(kind, length, 0, None, None, source_mask, source_ids.device)
         for block in self.encoder_blocks:
-            x_BSD = block(x_BSD, inputs)
+            x_BSD, _ = block(x_BSD, inputs)
         if self.encoder_norm is not None:
             x_BSD = self.encoder_norm(x_BSD)
         return Memory(self.memory(x_BSD), source_mask)
 
-    def hidden_states(
+    def run(
         self,
         input_ids: Tensor,
         *,
@@ -91,7 +91,7 @@ class EncoderDecoder(Transformer):
         source_ids: Tensor | None = None,
         source_mask: Tensor | None = None,
         memory: Memory | None = None,
-    ) -> Tensor:
+    ) -> Outputs:
         """Target ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
 
         Their source is given as `source_ids` (B, S) with `source_mask`, as `encode` takes them, or as the `memory` that

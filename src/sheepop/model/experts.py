@@ -107,7 +107,10 @@ class Experts(nn.Module):
 
         def apply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             found = grouped_product(rows, weight, ends_E)
-            return found if bias is None else found + bias[experts_M].to(found.dtype)
+            if bias is None or experts_M is None:
+                return found
+            # The gradient of bias[...] would add up the rows of an expert in any order where a CPU has several threads.
+            return found + bias.index_select(0, experts_M).to(found.dtype)
 
         up_MF = apply(x_MD, self.up_proj, self.up_bias)
         if self.gate_proj is None:
@@ -119,11 +122,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The weighted sum of the chosen experts, plus the experts that every token passes; (B, T, D) to (B, T, D).
-
-    `routing` is what the last forward pass in training mode did, until `take_routing` hands it out. What runs such a
-    pass a second time for its gradients turns `records` off meanwhile.
-    """
+    """The weighted sum of the chosen experts, plus the experts that every token passes; (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
         super().__init__()
@@ -131,11 +130,12 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, experts)
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
-        self.routing: Routing | None = None
-        self.records = True
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Sorts the tokens by expert, applies all experts in one grouped product each, and sorts them back."""
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing]:
+        """What the experts made of the tokens, and how these were routed.
+
+        Sorts the tokens by expert, applies all experts in one grouped product each, and sorts them back.
+        """
         x_ND = x_BTD.flatten(0, -2)
         logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
         order_M = chosen_Nk.flatten().argsort(stable=True)
@@ -144,17 +144,8 @@ class MixtureOfExperts(nn.Module):
         found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
         places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
-        if self.training and self.records:
-            self.routing = Routing(logits_NE, chosen_Nk)
         out_BTD = out_ND.view(x_BTD.shape)
-        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
-
-    def take_routing(self) -> Routing:
-        """Hands out what the last forward pass recorded, once; raises `RuntimeError` when there is none."""
-        if self.routing is None:
-            raise RuntimeError("no routing is recorded; run a forward pass in training mode first")
-        routing, self.routing = self.routing, None
-        return routing
+        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD), Routing(logits_NE, chosen_Nk)
 
 
 def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:

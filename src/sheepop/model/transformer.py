@@ -6,7 +6,7 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,19 @@ from torch import Tensor, nn
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
-from sheepop.model.experts import MixtureOfExperts
+from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.head import OutputHead
 from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe
+
+
+class Outputs(NamedTuple):
+    """What a forward pass gives: normalised hidden states (B, T, D), and the routing of every layer with experts."""
+
+    hidden_states: Tensor
+    routings: tuple[Routing, ...]
 
 
 class Transformer(nn.Module):
@@ -63,9 +70,6 @@ class Transformer(nn.Module):
     def compile_blocks(self) -> None:
         """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
         self.compiled = True
-        if self.mixtures:
-            # They record their routing. A block that is run again for its gradients is not to record it again.
-            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         for block in self.layers:
             block.compile()
 
@@ -80,15 +84,24 @@ class Transformer(nn.Module):
         layers = {layer: block.feed_forward for layer, block in enumerate(self.blocks)}
         return {layer: module for layer, module in layers.items() if isinstance(module, MixtureOfExperts)}
 
-    def hidden_states(
+    @property
+    def exact_parameters(self) -> list[nn.Parameter]:
+        """Those that stay float32 where steps compute with rounded weights: a rounded router chooses other experts."""
+        return [mixture.router.weight for mixture in self.mixtures.values()]
+
+    def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """The hidden states (B, T, D) that `run` gives for the same arguments."""
+        return self.run(input_ids, **inputs).hidden_states
+
+    def run(
         self,
         input_ids: Tensor,
         *,
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
-    ) -> Tensor:
-        """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`.
+    ) -> Outputs:
+        """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`, and the routings of experts.
 
         `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds, its
         left padding not counted; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError`
@@ -104,8 +117,8 @@ class Transformer(nn.Module):
         cache: Cache | None,
         memory: Tensor | None = None,
         memory_mask: AttentionMask | None = None,
-    ) -> Tensor:
-        """As `hidden_states`; `memory` and its mask are those of `BlockInputs`."""
+    ) -> Outputs:
+        """As `run`; `memory` and its mask are those of `BlockInputs`."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must be (B, T), got shape {tuple(input_ids.shape)}")
         rows, num_tokens = input_ids.shape
@@ -140,11 +153,14 @@ class Transformer(nn.Module):
             )
             for window in set(self.windows)
         }
+        routings: list[Routing] = []
         for block, window in zip(self.blocks, self.windows, strict=True):
-            x_BTD = block(x_BTD, inputs[window], cache)
+            x_BTD, routing = block(x_BTD, inputs[window], cache)
+            if routing is not None:
+                routings.append(routing)
         if cache is not None:
             cache.advance(num_tokens)
-        return self._finish(x_BTD)
+        return Outputs(self._finish(x_BTD), tuple(routings))
 
     def embed(self, input_ids: Tensor, positions: Tensor | None, probes: tuple[Probe, Probe] | None = None) -> Tensor:
         """Token ids (B, T) to the residual stream (B, T, D) that enters the first block.

@@ -7,33 +7,23 @@ again (Korthikanti et al. 2022, section 5). Neither changes a number: dropout dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.activations import Activations, Mode, count_activations, kept_operations
 from sheepop.model.cost import training_bytes
-from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.loss import logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
-
-# Of the first run of a block, and of that for its gradients.
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 GIGABYTE = 10**9
 _FREE_SHARE = 0.8  # of what is free, when no budget is given: the rest is for what is not counted
@@ -55,40 +45,14 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
         return
     policy = partial(_policy, kept_operations(model.config))
     options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
-    mixtures = model.mixtures
-    for layer, block in enumerate(layers[:count]):
-        block.forward = partial(_run_checkpointed, block.forward, options, mixtures.get(layer))
+    for block in layers[:count]:
+        block.forward = partial(_run_checkpointed, block.forward, options)
 
 
-def _run_checkpointed(
-    forward: Callable[..., Tensor],
-    options: dict[str, Any],
-    mixture: MixtureOfExperts | None,
-    *arguments: Any,
-) -> Tensor:
+def _run_checkpointed(forward: Callable[..., Any], options: dict[str, Any], *arguments: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*arguments)
-    if mixture is not None and not torch.compiler.is_compiling():
-        # Compiled code records nothing when it is run again; see `Transformer.compile_blocks`.
-        options = {"context_fn": partial(_recorded_once, options.get("context_fn", noop_context_fn), mixture)}
-    result: Tensor = checkpoint(forward, *arguments, use_reentrant=False, **options)
-    return result
-
-
-def _recorded_once(contexts: Callable[[], Contexts], mixture: MixtureOfExperts) -> Contexts:
-    """`contexts`, and nothing recorded in the second: it would hold all that is kept while the block is run again."""
-    first, again = contexts()
-    return first, _unrecorded(again, mixture)
-
-
-@contextmanager
-def _unrecorded(context: AbstractContextManager[Any], mixture: MixtureOfExperts) -> Iterator[None]:
-    mixture.records = False
-    try:
-        with context:
-            yield
-    finally:
-        mixture.records = True
+    return checkpoint(forward, *arguments, use_reentrant=False, **options)
 
 
 def _policy(kept: set[Any], context: Any, operation: Any, *arguments: Any, **settings: Any) -> CheckpointPolicy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sheepop.data import Batch
-from sheepop.model import LossSums, ModelConfig
+from sheepop.model import LossSums, ModelConfig, Outputs
 from sheepop.model.config import ExpertsConfig
 from sheepop.train.objective import Objective, StepLoss, TensorBatch
-from sheepop.train.placement import Network
+from sheepop.train.placement import Network, Placement
 
 LOADS = "expert_loads"
 BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"
@@ -41,11 +42,15 @@ class BalancedExperts(Objective):
         return self.objective.supervised(batch)
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
-        """The objective's sums with the routers' losses; ``expert_loads`` (L, E) are the tokens of each expert."""
-        sums = self.objective.loss_sums(network, batch)
+        """The objective's sums with the routers' losses; ``expert_loads`` (L, E) are the tokens of each expert.
+
+        Raises `RuntimeError` when the objective does not run the network exactly once.
+        """
+        recording = _Recording(network)
+        sums = self.objective.loss_sums(recording, batch)
         places = batch.supervised
         num_tokens = batch.labels.numel() if isinstance(places, slice) else places.numel()
-        routings = [mixture.take_routing().of(places) for mixture in network.modules.mixtures.values()]
+        routings = [routing.of(places) for routing in recording.only_run().routings]
         balance = num_tokens * torch.stack([routing.load_balancing_loss() for routing in routings]).mean()
         router_z = num_tokens * torch.stack([routing.z_loss() for routing in routings]).mean()
         added = self.config.load_balancing_loss * balance + self.config.router_z_loss * router_z
@@ -58,11 +63,11 @@ class BalancedExperts(Objective):
         return LossSums(sums.objective + added, sums.cross_entropy, measured)
 
     @torch.no_grad()
-    def step_taken(self, network: Network, losses: StepLoss) -> None:
+    def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
-        self.objective.step_taken(network, losses)
+        self.objective.step_taken(placement, losses)
         if self.config.bias_update_rate:
-            for mixture, loads_E in zip(network.modules.mixtures.values(), losses.measured[LOADS], strict=True):
+            for mixture, loads_E in zip(placement.modules.mixtures.values(), losses.measured[LOADS], strict=True):
                 # Whole numbers: the sign of the mean's distance is exact.
                 direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
                 mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
@@ -82,6 +87,30 @@ class BalancedExperts(Objective):
             "expert_load_max_by_layer": most_L,
             "expert_load_min_by_layer": least_L,
         }
+
+
+class _Recording:
+    """A network for one call of an objective, which remembers what its forward passes gave."""
+
+    def __init__(self, network: Network) -> None:
+        self.head = network.head
+        self._network = network
+        self._runs: list[Outputs] = []
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        self._runs.append(self._network.run(inputs))
+        return self._runs[-1]
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        return self.run(inputs).hidden_states
+
+    def only_run(self) -> Outputs:
+        if len(self._runs) != 1:
+            raise RuntimeError(
+                f"the objective ran the network {len(self._runs)} times for a micro-batch; the losses of the routers "
+                "need exactly one pass over its tokens"
+            )
+        return self._runs[0]
 
 
 def _extremes(loads_LE: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
 from sheepop.train.config import TrainingConfig
-from sheepop.train.placement import Network
+from sheepop.train.placement import Network, Placement
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Objective(Protocol):
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
 
-    def step_taken(self, network: Network, losses: StepLoss) -> None:
+    def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Hears that the optimizer has taken the step of these losses."""
         return
 

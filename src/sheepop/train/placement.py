@@ -15,25 +15,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sheepop.model import Transformer
+from sheepop.model import Outputs, Transformer
 from sheepop.model.head import OutputHead
-from sheepop.model.parameter_role import parameter_role
 from sheepop.train.precision import autocast, working_dtype
 
 
 class Network(Protocol):
-    """What an objective sees of a placement: a network that gives hidden states, and the head that they go to."""
-
-    @property
-    def modules(self) -> Transformer:
-        """The modules that steps run, in training mode; their buffers are those of the model."""
+    """What an objective computes its loss with: forward passes, and the output projection."""
 
     @property
     def head(self) -> OutputHead:
         """The output projection as steps use it."""
 
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """As `run` of the model, which `inputs` are the arguments of."""
+
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """As `hidden_states` of the model, which `inputs` are the arguments of."""
+        """The hidden states of such a pass (B, T, D)."""
 
 
 class Placement(Network, Protocol):
@@ -46,6 +44,10 @@ class Placement(Network, Protocol):
 
     device: str
     model: Transformer  # with the weights that the optimizers move, in evaluation mode for good
+
+    @property
+    def modules(self) -> Transformer:
+        """The modules that steps run, in training mode; their buffers are those of the model."""
 
     @property
     def may_be_left(self) -> bool:
@@ -140,9 +142,13 @@ class OneDevice(Placement):
         """Autocast, unless the weights are cast already."""
         return autocast(self.device, "fp32" if working_dtype(self.precision) is not None else self.precision)
 
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """What `modules` give."""
+        return self.modules.run(**inputs)
+
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Those of `modules`."""
-        return self.modules.hidden_states(**inputs)
+        """The hidden states of such a pass."""
+        return self.run(inputs).hidden_states
 
     def backward(self, loss: Tensor) -> None:
         """Puts the gradients into the weights of `model`."""
@@ -262,15 +268,15 @@ def _add_rows(master: Tensor, embedding: Tensor) -> None:
 
 
 def _cast_each_step(model: Transformer) -> list[nn.Parameter]:
-    """The trained parameters that activations meet: all but the embedding, which is looked up, and the head."""
-    apart = {id(model.embedding.weight), id(model.lm_head.weight)}
+    """The trained parameters that activations meet in the working data type.
+
+    All but the embedding, which is looked up, the head, and those that are exact.
+    """
+    apart = {id(weight) for weight in (model.embedding.weight, model.lm_head.weight, *model.exact_parameters)}
     return [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in apart]
 
 
 def _frozen(model: Transformer) -> list[nn.Parameter]:
-    """The parameters that nothing will ever add a small step to; routers compute in float32 in every precision."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad and parameter_role(name, parameter.shape) != "router"
-    ]
+    """The parameters that nothing will ever add a small step to, but for those that are exact."""
+    exact = {id(weight) for weight in model.exact_parameters}
+    return [parameter for parameter in model.parameters() if not parameter.requires_grad and id(parameter) not in exact]
