@@ -15,7 +15,7 @@ from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts
-from sheepop.model.loss import cap
+from sheepop.model.logits import cap
 from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes

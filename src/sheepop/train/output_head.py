@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sheepop.model import LossSums, LossTerms, Transformer, linear_cross_entropy
-from sheepop.model.loss import LossMemory, Places
+from sheepop.model.logits import LossMemory, Places
 
 
 class OutputHead:
