@@ -19,7 +19,8 @@ from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, activations, build_model, cross_entropy_sum
 from sheepop.model.activations import Activations, BlockBytes, count_activations
 from sheepop.model.cost import TrainingBytes, num_parameters, training_bytes
-from sheepop.model.loss import linear_cross_entropy, logits_bytes
+from sheepop.model.logits import logits_bytes
+from sheepop.model.loss import linear_cross_entropy
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import (
     StepBytes,

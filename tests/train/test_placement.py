@@ -170,7 +170,7 @@ def test_tokens_go_to_the_experts_that_the_float32_router_chooses(precision: str
             mixture.router.balance.zero_()
             shared = torch.randn(1, 32, generator=generator).bfloat16().float().abs() + 0.5
             mixture.router.weight.copy_(shared * (1 + torch.randn(4, 32, generator=generator) * 2e-4))
-    network = Network(model, precision=precision, device="cpu")
+    network = OneDevice(model, precision=precision, device="cpu")
     network.begin_step()
     seen: list[torch.Tensor] = []
     batch = torch.from_numpy(Rows().batch(np.arange(6)).input_ids)

@@ -12,6 +12,7 @@ from sheepop.model.loss import (
     cross_entropy,
     cross_entropy_sum,
     linear_cross_entropy,
+    linear_log_probabilities,
     score_tokens,
 )
 from sheepop.model.transformer import Outputs, Transformer
@@ -32,5 +33,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sum",
     "linear_cross_entropy",
+    "linear_log_probabilities",
     "score_tokens",
 ]

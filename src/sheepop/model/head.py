@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.loss import LossMemory, LossSums, LossTerms, Places, cap, linear_cross_entropy, score_tokens
+from sheepop.model.logits import LossMemory, Places, cap
+from sheepop.model.loss import LossSums, LossTerms, linear_cross_entropy, linear_log_probabilities, score_tokens
 
 
 class OutputHead(nn.Linear):
@@ -50,6 +51,12 @@ class OutputHead(nn.Linear):
             weight_cast=self.cast,
             soft_cap=self.soft_cap,
             memory=self._memory,
+        )
+
+    def log_probabilities(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.loss.linear_log_probabilities`."""
+        return linear_log_probabilities(
+            hidden, self.weight, labels, weight_cast=self.cast, soft_cap=self.soft_cap, memory=self._memory
         )
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
