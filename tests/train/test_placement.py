@@ -15,7 +15,7 @@ from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.model.probe import watch
 from sheepop.train import TrainingConfig
 from sheepop.train.objective import NextToken, StepLoss
-from sheepop.train.placement import OneDevice
+from sheepop.train.placement import OneDevice, clip_gradients
 from sheepop.train.source import PreparedStep
 
 from .runs import gradients_of
@@ -319,3 +319,29 @@ def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long))
     assert len(compilations) == 1
+
+
+def with_gradient(values: list[float]) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.zeros(len(values)))
+    parameter.grad = torch.tensor(values)
+    return parameter
+
+
+def test_clipping_by_global_norm_gives_the_worked_values() -> None:
+    parameters = [with_gradient([0.5]), with_gradient([0.8, 1.2])]
+    norm = clip_gradients(parameters, 1.0)
+    assert norm.item() == pytest.approx(1.526434, abs=1e-6)
+    clipped = torch.cat([parameter.grad for parameter in parameters])
+    assert clipped.tolist() == pytest.approx([0.327561, 0.524097, 0.786146], abs=1e-6)
+
+
+def test_a_small_gradient_is_left_as_it_is() -> None:
+    parameter = with_gradient([0.3, 0.4])
+    assert clip_gradients([parameter], 1.0).item() == pytest.approx(0.5)
+    assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_without_a_maximum_the_norm_is_measured_only() -> None:
+    parameter = with_gradient([30.0, 40.0])
+    assert clip_gradients([parameter], None).item() == pytest.approx(50.0)
+    assert parameter.grad.tolist() == [30.0, 40.0]
