@@ -12,7 +12,7 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.data import Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, StepPlan, build_corpus
-from sheepop.model import ModelConfig, build_model
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import (
     Checkpointer,
@@ -52,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint.
 
-    `network` changes the model, all else the training settings.
+    `network` are settings of the model, `change` does something to it as it is built; all else are training settings.
     """
 
     made: list[Trainer] = []
@@ -64,6 +64,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         dropout: float = 0.1,
         seed: int = 0,
         network: Mapping[str, Any] = MappingProxyType({}),
+        change: Callable[[Transformer], object] = lambda model: None,
         **settings: Any,
     ) -> Trainer:
         training = TrainingConfig(
@@ -86,6 +87,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 32, "dropout": dropout}
         config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **network})
         model = build_model(config, seed)
+        change(model)
         optimizers = build_optimizers(model, training)
         run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
         evaluation = build_evaluation_weights(model, optimizers, training)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,6 +236,8 @@ class Trainer:
         if isinstance(error, StorageError):
             return  # where a line cannot be written, a checkpoint cannot
         if self.runner.is_updating or not (self._is_whole and self.runner.evaluation.are_whole):
+            with suppress(Exception):
+                self.checkpointer.wait()
             latest = self.checkpointer.run.pointer("latest")
             holds = "there is no checkpoint yet" if latest is None else f"the last checkpoint, step {latest:,}, holds"
             self.console.warn(f"The weights were being changed, so they are not saved; {holds}.")

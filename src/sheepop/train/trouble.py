@@ -73,7 +73,7 @@ class Limits:
 
         `loss` is such a limit for any norm, and `norm` for any loss.
         """
-        if not _looks_for_spikes(window, config):
+        if config.spike == "ignore" or not _is_filled(window, config):
             return cls()
         loss, norm = _Spread.of(window.losses), _Spread.of([_log(value) for value in window.norms])
         highest = norm.median + config.threshold * norm.spread
@@ -97,7 +97,7 @@ def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig
     """
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return Trouble("non-finite", f"loss {loss} and gradient norm {norm}", config.non_finite)
-    if not _looks_for_spikes(window, config):
+    if config.spike == "ignore" or not _is_filled(window, config):
         return None
     # Gradient norms are skewed to the right; their logarithms are close to symmetric.
     scores = {
@@ -136,8 +136,8 @@ class _Spread:
         return (value - self.median) / self.spread
 
 
-def _looks_for_spikes(window: Window, config: TroubleConfig) -> bool:
-    return config.spike != "ignore" and len(window.losses) >= config.window // 2
+def _is_filled(window: Window, config: TroubleConfig) -> bool:
+    return len(window.losses) >= config.window // 2
 
 
 def _log(norm: float) -> float:

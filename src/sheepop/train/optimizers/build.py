@@ -36,9 +36,7 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
     settings = optimizer_settings(config)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
-        raise ConfigError(
-            "Every parameter of the model is frozen (requires_grad is False): nothing would be trained."
-        )
+        raise ConfigError("Every parameter of the model is frozen (requires_grad is False): nothing would be trained.")
     check_layers(parameters, config.layers)
     network = getattr(model, "config", None)
     if isinstance(network, ModelConfig):
