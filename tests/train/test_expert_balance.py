@@ -24,7 +24,7 @@ from sheepop.train.objective import NextToken, StepLoss, TensorBatch
 from sheepop.train.placement import Network, OneDevice
 from sheepop.train.source import PreparedStep
 
-from .runs import gradients_of
+from .runs import Killed, gradients_of
 
 V, T, ROWS = 31, 12, 8
 EXPERTS: dict[str, Any] = {"count": 4, "per_token": 2, "layers": (0, 2), "d_ff": 24}
@@ -286,8 +286,14 @@ def test_a_killed_run_goes_on_with_its_biases_bit_for_bit(make_trainer: MakeTrai
     unbroken = make_trainer("unbroken", ema_decay=averaged, **RUN)
     unbroken.run()
     killed = make_trainer("killed", ema_decay=averaged, **RUN)
-    killed.sample = lambda step: 1 / (6 - step) and []
-    with pytest.raises(ZeroDivisionError):
+
+    def die_at_six(step: int) -> list[dict[str, Any]]:
+        if step == 6:
+            raise Killed
+        return []
+
+    killed.sample = die_at_six
+    with pytest.raises(Killed):
         killed.run()
     killed.checkpointer.close()
     resumed = make_trainer("killed", resume=True, ema_decay=averaged, **RUN)

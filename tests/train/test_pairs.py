@@ -135,7 +135,7 @@ def test_compiled_blocks_give_the_same_states_for_every_width() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_validation_scores_every_target_token_once(batch_size: int) -> None:
-    model = network()
+    model = network().eval()
     byte_lengths = np.array([0, 0, 0, 0, *range(1, V - 3)])
     scores = validate(model, pairs(), byte_lengths, batch_size=batch_size, precision="fp32", device="cpu")
     exact = blank_model(model.config).double().eval()

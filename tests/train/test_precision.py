@@ -15,6 +15,7 @@ from sheepop.core.errors import DeviceError
 from sheepop.data import Corpus, PackedBatches
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import ModelConfig, build_model
+from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, validate
 from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.metrics import read_json_lines
@@ -156,7 +157,7 @@ def test_float8_keeps_names_weights_and_head_and_comes_close() -> None:
     use_float8(rounded, emulate=True)
     assert dict(rounded.named_parameters()).keys() == parameters.keys()
     assert all(parameter is parameters[name] for name, parameter in rounded.named_parameters())
-    assert type(rounded.lm_head) is torch.nn.Linear
+    assert type(rounded.lm_head) is OutputHead
     assert all(
         type(module) is not torch.nn.Linear for name, module in rounded.named_modules() if name.endswith("_proj")
     )

@@ -120,10 +120,14 @@ class Checkpointer:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory."""
+    """Copies in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory.
+
+    Checkpoints are float32 throughout, frozen weights that are kept in bfloat16 too.
+    """
     copies = {}
     for name, tensor in tensors.items():
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
         copies[name] = copy.copy_(tensor, non_blocking=True)
     if any(tensor.is_cuda for tensor in tensors.values()):
         torch.cuda.synchronize()
