@@ -27,9 +27,11 @@ from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.fused import Fused
 from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.network import Network
+from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, TensorBatch
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 # Layers, width, heads, T, rows, vocabulary, median document length.
 SHAPES = {
@@ -60,15 +62,16 @@ def time_steps(shape: str, device: str, precision: str, compiled: bool, rounds: 
     )
     model = build_model(config, 0, device)
     optimizers = build_optimizers(model, TrainingConfig())
-    network = Network(model, precision=precision, device=device, compiled=compiled)
+    placement = OneDevice(model, precision=precision, device=device, compiled=compiled)
+    runner = StepRunner(placement, NextToken(), optimizers, TrainedWeights(), max_grad_norm=None)
     keep_freed_memory(device)
     tokens = torch.randint(vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
 
     def step(document_ids: torch.Tensor | None) -> None:
         inputs = {"input_ids": tokens[:, :-1]} | ({} if document_ids is None else {"document_ids": document_ids})
         batch = TensorBatch(inputs, tokens[:, 1:], slice(None))
-        accumulate_gradients(network, NextToken(), PreparedStep([batch], batch.labels.numel()))
-        apply_gradients(optimizers)
+        count = batch.labels.numel()
+        runner.take(PreparedStep([batch], count, count, count), number=0)
 
     # Of the processor where it is what computes: other programs then weigh less.
     clock = time.process_time if device == "cpu" else time.perf_counter

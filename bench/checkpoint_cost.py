@@ -30,7 +30,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.train import run_training
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.train import loop
+from sheepop.train import agenda
 from sheepop.train.metrics import read_json_lines
 from texts import code_files
 
@@ -68,7 +68,7 @@ def train(corpus: Path, run: Path, options: argparse.Namespace) -> SheepOpConfig
         "training.log_interval=1",
     )
     # A run keeps checkpoints of these shares of its steps whatever it is told.
-    vars(loop)["MILESTONES"] = ()
+    vars(agenda)["MILESTONES"] = ()
     run_training(load_config(overrides=given))
     return load_config(base=read_config_file(run / "config.yaml"))
 

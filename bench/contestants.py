@@ -26,11 +26,13 @@ from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.speed import synchronize
 from sheepop.data import Batch
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.train import TrainingConfig, build_optimizers, clip_gradients
-from sheepop.train.network import Network
+from sheepop.train import TrainingConfig, build_optimizers
+from sheepop.train.budget import measure_step
+from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken
-from sheepop.train.plan import measure_step
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 from skipped_products import skip_products
 
 Step = Callable[[int], float]  # the number of a step to its loss
@@ -145,23 +147,20 @@ def fastest_setting(shape: Shape, device: str, *, compiles: bool) -> tuple[str, 
 
 
 def sheepop(contestant: Contestant) -> tuple[Step, int]:
-    """SheepOp's step, by the functions that its loop calls, and its parameters' number."""
+    """SheepOp's step, by the runner that its loop has, and its parameters' number."""
     shape, device = contestant.shape, contestant.device
     keep_freed_memory(device)
     config = training_config(shape, precision=contestant.precision, compile=contestant.compiled)
     model = build_model(shape.model_config(), 0, device)
     optimizers = build_optimizers(model, config)
-    network = Network(model, precision=contestant.precision, device=device, compiled=contestant.compiled)
+    placement = OneDevice(model, precision=contestant.precision, device=device, compiled=contestant.compiled)
     rows, objective = LearnableRows(shape), NextToken.configured(config)
+    runner = StepRunner(placement, objective, optimizers, TrainedWeights(), CLIP)
 
     def step(number: int) -> float:
         samples = np.arange(number * shape.batch, (number + 1) * shape.batch)
         prepared = PreparedStep.of(rows.batch(samples), shape.batch, objective, device=device)
-        losses = accumulate_gradients(network, objective, prepared)
-        clip_gradients(model.parameters(), CLIP).item()
-        loss = losses.means()[1]
-        apply_gradients(optimizers)
-        return loss
+        return runner.take(prepared, number=number).loss
 
     return step, sum(parameter.numel() for parameter in model.parameters())
 

@@ -24,10 +24,12 @@ from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing, step_bytes
-from sheepop.train.network import Network
+from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 MEBIBYTE = 2**20
 
@@ -42,7 +44,7 @@ def measure_mode(
     tokens = torch.randint(config.vocabulary, (rows, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     batch = TensorBatch({"input_ids": inputs}, labels, slice(None))
-    prepared = PreparedStep([batch], labels.numel())
+    prepared = PreparedStep([batch], labels.numel(), labels.numel(), labels.numel())
     _load_libraries(device, precision)
     forget_peak(device)
     before = peak_bytes(device)
@@ -51,16 +53,15 @@ def measure_mode(
     estimate = step_bytes(config, TrainingConfig(), precision, rows, length, device)
     apply_activation_checkpointing(model, mode, blocks)  # type: ignore[arg-type]
     optimizers = build_optimizers(model, TrainingConfig())
-    network = Network(model, precision=precision, device=device)
+    placement = OneDevice(model, precision=precision, device=device)
+    runner = StepRunner(placement, NextToken(), optimizers, TrainedWeights(), max_grad_norm=None)
     forget_peak(device)
     seconds, losses = [], []
     clock = time.process_time if device == "cpu" else time.perf_counter
     for _ in range(steps + 1):
         synchronize(device)
         started = clock()
-        found = accumulate_gradients(network, NextToken(), prepared)
-        apply_gradients(optimizers)
-        losses.append(found.means()[1])
+        losses.append(runner.take(prepared, number=0).loss)
         synchronize(device)
         seconds.append(clock() - started)
     return {
@@ -79,9 +80,9 @@ def _load_libraries(device: str, precision: str) -> None:
     tokens = torch.zeros(1, 64, dtype=torch.long, device=device)
     optimizers = build_optimizers(model, TrainingConfig())
     batch = TensorBatch({"input_ids": tokens}, tokens, slice(None))
-    network = Network(model, precision=precision, device=device)
-    accumulate_gradients(network, NextToken(), PreparedStep([batch], tokens.numel()))
-    apply_gradients(optimizers)
+    placement, count = OneDevice(model, precision=precision, device=device), tokens.numel()
+    runner = StepRunner(placement, NextToken(), optimizers, TrainedWeights(), max_grad_norm=None)
+    runner.take(PreparedStep([batch], count, count, count), number=0)
 
 
 def main() -> None:

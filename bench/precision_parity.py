@@ -21,13 +21,13 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DeviceError
 from sheepop.core.random import torch_generator
 from sheepop.model import ModelConfig, build_model
-from sheepop.train import Schedule, TrainingConfig, build_optimizers, clip_gradients
-from sheepop.train.loss_scale import initial_loss_scale
-from sheepop.train.network import Network
+from sheepop.train import Schedule, TrainingConfig, build_optimizers
+from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, TensorBatch
-from sheepop.train.optimizers import set_learning_rate, unscale_gradients
-from sheepop.train.precision import apply_precision, check_precision, choose_matrix_arithmetic
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients, clear_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.precision import apply_precision, check_precision, choose_matrix_arithmetic, initial_loss_scale
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 ROWS, LENGTH = 16, 128
@@ -36,11 +36,13 @@ ROWS, LENGTH = 16, 128
 def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str, seed: int) -> list[float]:
     """The loss of every step on bytes of `text`, drawn by seed and step."""
     config = ModelConfig(preset=preset, vocab_size=256, max_seq_len=LENGTH, dropout=0.0)
-    model = build_model(config, seed, device).train()
+    model = build_model(config, seed, device)
     apply_precision(model, precision)
-    network = Network(model, precision=precision, device=device)
     settings = TrainingConfig()
-    optimizers = build_optimizers(model, settings)
+    placement = OneDevice(model, precision=precision, device=device)
+    runner = StepRunner(
+        placement, NextToken(), build_optimizers(model, settings), TrainedWeights(), settings.max_grad_norm
+    )
     schedule = Schedule("cosine", settings.learning_rate, 0.0, max(1, steps // 20), steps)
     tokens, scale, losses = torch.tensor(list(text)), initial_loss_scale(precision), []
     for step in range(steps):
@@ -48,15 +50,10 @@ def loss_curve(text: bytes, precision: str, device: str, steps: int, preset: str
         rows = tokens[starts + torch.arange(LENGTH + 1)].to(device)
         inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         batch = TensorBatch({"input_ids": inputs}, labels, slice(None))
-        prepared = PreparedStep([batch], labels.numel())
-        found = accumulate_gradients(network, NextToken(), prepared, loss_scale=scale.scale if scale else 1.0)
-        if scale:
-            unscale_gradients(model.parameters(), scale.scale)
-        finite = bool(clip_gradients(model.parameters(), settings.max_grad_norm).isfinite())
-        scale = scale.after(finite=finite) if scale else None
-        set_learning_rate(optimizers, schedule(step))
-        (apply_gradients if finite else clear_gradients)(optimizers)
-        losses.append(found.means()[1])
+        prepared = PreparedStep([batch], labels.numel(), labels.numel(), labels.numel())
+        outcome = runner.take(prepared, number=step, rate=schedule(step), loss_scale=scale.scale if scale else 1.0)
+        scale = scale.after(finite=outcome.is_taken) if scale else None
+        losses.append(outcome.loss)
     return losses
 
 

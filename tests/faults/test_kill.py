@@ -21,8 +21,8 @@ Reference = Any
     ("module", "name", "count"),
     [
         ("torch.autograd", "backward", 2 * 26 + 1),  # between the two micro-batches of step 27
-        ("sheepop.train.optimizers.muon", "Muon.step", 13),  # in the update of step 13
-        ("sheepop.train.loop", "Trainer._validated", 3),  # before the third validation
+        ("sheepop.train.optimizers.momentum", "Muon.step", 13),  # in the update of step 13
+        ("sheepop.train.loop", "Trainer._validate", 3),  # before the third validation
         ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
         ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer
         ("sheepop.checkpoint.run_directory", "remove_tree", 2),  # while old checkpoints are removed
@@ -192,7 +192,7 @@ def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
     reference: Reference, tmp_path: Path, name: str, how: str
 ) -> None:
     run = tmp_path / "run"
-    reference.killed("sheepop.train.loop", "Trainer._gradients", 29, run)
+    reference.killed("sheepop.train.step", "StepRunner.gradients", 29, run)
     file = newest_checkpoint(run) / name
     damage(file, how)
     said = reference.resume(run)
@@ -203,7 +203,7 @@ def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 def test_any_file_of_the_latest_checkpoint_may_be_damaged(short_reference: Reference, tmp_path: Path, how: str) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
-    short_reference.killed("sheepop.train.loop", "Trainer._gradients", 11, run)
+    short_reference.killed("sheepop.train.step", "StepRunner.gradients", 11, run)
     shutil.copytree(run, whole)
     newest = newest_checkpoint(run)
     names = sorted(file.relative_to(newest) for file in newest.rglob("*") if file.is_file())

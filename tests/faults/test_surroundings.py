@@ -62,7 +62,7 @@ def refusal() -> str:
 
 # The middle of the fifth checkpoint, that of step 15; four, the last of step 10, are on the disk by then.
 FIFTH_CHECKPOINT = ("sheepop.checkpoint.training_state", "save_file", 5)
-THIRTEENTH_STEP = ("sheepop.train.loop", "Trainer._gradients", 13)
+THIRTEENTH_STEP = ("sheepop.train.step", "StepRunner.gradients", 13)
 
 
 def test_a_directory_of_checkpoints_that_turns_read_only(reference: Reference, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_data_that_vanishes_while_a_run_trains(reference: Reference, tmp_path: P
 def test_a_sink_that_hangs_keeps_no_run_from_its_end(reference: Reference, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = reference.options(run, "training.sinks=[tensorboard]")
-    write = ("sheepop.train.sinks.tensorboard", "TensorBoard.write", 5)
+    write = ("sheepop.train.sinks.services", "TensorBoard.write", 5)
     done = reference.disturbed("time.sleep(10**6)", *write, options).wait()
     assert done.code == 0
     assert "TensorBoard did not finish in time and is left behind" in done.err

@@ -95,7 +95,7 @@ def test_a_fork_goes_on_from_its_beginning_when_it_was_stopped_before_the_first_
 ) -> None:
     whole = forked(text_folder, tmp_path / "whole", parent)
     with monkeypatch.context() as patch:
-        patch.setattr("sheepop.train.loop.accumulate_gradients", _fail)
+        patch.setattr("sheepop.train.step.StepRunner.gradients", _fail)
         with pytest.raises(RuntimeError, match="stopped"):
             forked(text_folder, tmp_path / "stopped", parent)
     assert RunDirectory(tmp_path / "stopped").steps() == [0]

@@ -18,7 +18,7 @@ from sheepop.core.errors import Interrupted, StorageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.train import train
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.sinks.tensorboard import TensorBoard
+from sheepop.train.sinks.services import TensorBoard
 
 
 def test_without_a_compiler_a_run_goes_on_and_says_so(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, LossTerms, linear_cross_entropy, score_tokens
-from sheepop.model.loss import LossMemory
+from sheepop.model.logits import LossMemory
 
 N, D, V = 12, 6, 9
 

@@ -12,7 +12,7 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.data import Corpus, DataConfig, PackedBatches, RowSource, SampleOrder, StepPlan, build_corpus
-from sheepop.model import ModelConfig, build_model
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import (
     Checkpointer,
@@ -24,10 +24,15 @@ from sheepop.train import (
     build_optimizers,
     validate,
 )
+from sheepop.train.agenda import Agenda
 from sheepop.train.expert_balance import with_experts
+from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
+from sheepop.train.placement import OneDevice
+from sheepop.train.precision import initial_loss_scale
+from sheepop.train.source import CorpusSource
+from sheepop.train.step import StepRunner
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
 
@@ -47,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint.
 
-    `network` changes the model, all else the training settings.
+    `network` are settings of the model, `change` does something to it as it is built; all else are training settings.
     """
 
     made: list[Trainer] = []
@@ -59,6 +64,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         dropout: float = 0.1,
         seed: int = 0,
         network: Mapping[str, Any] = MappingProxyType({}),
+        change: Callable[[Transformer], object] = lambda model: None,
         **settings: Any,
     ) -> Trainer:
         training = TrainingConfig(
@@ -81,11 +87,12 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 32, "dropout": dropout}
         config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **network})
         model = build_model(config, seed)
+        change(model)
         optimizers = build_optimizers(model, training)
         run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
         evaluation = build_evaluation_weights(model, optimizers, training)
         checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, {})
-        state = TrainingState()
+        state = TrainingState(loss_scale=initial_loss_scale(training.precision))
         if resume:
             warnings: list[str] = []
             step = run.latest_good(warnings.append)
@@ -93,34 +100,48 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         resolved = training.resolved()
         batches = PackedBatches(corpus.train, max_length=32, pad_id=tokenizer.pad_id)
         validation = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
+        objective = with_experts(NextToken.configured(training), config)
+        plan = StepPlan(
+            [RowSource(batches, SampleOrder(batches.num_samples, seed))],
+            training.batch_sizes(),
+            training.row_lengths(32),
+            seed,
+        )
         trainer = Trainer(
-            model=model,
-            network=Network(model, precision=resolved.precision, device="cpu"),
-            optimizers=optimizers,
-            evaluation=evaluation,
-            plan=StepPlan(
-                [RowSource(batches, SampleOrder(batches.num_samples, seed))],
-                training.batch_sizes(),
-                training.row_lengths(32),
-                seed,
+            runner=StepRunner(
+                OneDevice(model, precision=resolved.precision, device="cpu"),
+                objective,
+                optimizers,
+                evaluation,
+                training.max_grad_norm,
             ),
-            objective=with_experts(NextToken.configured(training), config),
-            config=training,
-            resolved=resolved,
+            source=CorpusSource(
+                plan,
+                objective,
+                resolved.micro_batch_size,
+                "cpu",
+                ahead=training.prefetch,
+                hashed=training.log_batch_hash,
+            ),
+            agenda=Agenda.of(training, resolved, validates=True),
             schedule=Schedule(
                 training.schedule, training.learning_rate, 0.0, resolved.warmup_steps, resolved.total_steps
             ),
+            journal=Journal(
+                JsonLines(run.metrics_file, state.metrics_bytes),
+                JsonLines(run.samples_file, state.samples_bytes),
+                Throughput(float, 1.0),
+                device="cpu",
+                precision=resolved.precision,
+            ),
             checkpointer=checkpointer,
-            metrics=JsonLines(run.metrics_file, state.metrics_bytes),
-            samples=JsonLines(run.samples_file, state.samples_bytes),
             validate=lambda: validate(
                 model, validation, tokenizer.byte_lengths(), batch_size=8, precision="fp32", device="cpu"
             ),
             sample=lambda step: [{"prompt": "the", "text": f"step {step}"}],
-            device="cpu",
             seed=seed,
-            flops_per_token=float,
-            peak_flops=1.0,
+            keep_checkpoints=training.keep_checkpoints,
+            trouble=training.trouble,
             state=state,
         )
         made.append(trainer)
@@ -128,5 +149,4 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
 
     yield make
     for trainer in made:
-        trainer.metrics.close()
-        trainer.samples.close()
+        trainer.journal.close()

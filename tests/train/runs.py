@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from sheepop.train import Trainer
+from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import Objective, StepLoss
+from sheepop.train.placement import Placement
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 TIMING = ("seconds", "tokens_per_second", "mfu")
 
@@ -39,3 +44,12 @@ def assert_same_run(first: Trainer, second: Trainer) -> None:
 def settings_of(optimizer: str, ema_decay: float | None = None) -> dict[str, Any]:
     schedule = "constant" if optimizer == "schedule_free_adamw" else "cosine"
     return {"optimizer": optimizer, "schedule": schedule, "ema_decay": ema_decay}
+
+
+def gradients_of(placement: Placement, objective: Objective, prepared: PreparedStep, **settings: Any) -> StepLoss:
+    """The losses of a step whose gradients are left in the weights as they came, not clipped."""
+    return StepRunner(placement, objective, [], TrainedWeights(), None).gradients(prepared, **settings).losses
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing is saved because of it."""

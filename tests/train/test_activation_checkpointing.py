@@ -21,7 +21,8 @@ from sheepop.model.accounting import saved_activations
 from sheepop.model.accounting.memory import TrainingBytes, training_bytes
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations
-from sheepop.model.loss import linear_cross_entropy, logits_bytes
+from sheepop.model.logits import logits_bytes
+from sheepop.model.loss import linear_cross_entropy
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
@@ -29,8 +30,8 @@ from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
     step_bytes,
 )
-from sheepop.train.network import Network
 from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.placement import OneDevice
 
 from ..model.architectures import ARCHITECTURES
 
@@ -178,7 +179,7 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
     for mode, num_blocks in (("none", None), ("selective", None), ("full", None), ("full", 2)):
         model = build_model(config, 0).train()
         apply_activation_checkpointing(model, mode, num_blocks)
-        taken = Network(model, precision=precision, device="cpu")
+        taken = OneDevice(model, precision=precision, device="cpu")
         taken.begin_step()
         ids = torch.arange(3 * 12).view(3, 12)
         inputs = {"input_ids": ids}
@@ -237,7 +238,7 @@ def test_weights_gradients_and_state_take_the_bytes_that_are_allocated(
     model = build_model(ARCHITECTURES[name], 0)
     optimizers = build_optimizers(model, training)
     evaluation = build_evaluation_weights(model, optimizers, training)
-    taken = Network(model, precision=precision, device="cpu")
+    taken = OneDevice(model, precision=precision, device="cpu")
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     for each in optimizers:

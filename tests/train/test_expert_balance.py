@@ -20,9 +20,11 @@ from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.expert_balance import BalancedExperts, with_experts
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.network import Network, ObjectiveNetwork
 from sheepop.train.objective import NextToken, StepLoss, TensorBatch
-from sheepop.train.step import PreparedStep, accumulate_gradients
+from sheepop.train.placement import Network, OneDevice
+from sheepop.train.source import PreparedStep
+
+from .runs import Killed, gradients_of
 
 V, T, ROWS = 31, 12, 8
 EXPERTS: dict[str, Any] = {"count": 4, "per_token": 2, "layers": (0, 2), "d_ff": 24}
@@ -53,9 +55,7 @@ def rows(lost: tuple[int, ...] = (0, 1, 5, 17, 40, 41, 95)) -> Batch:
 def step(model: Transformer, micro: int = ROWS, *, precision: str = "fp32", compiled: bool = False) -> StepLoss:
     objective = with_experts(NextToken(), model.config)
     prepared = PreparedStep.of(rows(), micro, objective, device="cpu")
-    return accumulate_gradients(
-        Network(model, precision=precision, device="cpu", compiled=compiled), objective, prepared
-    )
+    return gradients_of(OneDevice(model, precision=precision, device="cpu", compiled=compiled), objective, prepared)
 
 
 def gradients(model: Transformer) -> dict[str, Tensor]:
@@ -127,12 +127,12 @@ def test_only_the_places_that_count_are_looked_at() -> None:
     model = network()
     objective = with_experts(NextToken(), model.config)
     prepared = PreparedStep.of(rows(lost=tuple(range(2 * T))), 2, objective, device="cpu")
-    found = accumulate_gradients(Network(model, precision="fp32", device="cpu"), objective, prepared)
+    found = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, prepared)
     assert prepared.num_tokens == (ROWS - 2) * T
     assert found.measured["expert_loads"].sum(1).tolist() == [2 * (ROWS - 2) * T] * 2
     model.zero_grad()
     few = replace(prepared, micro_batches=prepared.micro_batches[1:])
-    same = accumulate_gradients(Network(model, precision="fp32", device="cpu"), objective, few)
+    same = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, few)
     assert found.means() == same.means()
 
 
@@ -153,7 +153,7 @@ def test_the_balancing_loss_of_a_cut_step_is_the_mean_of_its_parts_weighed_by_to
     objective, parts, tokens = with_experts(NextToken(), model.config), [], []
     for start in (0, 4):
         half = PreparedStep.of(rows().rows(slice(start, start + 4)), 4, objective, device="cpu")
-        found = accumulate_gradients(Network(model, precision="fp32", device="cpu"), objective, half)
+        found = gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, half)
         parts.append(found.measured["load_balancing_loss"].item() / half.num_tokens)
         tokens.append(half.num_tokens)
     assert tokens[0] != tokens[1]
@@ -170,7 +170,7 @@ def test_biases_move_by_the_rate_towards_even_loads() -> None:
     loads = torch.tensor([[7, 4, 5, 0], [4, 4, 4, 4]])
     for precision in ("fp32", "bf16"):
         objective.step_taken(
-            Network(model, precision=precision, device="cpu"), StepLoss(torch.zeros(2), 8, {"expert_loads": loads})
+            OneDevice(model, precision=precision, device="cpu"), StepLoss(torch.zeros(2), 8, {"expert_loads": loads})
         )
     assert model.mixtures[0].router.balance.tolist() == [-0.5, 0.0, -0.5, 0.5]
     assert model.mixtures[2].router.balance.tolist() == [0.0] * 4
@@ -220,7 +220,7 @@ def test_an_objective_that_does_not_run_the_network_once_is_refused(times: int) 
     """The losses of the routers would be those of none, or of one of several passes."""
 
     class Several(NextToken):
-        def loss_sums(self, network: ObjectiveNetwork, batch: TensorBatch) -> LossSums:
+        def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
             hidden = [network.run(batch.inputs).hidden_states for _ in range(times)]
             mean = torch.stack([*hidden, torch.zeros(*batch.labels.shape, 16)]).mean(0)
             return network.head.cross_entropy(mean, batch.labels, self.terms, batch.supervised)
@@ -229,7 +229,7 @@ def test_an_objective_that_does_not_run_the_network_once_is_refused(times: int) 
     objective = with_experts(Several(), model.config)
     prepared = PreparedStep.of(rows(), ROWS, objective, device="cpu")
     with pytest.raises(RuntimeError, match=f"ran the network {times} times"):
-        accumulate_gradients(Network(model, precision="fp32", device="cpu"), objective, prepared)
+        gradients_of(OneDevice(model, precision="fp32", device="cpu"), objective, prepared)
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -286,8 +286,14 @@ def test_a_killed_run_goes_on_with_its_biases_bit_for_bit(make_trainer: MakeTrai
     unbroken = make_trainer("unbroken", ema_decay=averaged, **RUN)
     unbroken.run()
     killed = make_trainer("killed", ema_decay=averaged, **RUN)
-    killed.sample = lambda step: 1 / (6 - step) and []
-    with pytest.raises(ZeroDivisionError):
+
+    def die_at_six(step: int) -> list[dict[str, Any]]:
+        if step == 6:
+            raise Killed
+        return []
+
+    killed.sample = die_at_six
+    with pytest.raises(Killed):
         killed.run()
     killed.checkpointer.close()
     resumed = make_trainer("killed", resume=True, ema_decay=averaged, **RUN)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sheepop.core.facts import Fact
 from sheepop.train import Trainer
-from sheepop.train.live_view import LiveView, measured_peak
+from sheepop.train.live_view import LiveView
 
 
 @dataclass
@@ -36,10 +36,9 @@ def held_out(step: int, loss: float) -> dict[str, Any]:
     return {"step": step, "split": "validation", "loss": loss, "bits_per_byte": loss / 2}
 
 
-def view(shown: Shown, done: int = 0) -> tuple[LiveView, list[float]]:
+def view(shown: Shown, done: int = 0, nominal: float | None = None) -> tuple[LiveView, list[float]]:
     now = [1000.0]
-    peak = measured_peak(2.0e12, "bf16")
-    return LiveView(shown, 1000, done, peak, "cpu", clock=lambda: now[0]), now
+    return LiveView(shown, 1000, done, "cpu", "bf16", 2.0e12, nominal, clock=lambda: now[0]), now
 
 
 def test_the_best_of_earlier_sessions_is_remembered(make_trainer: Callable[..., Trainer]) -> None:
@@ -49,9 +48,9 @@ def test_the_best_of_earlier_sessions_is_remembered(make_trainer: Callable[..., 
     resumed = make_trainer("run", resume=True, max_steps=12, learning_rate=30.0)
     assert resumed.state.best == first.state.best
     resumed.run()
-    (loss, step), last = first.state.best, resumed._view._validation["loss"]
+    (loss, step), last = first.state.best, resumed.journal._view._validation["loss"]
     assert last > loss
-    assert f"(best {loss:.4f} at step {step})" in resumed._view._scores()
+    assert f"(best {loss:.4f} at step {step})" in resumed.journal._view._scores()
 
 
 def test_a_loss_that_is_no_number_is_not_shown_as_the_best() -> None:
@@ -103,5 +102,10 @@ def test_the_last_and_the_best_validation_and_the_last_sample_are_shown() -> Non
     assert shown.facts["Loss"] == "–"
 
 
-def test_a_peak_below_a_teraflop_is_said_in_gigaflops() -> None:
-    assert measured_peak(76.5e9, "fp32") == "76.5 GFLOP/s, the matrix peak measured in fp32"
+def test_shares_say_of_which_peak_they_are() -> None:
+    shown = Shown()
+    LiveView(shown, 9, 0, "cpu", "fp32", 76.5e9).heard(row(1))
+    assert shown.facts["MFU"] == "43.2% of 76.5 GFLOP/s, the matrix peak measured in fp32"
+    live, _ = view(shown, nominal=9.89e14)
+    live.heard(row(1, mfu_nominal=0.0123))
+    assert shown.facts["MFU"] == "43.2% of 2 TFLOP/s, the matrix peak measured in bf16; 1.2% of the nominal 989 TFLOP/s"

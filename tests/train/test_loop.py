@@ -13,12 +13,13 @@ import torch
 
 from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.core.random import seed_torch
 from sheepop.data import Corpus, batch_hash
 from sheepop.train import Scores, Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.optimizer_settings import OptimizerName
-from sheepop.train.step import PreparedStep
+from sheepop.train.source import PreparedStep
 
 from .runs import WARM_UPS, settings_of, timeless, weights
 
@@ -71,7 +72,7 @@ def test_another_micro_batch_size_sees_the_same_global_batches(
         trainer.run()
     rows = [timeless(trainer.checkpointer.run.metrics_file) for trainer in (whole, cut)]
     hashes = [[row.pop("batch_hash") for row in run if row["split"] == "train"] for run in rows]
-    assert hashes[0] == hashes[1] == [batch_hash(whole.plan.batch(step)) for step in range(7)]
+    assert hashes[0] == hashes[1] == [batch_hash(whole.source.plan.batch(step)) for step in range(7)]
     assert len(set(hashes[0])) == 7
     for one, other in zip(*rows, strict=True):
         assert one.pop("split") == other.pop("split")
@@ -81,7 +82,8 @@ def test_another_micro_batch_size_sees_the_same_global_batches(
 def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", micro_batch_size=4, batch_size_warmup=((2, 6),), sequence_length_warmup=((1, 8),))
     shapes = [
-        [tuple(part.inputs["input_ids"].shape) for part in trainer._prepare(step).micro_batches] for step in (0, 1, 2)
+        [tuple(part.inputs["input_ids"].shape) for part in trainer.source.prepare(step).micro_batches]
+        for step in (0, 1, 2)
     ]
     assert shapes == [[(16, 8), (8, 8)], [(4, 32), (2, 32)], [(4, 32), (4, 32)]]
 
@@ -89,7 +91,7 @@ def test_a_micro_batch_holds_as_many_tokens_when_rows_are_shorter(make_trainer: 
 def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> None:
     """Rows with few labels must not weigh more because they are in a micro-batch of their own."""
     trainer = make_trainer("run", dropout=0.0, micro_batch_size=1, max_steps=2, warmup_steps=0)
-    samples = [trainer.plan.batch(0).rows(slice(row, row + 1)) for row in range(8)]
+    samples = [trainer.source.plan.batch(0).rows(slice(row, row + 1)) for row in range(8)]
     counts = [int((sample.labels != -100).sum()) for sample in samples]
     assert len(set(counts)) > 1
     losses = []
@@ -99,20 +101,23 @@ def test_every_token_of_a_step_weighs_the_same(make_trainer: MakeTrainer) -> Non
             logits = trainer.model.eval()(**batch.inputs).double()
             chosen = batch.labels[batch.labels != -100]
             losses += (-torch.log_softmax(logits[batch.labels != -100], -1)[torch.arange(len(chosen)), chosen]).tolist()
-    prepared = trainer._prepare(0)
+    prepared = trainer.source.prepare(0)
     (_, loss), _ = numbers_of(trainer, prepared)
     assert prepared.num_tokens == sum(counts)
     assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 def numbers_of(trainer: Trainer, prepared: PreparedStep) -> tuple[tuple[float, float], float]:
-    losses, norm = trainer._gradients(prepared)
-    return losses.means(), norm
+    step = trainer.state.step
+    found = trainer.runner.gradients(
+        prepared, before_forward=lambda number: seed_torch(trainer.seed, "dropout", step, number)
+    )
+    return found.losses.means(), found.norm.item()
 
 
 def test_dropout_is_a_function_of_seed_and_step(make_trainer: MakeTrainer) -> None:
     first, second, other = (make_trainer(name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    prepared = first._prepare(0)
+    prepared = first.source.prepare(0)
     one, another = (trainer.state.after(step=step) for trainer, step in ((first, 3), (first, 4)))
     first.state = second.state = other.state = one
     torch.rand(17)  # whatever was drawn before does not matter
@@ -125,7 +130,7 @@ def test_dropout_is_a_function_of_seed_and_step(make_trainer: MakeTrainer) -> No
 def test_every_step_takes_the_rate_of_its_number_and_it_is_logged(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", max_steps=6, warmup_steps=2, schedule="linear", learning_rate=0.01)
     taken: list[float] = []
-    (optimizer,) = trainer.optimizers
+    (optimizer,) = trainer.runner.optimizers
     optimizer.register_step_pre_hook(lambda *_: taken.append(optimizer.param_groups[0]["lr"]))
     trainer.run()
     assert taken == pytest.approx([0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025])
@@ -143,7 +148,7 @@ def test_a_step_is_as_long_as_its_clipped_gradient_and_the_norm_before_is_logged
     before = weights(trainer)
     trainer.run()
     moved = sum((weight - before[name]).double().square().sum().item() for name, weight in weights(trainer).items())
-    (row,) = (row for row in timeless(trainer.metrics.path) if row["split"] == "train")
+    (row,) = (row for row in timeless(trainer.journal.metrics.path) if row["split"] == "train")
     assert row["grad_norm"] > 0.125
     expected = row["grad_norm"] if max_grad_norm is None else min(max_grad_norm, row["grad_norm"])
     assert moved**0.5 == pytest.approx(0.01 * expected, rel=1e-3)
@@ -152,8 +157,8 @@ def test_a_step_is_as_long_as_its_clipped_gradient_and_the_norm_before_is_logged
 def test_the_supervised_tokens_of_all_steps_are_counted(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", max_steps=5, **WARM_UPS)
     trainer.run()
-    counts = [np.count_nonzero(trainer.plan.batch(step).labels != -100) for step in range(5)]
-    rows = [row for row in timeless(trainer.metrics.path) if row["split"] == "train"]
+    counts = [np.count_nonzero(trainer.source.plan.batch(step).labels != -100) for step in range(5)]
+    rows = [row for row in timeless(trainer.journal.metrics.path) if row["split"] == "train"]
     assert [row["tokens"] for row in rows] == list(itertools.accumulate(counts))
 
 
@@ -176,11 +181,11 @@ def test_the_average_of_a_run_is_that_of_a_loop_of_its_steps(make_trainer: MakeT
         for name, weight in weights(trainer).items():
             average[name] = d * average[name] + (1 - d) * weight
 
-    (optimizer,) = trainer.optimizers
+    (optimizer,) = trainer.runner.optimizers
     optimizer.register_step_post_hook(follow)
     trainer.run()
     assert next(steps) == 4
-    with trainer.evaluation.applied():
+    with trainer.runner.evaluation.applied():
         for name, weight in weights(trainer).items():
             torch.testing.assert_close(weight, average[name], rtol=1e-5, atol=1e-6)
 
@@ -188,7 +193,7 @@ def test_the_average_of_a_run_is_that_of_a_loop_of_its_steps(make_trainer: MakeT
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_micro_batches_of_equal_rows_differ_by_their_dropout_alone(make_trainer: MakeTrainer, dropout: float) -> None:
     trainer = make_trainer("run", dropout=dropout, micro_batch_size=4)
-    prepared = trainer._prepare(0)
+    prepared = trainer.source.prepare(0)
     twice = replace(prepared, micro_batches=[prepared.micro_batches[0]] * 2)
     once = replace(prepared, micro_batches=[prepared.micro_batches[0]])
     (of_both, _), (of_one, _) = (numbers_of(trainer, cut)[0] for cut in (twice, once))
@@ -258,7 +263,7 @@ def test_bfloat16_follows_the_course_of_float32(make_trainer: MakeTrainer, optim
     for precision in ("fp32", "bf16"):
         trainer = make_trainer(precision, dropout=0.0, precision=precision, **settings_of(optimizer))
         trainer.run()
-        kept = [value for o in trainer.optimizers for state in o.state.values() for value in state.values()]
+        kept = [value for o in trainer.runner.optimizers for state in o.state.values() for value in state.values()]
         dtypes = {value.dtype for value in [*trainer.model.parameters(), *kept] if torch.is_tensor(value)}
         assert dtypes == {torch.float32}
         rows = timeless(trainer.checkpointer.run.metrics_file)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import TrainingError
 from sheepop.train import Trainer, TrainingState
-from sheepop.train.loss_scale import LossScale, initial_loss_scale
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import StepLoss
+from sheepop.train.precision import LossScale, initial_loss_scale
+from sheepop.train.step import Gradients
+
+from .runs import Killed
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -60,7 +62,7 @@ def test_an_overflow_skips_the_step_and_the_run_goes_on(make_trainer: MakeTraine
             assert trainer.state.loss_scale == LossScale(2.0**33, 0, 1)
             assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters())
             assert all(parameter.grad is None for parameter in trainer.model.parameters())
-            assert not any(optimizer.state for optimizer in trainer.optimizers)
+            assert not any(optimizer.state for optimizer in trainer.runner.optimizers)
             looked.append(step)
         return []
 
@@ -109,15 +111,15 @@ def test_a_resumed_run_goes_on_with_the_same_scale(make_trainer: MakeTrainer) ->
     unbroken.run()
     first = make_trainer("stopped", precision="fp16", max_steps=12)
     first.state = TrainingState(loss_scale=LossScale(scale=2.0**30))
-    run_step = first._gradients
+    run_step = first.runner.gradients
 
-    def stop_at_seven(*arguments: Any) -> tuple[StepLoss, float]:
+    def stop_at_seven(*arguments: Any, **settings: Any) -> Gradients:
         if first.state.step == 7:
-            raise RuntimeError("stopped")
-        return run_step(*arguments)
+            raise Killed
+        return run_step(*arguments, **settings)
 
-    first._gradients = stop_at_seven  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="stopped"):
+    first.runner.gradients = stop_at_seven  # type: ignore[method-assign]
+    with pytest.raises(Killed):
         first.run()
     second = make_trainer("stopped", resume=True, precision="fp16", max_steps=12)
     assert second.state.step == 6

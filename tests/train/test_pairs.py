@@ -15,10 +15,12 @@ from sheepop.data import PairBatches, TokenSplit
 from sheepop.model import EncoderDecoder, LossTerms, ModelConfig, blank_model, build_model
 from sheepop.model.accounting.saved_activations import count_activations
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, TensorBatch
-from sheepop.train.step import PreparedStep, accumulate_gradients
+from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
 from sheepop.train.validation import validate
+
+from .runs import gradients_of
 
 PAD, BOS, EOS, V = 0, 2, 3, 23
 LENGTHS = ((3, 5), (7, 2), (1, 1), (4, 6), (6, 3))
@@ -45,8 +47,8 @@ def network(dropout: float = 0.0, **settings: Any) -> EncoderDecoder:
 def step(model: EncoderDecoder, micro: int = 5, precision: str = "fp32", terms: LossTerms | None = None) -> Any:
     objective = NextToken(terms or LossTerms())
     prepared = PreparedStep.of(pairs().batch(np.arange(5)), micro, objective, device="cpu")
-    return accumulate_gradients(
-        Network(model, precision=precision, device="cpu"),
+    return gradients_of(
+        OneDevice(model, precision=precision, device="cpu"),
         objective,
         prepared,
         before_forward=lambda number: seed_torch(0, "dropout", 0, number),
@@ -103,7 +105,7 @@ def test_activation_checkpointing_changes_no_bit(mode: Any, num_blocks: int | No
 def test_what_is_counted_of_the_longest_pairs_is_at_least_what_a_step_keeps() -> None:
     model = network()
     made = pairs()
-    training = Network(model, precision="fp32", device="cpu")
+    training = OneDevice(model, precision="fp32", device="cpu")
     found = count_activations(model.config, 5, made.max_length)
     kept: dict[int, int] = {}
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -133,7 +135,7 @@ def test_compiled_blocks_give_the_same_states_for_every_width() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_validation_scores_every_target_token_once(batch_size: int) -> None:
-    model = network()
+    model = network().eval()
     byte_lengths = np.array([0, 0, 0, 0, *range(1, V - 3)])
     scores = validate(model, pairs(), byte_lengths, batch_size=batch_size, precision="fp32", device="cpu")
     exact = blank_model(model.config).double().eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,17 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DeviceError
+from sheepop.data import Corpus, PackedBatches
+from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import ModelConfig, build_model
-from sheepop.train import Trainer, TrainingConfig
-from sheepop.train.float8 import use_float8
+from sheepop.model.head import OutputHead
+from sheepop.train import Trainer, TrainingConfig, validate
+from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.plan import StepTime, measure_step, needs_measuring, resolve_training
-from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic
+from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, use_float8
+from sheepop.train.step import Gradients
+
+from .runs import Killed, assert_same_run
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, ["bf16"]), (False, ["fp32"])])
@@ -44,8 +50,8 @@ def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
 
 def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: list(times))
-    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: times[arguments[4]])
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: list(times))
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: times[arguments[4]])
     chosen = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
@@ -67,9 +73,9 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
         shares.append(arguments[5])
         return [1.0]
 
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.plan._time_steps", time_steps)
-    monkeypatch.setattr("sheepop.train.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", time_steps)
+    monkeypatch.setattr("sheepop.train.budget.time", SimpleNamespace(monotonic=lambda: next(clock)))
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
@@ -110,7 +116,10 @@ def test_weights_and_optimizer_state_are_float32_in_every_precision(make_trainer
         trainer = make_trainer(precision, precision=precision, max_steps=1)
         trainer.run()
         states = [
-            value for optimizer in trainer.optimizers for state in optimizer.state.values() for value in state.values()
+            value
+            for optimizer in trainer.runner.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
         ]
         tensors = [*trainer.model.parameters(), *(value for value in states if torch.is_tensor(value))]
         assert {tensor.dtype for tensor in tensors} == {torch.float32}
@@ -123,7 +132,7 @@ def test_float8_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DeviceError, match="fp8 needs an NVIDIA GPU"):
         check_precision("fp8", "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr("sheepop.train.float8.find_spec", lambda name: None)
+    monkeypatch.setattr("sheepop.train.precision.find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r'needs the library torchao.*pip install "sheepop\[fp8\]"'):
         check_precision("fp8", "cuda")
 
@@ -148,7 +157,7 @@ def test_float8_keeps_names_weights_and_head_and_comes_close() -> None:
     use_float8(rounded, emulate=True)
     assert dict(rounded.named_parameters()).keys() == parameters.keys()
     assert all(parameter is parameters[name] for name, parameter in rounded.named_parameters())
-    assert type(rounded.lm_head) is torch.nn.Linear
+    assert type(rounded.lm_head) is OutputHead
     assert all(
         type(module) is not torch.nn.Linear for name, module in rounded.named_modules() if name.endswith("_proj")
     )
@@ -181,8 +190,8 @@ def test_what_is_fastest_is_timed_compiled_too(
     monkeypatch: pytest.MonkeyPatch, compiled_seconds: float, expected: bool
 ) -> None:
     times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
-    monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
     config = TrainingConfig(compile="auto", max_steps=10)
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
@@ -200,3 +209,49 @@ def test_what_is_fastest_is_timed_compiled_too(
 def test_a_choice_of_compilation_is_measured_even_where_nothing_else_is() -> None:
     assert needs_measuring(TrainingConfig(precision="fp32", compile="auto"), "cpu")
     assert not needs_measuring(TrainingConfig(precision="fp32", compile=True), "cpu")
+
+
+def test_float8_trains_validates_samples_and_goes_on(make_trainer: Callable[..., Trainer], corpus: Corpus) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    tokenizer = corpus.tokenizer()
+    held_out = PackedBatches(corpus.validation, max_length=32, pad_id=tokenizer.pad_id)
+    settings = GenerationConfig(max_new_tokens=4, seed=1)
+
+    def trainer_of(name: str, *, resume: bool = False) -> Trainer:
+        trainer = make_trainer(
+            name, resume=resume, precision="fp8", max_steps=8, change=partial(use_float8, emulate=True)
+        )
+        trainer.validate = lambda: validate(
+            trainer.model, held_out, tokenizer.byte_lengths(), batch_size=8, precision="fp8", device="cpu"
+        )
+
+        def sample(step: int) -> list[dict[str, Any]]:
+            (done,) = Generator(trainer.model, tokenizer, device="cpu").generate(["the"], settings)
+            return [{"prompt": done.prompt, "text": done.text}]
+
+        trainer.sample = sample
+        return trainer
+
+    unbroken = trainer_of("unbroken")
+    assert any(type(module).__name__ == "Float8Linear" for module in unbroken.runner.placement.modules.modules())
+    unbroken.run()
+    first = trainer_of("stopped")
+    gradients = first.runner.gradients
+
+    def stop_at_six(*arguments: Any, **given: Any) -> Gradients:
+        if first.state.step == 6:
+            raise Killed
+        return gradients(*arguments, **given)
+
+    first.runner.gradients = stop_at_six  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        first.run()
+    second = trainer_of("stopped", resume=True)
+    assert second.state.step == 6
+    second.run()
+    assert_same_run(unbroken, second)
+    rows = read_json_lines(second.checkpointer.run.metrics_file)[0]
+    scores = [row["loss"] for row in rows if row["split"] == "validation"]
+    assert len(scores) == 2
+    assert scores[1] < scores[0]
+    assert len(read_json_lines(second.checkpointer.run.samples_file)[0]) == 3

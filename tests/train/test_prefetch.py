@@ -89,15 +89,6 @@ def waiting(ready: threading.Event) -> Callable[[int], int]:
     return prepare
 
 
-def test_a_wish_to_stop_is_heard_while_data_is_waited_for() -> None:
-    ready = threading.Event()
-    looks = iter([False, True])
-    with Prefetch(waiting(ready), 2) as prefetch:
-        assert prefetch.take(0, stopping=lambda: next(looks)) is None
-        ready.set()
-        assert prefetch.take(0) == 0
-
-
 def test_a_signal_is_handled_while_data_is_waited_for() -> None:
     ready = threading.Event()
     previous = signal.signal(signal.SIGUSR1, lambda number, frame: ready.set())

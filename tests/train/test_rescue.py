@@ -17,8 +17,10 @@ from sheepop.data import Batch
 from sheepop.model import LossSums
 from sheepop.train import Trainer, TrainingError, TrainingState
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken, Objective, TensorBatch
+from sheepop.train.placement import Network
+
+from .runs import Killed
 
 MakeTrainer = Callable[..., Trainer]
 STEPS = 40
@@ -53,15 +55,15 @@ def poisoned(make_trainer: MakeTrainer) -> MakeTrainer:
     def make(name: str, factor: float, *, at: int = 30, resume: bool = False, **trouble: Any) -> Trainer:
         settings = {**CALM, "trouble": {"window": 16, **trouble}}
         trainer = make_trainer(name, resume=resume, **settings)
-        trainer.objective = Poisoned(trainer.plan.batch(at - 1).input_ids[0], factor)
-        trainer.describe = lambda number: [f"a document of batch {number}"]
+        trainer.runner.objective = Poisoned(trainer.source.plan.batch(at - 1).input_ids[0], factor)
+        trainer.source = replace(trainer.source, documents=lambda number: [f"a document of batch {number}"])
         return trainer
 
     return make
 
 
 def rows(trainer: Trainer, split: str) -> list[dict[str, Any]]:
-    return [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == split]
+    return [row for row in read_json_lines(trainer.journal.metrics.path)[0] if row["split"] == split]
 
 
 def last_loss(trainer: Trainer) -> float:
@@ -98,13 +100,13 @@ def test_skip_leaves_the_weights_as_they_are_for_one_step(
 
 def test_skips_with_good_steps_between_them_are_not_in_a_row(poisoned: MakeTrainer) -> None:
     trainer = poisoned("run", float("nan"), at=30, non_finite="skip", max_skips=1)
-    other = trainer.plan.batch(24).input_ids[0]
-    trainer.objective.usual = Poisoned(other, float("nan"))
+    other = trainer.source.plan.batch(24).input_ids[0]
+    trainer.runner.objective.usual = Poisoned(other, float("nan"))
     met = [
         step
         for step in range(1, STEPS + 1)
-        for row in trainer.plan.batch(step - 1).input_ids
-        if (row == trainer.objective.row).all() or (row == other).all()
+        for row in trainer.source.plan.batch(step - 1).input_ids
+        if (row == trainer.runner.objective.row).all() or (row == other).all()
     ]
     trainer.run()
     assert [row["at_step"] for row in rows(trainer, "trouble")] == met
@@ -136,7 +138,8 @@ def test_rewind_goes_on_as_if_the_batch_had_never_been_there(
 )
 def test_a_batch_of_many_documents_is_named_by_the_first_of_them(poisoned: MakeTrainer, count: int, words: str) -> None:
     trainer, said = poisoned("run", float("nan"), at=1, non_finite="stop"), io.StringIO()
-    trainer.describe, trainer.console = lambda number: [str(name) for name in range(count)], Console(file=said)
+    trainer.source = replace(trainer.source, documents=lambda number: [str(name) for name in range(count)])
+    trainer.console = Console(file=said)
     with pytest.raises(TrainingError):
         trainer.run()
     assert words in " ".join(said.getvalue().split())
@@ -159,10 +162,10 @@ class Fickle(Poisoned):
 def test_a_rewind_cuts_what_comes_again_and_keeps_what_does_not(poisoned: MakeTrainer) -> None:
     """From step 30 the run goes back to 27; before, a batch was skipped at 28 and a computation went wrong at 29."""
     trainer = poisoned("run", 1e4, at=30, spike="rewind", non_finite="skip")
-    fickle = Fickle(trainer.plan.batch(28).input_ids[0], 1.001)
-    trainer.objective.usual = Poisoned(trainer.plan.batch(27).input_ids[0], float("nan"), usual=fickle)
-    trainer.config = trainer.config.replace(verify_interval=29)
-    trainer.resolved = replace(trainer.resolved, eval_interval=STEPS)  # no best checkpoint between 27 and 30
+    fickle = Fickle(trainer.source.plan.batch(28).input_ids[0], 1.001)
+    trainer.runner.objective.usual = Poisoned(trainer.source.plan.batch(27).input_ids[0], float("nan"), usual=fickle)
+    # No best checkpoint between 27 and 30.
+    trainer.agenda = replace(trainer.agenda, verify_interval=29, eval_interval=STEPS)
     trainer.run()
     assert [(row["at_step"], row["policy"]) for row in rows(trainer, "trouble")] == [(30, "rewind"), (28, "skip")]
     (corruption,) = rows(trainer, "verification")
@@ -179,11 +182,11 @@ def test_rewind_is_the_same_for_a_run_that_is_stopped_and_resumed(poisoned: Make
 
     def stop_at_33(state: Any, **callbacks: Any) -> None:
         if state.step == 33:
-            raise RuntimeError("killed")
+            raise Killed
         save(state, **callbacks)
 
     first.checkpointer.save = stop_at_33
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(Killed):
         first.run()
     second = poisoned("stopped", float("nan"), non_finite="rewind", resume=True)
     assert second.state.left_out == (29,)
@@ -213,10 +216,10 @@ def test_a_run_that_nothing_helps_is_given_up(
     make_trainer: MakeTrainer, policy: str, words: str, troubles: int
 ) -> None:
     trainer = make_trainer("run", **CALM, trouble={"non_finite": policy, "max_skips": 4, "max_rewinds": 2})
-    trainer.objective = Hopeless(trainer, 20)
+    trainer.runner.objective = Hopeless(trainer, 20)
     with pytest.raises(TrainingError, match=words):
         trainer.run()
-    found = read_json_lines(trainer.metrics.path)[0]
+    found = read_json_lines(trainer.journal.metrics.path)[0]
     assert sum(row["split"] == "trouble" for row in found) == troubles
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
 
@@ -224,8 +227,8 @@ def test_a_run_that_nothing_helps_is_given_up(
 def test_a_checkpoint_gone_back_to_in_vain_is_not_gone_back_to_at_once_again(make_trainer: MakeTrainer) -> None:
     settings = {"checkpoint_interval": 10, "eval_interval": 100}
     trainer = make_trainer("run", **CALM, **settings, trouble={"non_finite": "rewind", "max_rewinds": 2})
-    trainer.objective = Hopeless(trainer, 25)
-    trainer.describe = lambda number: [f"a document of batch {number}"]
+    trainer.runner.objective = Hopeless(trainer, 25)
+    trainer.source = replace(trainer.source, documents=lambda number: [f"a document of batch {number}"])
     steps, go_back = [], trainer.go_back
 
     def noted(step: int) -> TrainingState:

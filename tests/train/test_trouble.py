@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.train.trouble import TroubleConfig, Window, find_trouble, robust_z_score
+from sheepop.train.trouble import Limits, TroubleConfig, Window, find_trouble, robust_z_score
 
 CONFIG = TroubleConfig(window=16, threshold=8.0)
 
@@ -84,3 +84,28 @@ def test_a_window_keeps_the_last_steps() -> None:
     for number in range(5):
         window = window.after(float(number), float(-number), 3)
     assert window == Window((2.0, 3.0, 4.0), (-2.0, -3.0, -4.0))
+
+
+POSITIVE = st.floats(1e-20, 1e20)
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), POSITIVE), min_size=8, max_size=16), st.floats(1.1, 50))
+def test_limits_known_before_a_step_are_to_the_last_bit_where_trouble_begins(
+    steps: list[tuple[float, float]], threshold: float
+) -> None:
+    window, config = Window(*zip(*steps, strict=True)), TroubleConfig(window=16, threshold=threshold)
+    limits = Limits.of(window, config)
+    calm_loss, calm_norm = sorted(window.losses)[0], sorted(window.norms)[0]
+    above_loss, above_norm = (math.nextafter(limit, math.inf) for limit in (limits.loss, limits.norm))
+    for loss, norm in ((limits.loss, calm_norm), (above_loss, calm_norm), (calm_loss, min(limits.norm, 1e300))):
+        assert limits.allow(loss, norm) == (find_trouble(loss, norm, window, config) is None) == (loss <= limits.loss)
+    if math.isfinite(limits.norm):
+        assert not limits.allow(calm_loss, above_norm)
+        assert find_trouble(calm_loss, above_norm, window, config) is not None
+
+
+@pytest.mark.parametrize("window", [Window(), full([2.0, 2.1] * 3)])
+def test_without_a_window_to_compare_with_only_what_is_no_number_is_denied(window: Window) -> None:
+    limits = Limits.of(window, CONFIG)
+    assert limits.allow(1e30, 1e30)
+    assert not any(limits.allow(*pair) for pair in ((math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)))

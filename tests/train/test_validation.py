@@ -41,7 +41,7 @@ def batches(corpus: Corpus) -> PackedBatches:
 def network(corpus: Corpus, **settings: Any) -> Transformer:
     """With weights so large that its guesses differ."""
     sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 16, "initial_std": 0.5}
-    return build_model(ModelConfig(vocab_size=corpus.tokenizer().vocab_size, **sizes, **settings), 0)
+    return build_model(ModelConfig(vocab_size=corpus.tokenizer().vocab_size, **sizes, **settings), 0).eval()
 
 
 def scores(model: Transformer, batches: Any, corpus: Corpus, **settings: Any) -> Scores:
@@ -88,17 +88,9 @@ def test_a_bound_beyond_the_split_scores_each_sample_once(corpus: Corpus, batche
     assert bounded == scores(model, batches, corpus)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_is_as_it_was_after_scores_and_after_an_error(
-    corpus: Corpus, batches: PackedBatches, training: bool
-) -> None:
-    """And dropout is off while it is scored, whatever the mode."""
-    model = network(corpus, dropout=0.5).train(training)
-    assert scores(model, batches, corpus) == scores(model.eval(), batches, corpus)
-    model.train(training)
-    with pytest.raises(ZeroDivisionError):
-        scores(model, batches, corpus, on_batch=lambda count: count // 0)
-    assert {module.training for module in model.modules()} == {training}
+def test_a_model_in_training_mode_is_refused(corpus: Corpus, batches: PackedBatches) -> None:
+    with pytest.raises(ValueError, match=r"scored in evaluation mode"):
+        scores(network(corpus, dropout=0.5).train(), batches, corpus)
 
 
 def test_every_sample_is_reported_as_finished_once(corpus: Corpus, batches: PackedBatches) -> None:

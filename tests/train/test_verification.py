@@ -17,9 +17,12 @@ from sheepop.core.errors import Interrupted
 from sheepop.model import LossSums
 from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.network import Network
-from sheepop.train.objective import NextToken, StepLoss, TensorBatch
+from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.placement import Network
+from sheepop.train.step import Gradients
 from sheepop.train.verification import Recomputation
+
+from .runs import Killed
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -103,14 +106,14 @@ def test_verifying_changes_nothing_about_a_run(make_trainer: MakeTrainer, micro_
     verified.run()
     for name, parameter in plain.model.named_parameters():
         assert torch.equal(parameter, verified.model.get_parameter(name)), name
-    assert "verification" not in {row["split"] for row in read_json_lines(verified.metrics.path)[0]}
+    assert "verification" not in {row["split"] for row in read_json_lines(verified.journal.metrics.path)[0]}
 
 
 def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer("run", verify_interval=4, eval_interval=12)
-    trainer.objective = Unsteady()
+    trainer.runner.objective = Unsteady()
     trainer.run()
-    reports = [row for row in read_json_lines(trainer.metrics.path)[0] if row["split"] == "verification"]
+    reports = [row for row in read_json_lines(trainer.journal.metrics.path)[0] if row["split"] == "verification"]
     assert [row["step"] for row in reports] == [3, 7, 11]  # in the steps 4, 8 and 12
     names = {name for name, _ in trainer.model.named_parameters()}
     assert {line.split(":")[0] for line in reports[0]["differences"]} <= names | {"loss"}
@@ -119,24 +122,24 @@ def test_what_is_not_repeatable_is_reported_when_it_is_looked_for(make_trainer: 
 def test_a_step_that_is_left_after_it_was_verified_is_reported_once(make_trainer: MakeTrainer) -> None:
     def trainer_of(name: str, *, resume: bool = False) -> Trainer:
         trainer = make_trainer(name, resume=resume, verify_interval=4)
-        trainer.objective = Unsteady()
+        trainer.runner.objective = Unsteady()
         return trainer
 
     trainer = trainer_of("run")
-    gradients = trainer._gradients
+    gradients = trainer.runner.gradients
 
-    def left(*arguments: Any) -> tuple[StepLoss, float]:
-        found = gradients(*arguments)
+    def left(*arguments: Any, **settings: Any) -> Gradients:
+        found = gradients(*arguments, **settings)
         if trainer.state.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
         return found
 
-    trainer._gradients = left
+    trainer.runner.gradients = left
     with pytest.raises(Interrupted):
         trainer.run()
     resumed = trainer_of("run", resume=True)
     resumed.run()
-    rows = read_json_lines(resumed.metrics.path)[0]
+    rows = read_json_lines(resumed.journal.metrics.path)[0]
     assert [row["step"] for row in rows if row["split"] == "verification"] == [3, 7, 11]
 
 
@@ -165,25 +168,25 @@ class Mended(Faulty):
 def test_a_report_that_no_checkpoint_speaks_of_outlives_a_kill_and_stands_once(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, later: type[Faulty]
 ) -> None:
-    monkeypatch.setattr("sheepop.train.loop.Recomputation", Faulty)
+    monkeypatch.setattr("sheepop.train.step.Recomputation", Faulty)
     killed = make_trainer("run", verify_interval=4, eval_interval=12)
-    gradients = killed._gradients
+    gradients = killed.runner.gradients
 
-    def dies(*arguments: Any) -> tuple[StepLoss, float]:
+    def dies(*arguments: Any, **settings: Any) -> Gradients:
         if killed.state.step == 8:
-            raise MemoryError
-        return gradients(*arguments)
+            raise Killed
+        return gradients(*arguments, **settings)
 
-    monkeypatch.setattr(killed, "_gradients", dies)
-    with pytest.raises(MemoryError):
+    monkeypatch.setattr(killed.runner, "gradients", dies)
+    with pytest.raises(Killed):
         killed.run()
-    with killed.metrics.path.open("ab") as file:
+    with killed.journal.metrics.path.open("ab") as file:
         file.write(b'{"step": 8, "spl')  # as a kill leaves it
-    monkeypatch.setattr("sheepop.train.loop.Recomputation", later)
+    monkeypatch.setattr("sheepop.train.step.Recomputation", later)
     resumed = make_trainer("run", resume=True, verify_interval=4, eval_interval=12)
     assert resumed.state.step == 6
     resumed.run()
-    rows, num_unreadable = read_json_lines(resumed.metrics.path)
+    rows, num_unreadable = read_json_lines(resumed.journal.metrics.path)
     expected = [3, 7, 11] if later is Faulty else [3, 7]
     assert [row["step"] for row in rows if row["split"] == "verification"] == expected
     assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 13))

@@ -26,11 +26,13 @@ from sheepop.model.accounting.operations import decoding_flops_per_token, traini
 from sheepop.model.accounting.saved_activations import Mode
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.config import TrainingConfig
-from sheepop.train.network import Network
+from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import build_optimizers, clip_gradients
+from sheepop.train.optimizers import build_optimizers
+from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, autocast, candidates, torch_dtype
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 _VOCABULARY = 4096  # of presets that leave it to the tokenizer
 _BATCH = 8
@@ -97,14 +99,18 @@ def measure_training(
     apply_activation_checkpointing(model, activation_checkpointing)
     training = TrainingConfig(global_batch_size=rows, precision=precision)
     optimizers = build_optimizers(model, training)
-    network = Network(model, precision=precision, device=device, compiled=compiled)
+    runner = StepRunner(
+        OneDevice(model, precision=precision, device=device, compiled=compiled),
+        NextToken(),
+        optimizers,
+        build_evaluation_weights(model, optimizers, training),
+        training.max_grad_norm,
+    )
     batch = RandomBatches(config.vocabulary, seq_len).batch(np.arange(rows))
     prepared = PreparedStep.of(batch, rows, NextToken(), device=device)
 
     def step() -> None:
-        accumulate_gradients(network, NextToken(), prepared)
-        clip_gradients(model.parameters(), training.max_grad_norm)
-        apply_gradients(optimizers)
+        runner.take(prepared, number=0)
 
     rate = rows * seq_len / _median_seconds(step, device, seconds)
     flops = rate * training_flops_per_token(config, seq_len)

@@ -14,7 +14,8 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
-from sheepop.data import SampleOrder
+from sheepop.data import RowSource, SampleOrder, StepPlan
+from sheepop.data.stages import Stages
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
@@ -22,16 +23,15 @@ from sheepop.jobs.train import fit_model_to_tokenizer, prepare_process
 from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
-from sheepop.train import build_optimizers, clip_gradients
+from sheepop.train import build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.expert_balance import with_experts
-from sheepop.train.loss_scale import initial_loss_scale
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import set_learning_rate, unscale_gradients
-from sheepop.train.precision import candidates
+from sheepop.train.placement import OneDevice
+from sheepop.train.precision import candidates, initial_loss_scale
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients, clear_gradients
+from sheepop.train.source import CorpusSource
+from sheepop.train.step import StepRunner
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
 RESULT, PICTURE = "learning-rate.json", "learning-rate.png"
@@ -83,38 +83,37 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     model = build_network(config, training, device)
     if training.initial_embeddings is not None:
         set_initial_embeddings(model, corpus.tokenizer(), Path(training.initial_embeddings), console)
-    model.train()
     optimizers = build_optimizers(model, training)
     objective = with_experts(NextToken.configured(training), config.model)
+    runner = StepRunner(
+        OneDevice(model, precision=precision, device=device),
+        objective,
+        optimizers,
+        build_evaluation_weights(model, optimizers, training),
+        training.max_grad_norm,
+    )
     size = training.global_batch_size
-    micro_batch_size = training.micro_batch_size or size
-    network = Network(model, precision=precision, device=device)
+    source = CorpusSource(
+        StepPlan([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),
+        objective,
+        training.micro_batch_size or size,
+        device,
+    )
     taken, scale = 0, initial_loss_scale(precision)
 
     def step(rate: float) -> float:
         nonlocal taken, scale
-        batch = batches.batch(order.indices(taken * size, size))
-        losses = accumulate_gradients(
-            network,
-            objective,
-            PreparedStep.of(batch, micro_batch_size, objective, device=device),
+        outcome = runner.take(
+            source.prepare(taken),
+            number=taken,
+            rate=rate,
             loss_scale=scale.scale if scale else 1.0,
             before_forward=lambda number: seed_torch(config.seed, "range test", taken, number),
         )
         taken += 1
-        if scale:
-            unscale_gradients(model.parameters(), scale.scale)
-        norm = clip_gradients(model.parameters(), training.max_grad_norm)
-        loss = losses.means()[1]
-        if scale and math.isfinite(loss):
-            is_finite = math.isfinite(norm.item())
-            scale = scale.after(finite=is_finite)
-            if not is_finite:
-                clear_gradients(optimizers)
-                return loss
-        set_learning_rate(optimizers, rate)
-        apply_gradients(optimizers)
-        return loss
+        if scale and math.isfinite(outcome.loss):
+            scale = scale.after(finite=math.isfinite(outcome.norm))
+        return outcome.loss
 
     with console.progress("Range test", NUM_STEPS, "steps") as progress:
 

@@ -42,10 +42,8 @@ from sheepop.train import (
     check_layers,
     validate,
 )
-from sheepop.train.activation_checkpointing import (
-    resolve_activation_checkpointing,
-)
-from sheepop.train.plan import measure_step, measuring_seconds, needs_measuring, resolve_training
+from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
+from sheepop.train.budget import measure_step, measuring_seconds, needs_measuring, resolve_training
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 

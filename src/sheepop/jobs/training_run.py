@@ -36,14 +36,18 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.activation_checkpointing import StepBytes, apply_activation_checkpointing, step_bytes
+from sheepop.train.agenda import Agenda
 from sheepop.train.config import TrainingConfig
 from sheepop.train.expert_balance import with_experts
+from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
-from sheepop.train.precision import apply_precision, candidates
+from sheepop.train.placement import OneDevice
+from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sinks import RunDescription, open_sinks
+from sheepop.train.source import CorpusSource
+from sheepop.train.step import StepRunner
 
 
 def run_loop(
@@ -70,8 +74,10 @@ def run_loop(
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
-    state = _restore(run, checkpointer, record, console) if resume else TrainingState()
     settings = config.training.resolved()
+    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
+    state = _restore(run, checkpointer, record, console, fresh) if resume else fresh
+    objective = with_experts(NextToken.configured(config.training), config.model)
     plan = build_plan(config, corpus, run, console)
     _announce(config, corpus, model, plan, state, console)
     with ExitStack() as stack:
@@ -79,8 +85,18 @@ def run_loop(
         stack.callback(metrics.close)
         samples = JsonLines(run.samples_file, state.samples_bytes)
         stack.callback(samples.close)
-        sinks = stack.enter_context(
-            open_sinks(config.training.sinks, _description(run, record, config, state), console)
+        journal = Journal(
+            metrics,
+            samples,
+            Throughput(partial(training_flops_per_token, config.model), record.matrix_peak_flops),
+            device=device,
+            precision=settings.precision,
+            sinks=[
+                stack.enter_context(
+                    open_sinks(config.training.sinks, _description(run, record, config, state), console)
+                )
+            ],
+            console=console,
         )
         around_step: AroundStep = unobserved
         if profile_steps is not None:
@@ -92,15 +108,25 @@ def run_loop(
                 console=console,
             )
             stack.callback(around_step.close)
+        validation = _validation(config, corpus, model, device)
         trainer = Trainer(
-            model=model,
-            network=Network(model, precision=settings.precision, device=device, compiled=settings.compile),
-            optimizers=optimizers,
-            evaluation=evaluation,
-            plan=plan,
-            objective=with_experts(NextToken.configured(config.training), config.model),
-            config=config.training,
-            resolved=settings,
+            runner=StepRunner(
+                OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile),
+                objective,
+                optimizers,
+                evaluation,
+                config.training.max_grad_norm,
+            ),
+            source=CorpusSource(
+                plan,
+                objective,
+                settings.micro_batch_size,
+                device,
+                ahead=config.training.prefetch,
+                hashed=config.training.log_batch_hash,
+                documents=partial(documents_of_step, corpus, plan),
+            ),
+            agenda=Agenda.of(config.training, settings, validates=validation is not None),
             schedule=Schedule(
                 config.training.schedule,
                 config.training.learning_rate,
@@ -110,20 +136,16 @@ def run_loop(
                 settings.decay_steps,
                 config.training.schedule_points or (),
             ),
+            journal=journal,
             checkpointer=checkpointer,
-            metrics=metrics,
-            samples=samples,
-            validate=_validation(config, corpus, model, device),
+            validate=validation,
             sample=TrainingSamples(model, tokenizer, config, device),
-            device=device,
             seed=config.seed,
-            flops_per_token=partial(training_flops_per_token, config.model),
-            peak_flops=record.matrix_peak_flops,
+            keep_checkpoints=config.training.keep_checkpoints,
+            trouble=config.training.trouble,
             state=state,
-            sinks=[sinks],
             around_step=around_step,
             console=console,
-            describe=lambda number: documents_of_step(corpus, plan, number),
             saves_the_beginning=fork is not None or vectors is not None,
         )
         try:
@@ -193,7 +215,10 @@ def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, devic
     )
 
 
-def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console) -> TrainingState:
+def _restore(
+    run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console, fresh: TrainingState
+) -> TrainingState:
+    """The state of the last good checkpoint, read back; `fresh` for a run that has none yet."""
     run.remove_leftovers()
     step = run.latest_good(console.warn)
     if step is None:
@@ -205,7 +230,7 @@ def _restore(run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, c
                 f"--fork {shlex.quote(record.forked_from['path'])} --overwrite."
             )
         console.warn(f"{run.path} has no checkpoint, so its run begins again.")
-        return TrainingState()
+        return fresh
     state = checkpointer.load(step)
     run.mark_latest(step)
     state = checkpointer.with_best(state, console.warn)

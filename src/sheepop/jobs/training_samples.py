@@ -28,7 +28,6 @@ class TrainingSamples:
     """Continues `training.sample_prompts` with the settings of `generation`; the callback of the loop."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: SheepOpConfig, device: str) -> None:
-        self._model = model
         self._config = config
         self._generator = Generator(model, tokenizer, device=device)
 
@@ -41,6 +40,5 @@ class TrainingSamples:
             max_new_tokens=self._config.training.sample_tokens,
             seed=derive_seed(self._config.seed, "training sample", step),
         )
-        self._model.eval()
         completions = self._generator.generate(list(prompts), settings)
         return [{"prompt": done.prompt, "text": done.text} for done in completions]

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from sheepop.model.config import ModelConfig
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory
     from sheepop.model.initialization import blank_model, build_model
+    from sheepop.model.logits import IGNORE_INDEX
     from sheepop.model.loss import (
-        IGNORE_INDEX,
         LossSums,
         LossTerms,
         cross_entropy,
         cross_entropy_sum,
         linear_cross_entropy,
+        linear_log_probabilities,
         score_tokens,
     )
     from sheepop.model.transformer import Outputs, Transformer
@@ -41,6 +42,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_sum",
     "linear_cross_entropy",
+    "linear_log_probabilities",
     "num_parameters",
     "score_tokens",
 ]

@@ -2,11 +2,12 @@
 
 `linear_cross_entropy` takes hidden states and the output projection instead of logits, and works through a few rows at
 a time: the logits of all N positions, in float32 the largest tensor of a training step, never exist.
+`linear_log_probabilities` does the same for objectives that weigh positions by what they find out later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE_INDEX = -100
-
-# Which of N positions: their indices, or all of them as ``slice(None)``.
-Places = Tensor | slice
-
-# Rows whose logits are computed by one matrix product, in bytes: enough rows for the product to be efficient.
-_CHUNK_BYTES = {"cpu": 128 << 20}
-_CHUNK_BYTES_ELSEWHERE = 256 << 20
-# Rows that go through exponential, sum and scaling together, in bytes: on a CPU they stay in its cache meanwhile.
-_BLOCK_BYTES = {"cpu": 4 << 20}
+from sheepop.model.logits import (
+    IGNORE_INDEX,
+    LogitChunks,
+    LossMemory,
+    Places,
+    WeightGradient,
+    cap,
+    product_dtype,
+    supervised_places,
+)
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,33 +62,6 @@ class LossTerms:
     label_smoothing: float = 0.0
 
 
-@dataclass
-class LossMemory:
-    """Memory that calls of `linear_cross_entropy` hand on to each other: on a CPU, fresh pages cost more than numbers.
-
-    `gradient` (V, D) is where the next call makes the gradient of the weight; it is then the caller's, who may put it
-    back here once nobody reads it any more. `logits` are those of a chunk, which nobody but the call itself reads.
-    """
-
-    logits: Tensor | None = None
-    gradient: Tensor | None = None
-
-    def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
-        """Memory of `rows` times `size` numbers of the data type of `like` and beside it."""
-        known = self.logits
-        if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
-            known = self.logits = like.new_empty(rows, size)
-        return known[:rows]
-
-    def take_gradient(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory of the shape of the weight, which is not handed out again."""
-        known, self.gradient = self.gradient, None
-        if known is None or known.shape != weight_VD.shape or known.dtype != dtype:
-            return torch.empty_like(weight_VD, dtype=dtype)
-        # A tensor of its own, which autograd takes as the gradient without a copy.
-        return known.detach()
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight_VD: Tensor,
@@ -111,30 +85,52 @@ def linear_cross_entropy(
     time, and `memory` keeps them, and what else is large, for the next call. Raises `ValueError` when shapes do not
     fit.
     """
-    if labels.shape != hidden.shape[:-1]:
-        raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
-    if weight_VD.ndim != 2 or weight_VD.shape[1] != hidden.shape[-1]:
-        raise ValueError(f"a head of shape {tuple(weight_VD.shape)} does not fit hidden states {tuple(hidden.shape)}")
+    _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()
-    if places is None:
-        places = _places(labels_N)
     objective, plain = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2),
         weight_VD,
         labels_N,
-        places,
+        supervised_places(labels_N) if places is None else places,
         weight_cast,
         terms or LossTerms(),
         soft_cap,
         chunk_bytes,
-        memory or LossMemory(),
+        memory,
     )
     return LossSums(objective, plain)
 
 
-def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
-    """What `linear_cross_entropy` holds of the logits of `num_tokens` tokens at a time, at most."""
-    return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
+def linear_log_probabilities(
+    hidden: Tensor,
+    weight_VD: Tensor,
+    labels: Tensor,
+    *,
+    places: Places | None = None,
+    weight_cast: Tensor | None = None,
+    soft_cap: float | None = None,
+    chunk_bytes: int | None = None,
+    memory: LossMemory | None = None,
+) -> Tensor:
+    """``log softmax(logits)[label]`` of every position, of the shape of `labels`, 0 where the label is -100.
+
+    Arguments and arithmetic are those of `linear_cross_entropy`; the result is in float32 (or in float64). Its gradient
+    may be any weighting of the positions (DPO, PPO, GRPO): going backward computes the logits of a chunk again, so
+    beside hidden states one number a position is kept. Gradients may be asked for more than once.
+    """
+    _check_shapes(hidden, weight_VD, labels)
+    labels_N = labels.flatten()
+    log_p_N = _LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2),
+        weight_VD,
+        labels_N,
+        supervised_places(labels_N) if places is None else places,
+        weight_cast,
+        soft_cap,
+        chunk_bytes,
+        memory,
+    )
+    return log_p_N.view(labels.shape)
 
 
 def score_tokens(
@@ -146,75 +142,23 @@ def score_tokens(
     """
     with torch.no_grad():
         hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
-        work = _Work.of(hidden_ND, weight_VD, None, LossMemory())
-        loss = torch.zeros((), dtype=work.exact, device=hidden.device)
+        chunks = LogitChunks.of(weight_VD, None, product_dtype(weight_VD, None), None)
+        loss = torch.zeros((), dtype=chunks.exact, device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in work.chunks(labels_N, _places(labels_N), None):
-                logits_RV = work.logits(hidden_ND[rows].to(work.dtype))
-                for part, wanted in work.blocks(logits_RV, labels_N[rows]):
-                    loss += F.cross_entropy(cap(part.to(work.exact), soft_cap), wanted, reduction="sum")
+            for rows in chunks.rows(labels_N, supervised_places(labels_N), None):
+                logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype))
+                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
+                    loss += F.cross_entropy(cap(part.to(chunks.exact), soft_cap), wanted, reduction="sum")
                     correct += (part.argmax(-1) == wanted).sum()
         return loss, correct
 
 
-def _places(labels_N: Tensor) -> Places:
-    supervised = labels_N != IGNORE_INDEX
-    return slice(None) if bool(supervised.all()) else supervised.nonzero()[:, 0]
-
-
-@dataclass(frozen=True)
-class _Work:
-    """In what arithmetic logits are computed, and how many rows at a time."""
-
-    dtype: torch.dtype  # of matrix products
-    exact: torch.dtype  # of exponentials and sums
-    weight: Tensor  # (V, D), in `dtype`
-    memory: LossMemory
-
-    @classmethod
-    def of(cls, hidden_ND: Tensor, weight_VD: Tensor, weight_cast: Tensor | None, memory: LossMemory) -> _Work:
-        device = hidden_ND.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        elif weight_cast is not None:
-            dtype = weight_cast.dtype
-        else:
-            dtype = weight_VD.dtype
-        exact = torch.float32 if dtype.itemsize < 4 else dtype
-        weight = weight_VD if weight_cast is None else weight_cast
-        return cls(dtype, exact, weight.detach().to(dtype), memory)
-
-    def chunks(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
-        """The supervised rows in parts of about equal size."""
-        count = labels_N.numel() if isinstance(places, slice) else places.numel()
-        size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
-        for start in range(0, count, max(1, size)):
-            stop = min(count, start + size)
-            yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
-
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """The logits of a chunk (R, V), in the memory of the chunk before."""
-        memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
-        return torch.mm(hidden_RD, self.weight.t(), out=memory)
-
-    def blocks(self, logits_RV: Tensor, labels_R: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and labels cut into as many rows as are worked through together."""
-        rows = self.block_rows(logits_RV)
-        return zip(torch.split(logits_RV, rows), torch.split(labels_R, rows), strict=True)
-
-    def block_rows(self, matrix: Tensor) -> int:
-        """How many rows of a matrix are worked through together."""
-        limit = _BLOCK_BYTES.get(matrix.device.type)
-        return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
-
-
-def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
-    """How many of `count` rows of logits are computed at a time: chunks of about equal size."""
-    limit = chunk_bytes or _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE)
-    most = max(1, limit // (vocab_size * dtype.itemsize))
-    num_chunks = max(1, -(-count // most))
-    return -(-count // num_chunks)
+def _check_shapes(hidden: Tensor, weight_VD: Tensor, labels: Tensor) -> None:
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(hidden.shape)}")
+    if weight_VD.ndim != 2 or weight_VD.shape[1] != hidden.shape[-1]:
+        raise ValueError(f"a head of shape {tuple(weight_VD.shape)} does not fit hidden states {tuple(hidden.shape)}")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -231,21 +175,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         terms: LossTerms,
         soft_cap: float | None,
         chunk_bytes: int | None,
-        memory: LossMemory,
+        memory: LossMemory | None,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
-        work = _Work.of(hidden_ND, weight_VD, weight_cast, memory)
-        sums = torch.zeros(2, dtype=work.exact, device=hidden_ND.device)
+        chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), memory)
+        sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
-        grad_weight = _WeightGradient(work) if for_weight else None
+        grad_weight = WeightGradient(chunks) if for_weight else None
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in work.chunks(labels_N, places, chunk_bytes):
-                hidden_RD = hidden_ND[rows].to(work.dtype)
-                logits_RV = work.logits(hidden_RD)
-                for part, wanted in work.blocks(logits_RV, labels_N[rows]):
-                    sums += _losses_then_gradients(part, wanted, terms, soft_cap, work.exact)
+            for rows in chunks.rows(labels_N, places, chunk_bytes):
+                hidden_RD = hidden_ND[rows].to(chunks.dtype)
+                logits_RV = chunks.logits(hidden_RD)
+                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
+                    sums += _losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = (logits_RV @ work.weight).to(hidden_ND.dtype)
+                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
                     grad_weight.add(logits_RV, hidden_RD)
         ctx.gradients = (grad_hidden, None if grad_weight is None else grad_weight.result(weight_VD))
@@ -265,40 +209,58 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
-class _WeightGradient:
-    """The sum over chunks of ``dlogits^T hidden`` (V, D).
+class _LinearLogProbabilities(torch.autograd.Function):
+    """Hidden states (N, D), weight (V, D), labels (N,) to log p (N,); the logits are computed again on the way back."""
 
-    Products in half precision are added up in float32, a few rows of the vocabulary at a time, so that on a CPU a
-    product is still in its cache when it is added.
-    """
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        places: Places,
+        weight_cast: Tensor | None,
+        soft_cap: float | None,
+        chunk_bytes: int | None,
+        memory: LossMemory | None,
+    ) -> Tensor:
+        dtype = product_dtype(weight_VD, weight_cast)
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
+        log_p_N = torch.zeros(labels_N.shape, dtype=chunks.exact, device=hidden_ND.device)
+        log_sum_N = torch.zeros_like(log_p_N)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in chunks.rows(labels_N, places, chunk_bytes):
+                logits_RV = chunks.logits(hidden_ND[rows].to(dtype))
+                blocks = chunks.blocks(logits_RV, labels_N[rows])
+                found = [_label_and_sum(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
+                label_R, log_sum_R = (torch.cat(parts) for parts in zip(*found, strict=True))
+                log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
+        # Saved tensors are checked: a weight that is changed before the way back would give other logits.
+        ctx.save_for_backward(hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N)
+        ctx.how = places, dtype, soft_cap, chunk_bytes, memory
+        return log_p_N
 
-    def __init__(self, work: _Work) -> None:
-        self._work = work
-        self._sum: Tensor | None = None
-
-    def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
-        first = self._sum is None
-        if self._sum is None:
-            self._sum = self._work.memory.take_gradient(self._work.weight, self._work.exact)
-        if self._work.dtype == self._work.exact:
-            self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
-            return
-        size = self._work.block_rows(self._sum)
-        for part, gradients in zip(torch.split(self._sum, size), torch.split(gradients_RV, size, dim=1), strict=True):
-            product = gradients.t() @ hidden_RD
-            part.copy_(product) if first else part.add_(product)
-
-    def result(self, weight_VD: Tensor) -> Tensor:
-        """In the weight's data type; zeros when there was no chunk."""
-        return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
-
-
-def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
-    """``c tanh(logits / c)`` (Gemma 2, 2024), or the logits as they are."""
-    if soft_cap is None:
-        return logits
-    bounded = (logits / soft_cap).tanh_()  # of new memory, which a large vocabulary makes dear
-    return bounded * soft_cap if torch.is_grad_enabled() else bounded.mul_(soft_cap)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, weights_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N = ctx.saved_tensors
+        places, dtype, soft_cap, chunk_bytes, memory = ctx.how
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
+        grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
+        grad_weight = WeightGradient(chunks) if for_weight else None
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in chunks.rows(labels_N, places, chunk_bytes):
+                hidden_RD = hidden_ND[rows].to(dtype)
+                logits_RV = chunks.logits(hidden_RD)
+                for part, *by_row in chunks.blocks(logits_RV, labels_N[rows], log_sum_N[rows], weights_N[rows]):
+                    _weighted_gradients(part, *by_row, soft_cap, chunks.exact)
+                if grad_hidden is not None:
+                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
+                if grad_weight is not None:
+                    grad_weight.add(logits_RV, hidden_RD)
+        of_weight = None if grad_weight is None else grad_weight.result(weight_VD)
+        return grad_hidden, of_weight, None, None, None, None, None, None
 
 
 def _losses_then_gradients(
@@ -329,3 +291,33 @@ def _losses_then_gradients(
     if z_RV is not logits_RV:
         logits_RV.copy_(z_RV)
     return torch.stack((objective.sum(), plain.sum()))
+
+
+def _label_and_sum(
+    logits_RV: Tensor, labels_R: Tensor, soft_cap: float | None, exact: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The logit of the label (R,) and the log-sum-exp of all (R,)."""
+    z_RV = cap(logits_RV.to(exact), soft_cap)
+    return z_RV.gather(1, labels_R[:, None])[:, 0], z_RV.logsumexp(1)
+
+
+def _weighted_gradients(
+    logits_RV: Tensor,
+    labels_R: Tensor,
+    log_sum_R: Tensor,
+    weights_R: Tensor,
+    soft_cap: float | None,
+    exact: torch.dtype,
+) -> None:
+    """Overwrites `logits_RV` by the gradient of ``sum w log p(label)``: ``-w softmax(z)``, plus w at the label.
+
+    `log_sum_R` is that of `_label_and_sum`. A soft cap multiplies the gradient by ``1 - (z / cap)^2``.
+    """
+    z_RV = cap(logits_RV.to(exact), soft_cap)
+    slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
+    z_RV.sub_(log_sum_R[:, None]).exp_().mul_(-weights_R[:, None])
+    z_RV.scatter_add_(1, labels_R[:, None], weights_R[:, None])
+    if slope_RV is not None:
+        z_RV.mul_(slope_RV)
+    if z_RV is not logits_RV:
+        logits_RV.copy_(z_RV)

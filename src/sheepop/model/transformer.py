@@ -6,7 +6,7 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -18,7 +18,7 @@ from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
-from sheepop.model.loss import cap
+from sheepop.model.head import OutputHead
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
         crosses = config.architecture == "encoder_decoder"
         self.blocks = nn.ModuleList(Block(config, layer, cross_attention=crosses) for layer in range(config.num_layers))
         self.final_norm = build_norm(config) if config.final_norm else None
-        self.lm_head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self.lm_head = OutputHead(config.d_model, config.vocabulary, config.logit_soft_cap)
         self.windows = tuple(config.window(layer) for layer in range(config.num_layers))
         self.compiled = False
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
@@ -69,18 +69,14 @@ class Transformer(nn.Module):
         if self.config.tie_weights:
             self.lm_head.weight = self.embedding.weight
 
-    def sharing_copy(self) -> Self:
-        """The same network with modules of its own over the same parameters and buffers.
+    def sharing_copy(self, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None) -> Self:
+        """The same network with modules of its own over the same parameters and buffers, but for those in `replaced`.
 
         What is set on its modules, training or evaluation mode, compiled code, hooks, leaves the original alone.
         """
-        return copy.deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
-
-    def compile_blocks(self) -> None:
-        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
-        self.compiled = True
-        for block in self.layers:
-            block.compile()
+        shared: dict[int, object] = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        # A deep copy takes what it finds in its memory for a copy that is made already.
+        return copy.deepcopy(self, shared | {id(tensor): found for tensor, found in (replaced or {}).items()})
 
     def pack_projections(self) -> None:
         """Makes queries, keys and values of every layer one product; see `Attention.pack_projections`."""
@@ -250,4 +246,4 @@ class Transformer(nn.Module):
             if logits_to_keep < 1:
                 raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")
             hidden_BTD = hidden_BTD[:, -logits_to_keep:]
-        return self.logits(cap(self.lm_head(hidden_BTD), self.config.logit_soft_cap))
+        return self.logits(self.lm_head(hidden_BTD))

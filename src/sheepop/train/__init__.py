@@ -8,12 +8,13 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.core.errors import TrainingError
+    from sheepop.train.checkpointer import Checkpointer
     from sheepop.train.config import TrainingConfig
+    from sheepop.train.counters import TrainingState
     from sheepop.train.evaluation_weights import EvaluationWeights, build_evaluation_weights
     from sheepop.train.loop import Trainer
-    from sheepop.train.optimizers import build_optimizers, check_layers, clip_gradients
+    from sheepop.train.optimizers import build_optimizers, check_layers
     from sheepop.train.schedule import Schedule
-    from sheepop.train.state import Checkpointer, TrainingState
     from sheepop.train.validation import Scores, validate
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -30,6 +31,5 @@ __all__ = [
     "build_evaluation_weights",
     "build_optimizers",
     "check_layers",
-    "clip_gradients",
     "validate",
 ]

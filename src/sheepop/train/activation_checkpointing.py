@@ -21,7 +21,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.accounting.memory import training_bytes
 from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, kept_operations
-from sheepop.model.loss import logits_bytes
+from sheepop.model.logits import logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 

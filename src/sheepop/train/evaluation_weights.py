@@ -6,7 +6,7 @@ The loop validates, samples and saves within `EvaluationWeights.applied`, and kn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -18,9 +18,13 @@ from sheepop.train.optimizers import ScheduleFreeAdamW
 
 
 class EvaluationWeights(ABC):
-    """Weights that can take the place of those that are trained. `differ` says whether they are others at all."""
+    """Weights that can take the place of those that are trained. `differ` says whether they are others at all.
+
+    `are_whole` is false while some are exchanged and others are not yet, and after an error in between.
+    """
 
     differ: ClassVar[bool]
+    are_whole = True
     _are_applied = False
 
     @contextmanager
@@ -32,13 +36,18 @@ class EvaluationWeights(ABC):
         if self._are_applied:
             yield
             return
-        self._put_in()
+        self._exchange(self._put_in)
         self._are_applied = True
         try:
             yield
         finally:
-            self._take_out()
+            self._exchange(self._take_out)
             self._are_applied = False
+
+    def _exchange(self, move: Callable[[], None]) -> None:
+        self.are_whole = False
+        move()
+        self.are_whole = True
 
     @abstractmethod
     def update(self, step: int) -> None:
@@ -76,7 +85,7 @@ class TrainedWeights(EvaluationWeights):
 
 
 class AveragedWeights(EvaluationWeights):
-    """An exponential moving average of all weights over the steps (Polyak and Juditsky 1992).
+    """An exponential moving average of the trained weights over the steps (Polyak and Juditsky 1992).
 
     After step t (1 for the first) every average e moves towards its weight by ``e = d e + (1 - d) w`` with
     ``d = min(decay, (1 + t) / (10 + t))``. The second term is the customary correction of the bias towards the
@@ -88,7 +97,7 @@ class AveragedWeights(EvaluationWeights):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
-        self._weights: list[Tensor] = list(model.parameters())
+        self._weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         self._averages = [weight.detach().to(torch.float32, copy=True) for weight in self._weights]
 
     @torch.no_grad()
@@ -123,7 +132,7 @@ class ScheduleFreeWeights(EvaluationWeights):
     differ = True
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeAdamW) -> None:
-        self._weights: list[Tensor] = list(model.parameters())
+        self._weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         self._optimizer = optimizer
         self._trained: list[Tensor] = []
 

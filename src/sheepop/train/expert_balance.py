@@ -12,8 +12,8 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import LossSums, ModelConfig, Outputs
 from sheepop.model.config import ExpertsConfig
-from sheepop.train.network import Network, ObjectiveNetwork
 from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.placement import Network, Placement
 
 LOADS = "expert_loads"
 BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"
@@ -41,7 +41,7 @@ class BalancedExperts(Objective):
         """As the objective has it."""
         return self.objective.supervised(batch)
 
-    def loss_sums(self, network: ObjectiveNetwork, batch: TensorBatch) -> LossSums:
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The objective's sums with the routers' losses; ``expert_loads`` (L, E) are the tokens of each expert.
 
         Raises `RuntimeError` when the objective does not run the network exactly once.
@@ -63,11 +63,11 @@ class BalancedExperts(Objective):
         return LossSums(sums.objective + added, sums.cross_entropy, measured)
 
     @torch.no_grad()
-    def step_taken(self, network: Network, losses: StepLoss) -> None:
+    def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
-        self.objective.step_taken(network, losses)
+        self.objective.step_taken(placement, losses)
         if self.config.bias_update_rate:
-            for mixture, loads_E in zip(network.modules.mixtures.values(), losses.measured[LOADS], strict=True):
+            for mixture, loads_E in zip(placement.modules.mixtures.values(), losses.measured[LOADS], strict=True):
                 # Whole numbers: the sign of the mean's distance is exact.
                 direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
                 mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
@@ -92,7 +92,7 @@ class BalancedExperts(Objective):
 class _Recording:
     """A network for one call of an objective, which remembers what its forward passes gave."""
 
-    def __init__(self, network: ObjectiveNetwork) -> None:
+    def __init__(self, network: Network) -> None:
         self.head = network.head
         self._network = network
         self._runs: list[Outputs] = []

@@ -20,15 +20,18 @@ from sheepop.report import MISSING, data_size, duration, shown
 class LiveView:
     """Turns what the loop writes into the words behind a bar and the facts below it.
 
-    `peak` says what the metric ``mfu`` is a share of; `done` steps were taken before this session. `best` is the lowest
-    held-out loss so far and its step, those of earlier sessions included.
+    `peak_flops`, measured in `precision`, is what the metric ``mfu`` is a share of, `nominal_flops` the same for
+    ``mfu_nominal``; `done` steps were taken before this session. `best` is the lowest held-out loss so far and its
+    step, those of earlier sessions included.
     """
 
     progress: Progress
     total_steps: int
     done: int
-    peak: str
     device: str
+    precision: str
+    peak_flops: float
+    nominal_flops: float | None = None
     best: tuple[float, int] | None = None
     clock: Callable[[], float] = time.monotonic
     _train: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class LiveView:
             Fact(kind, data_size(memory)),
             Fact("Tokens", shown(row.get("tokens"))),
             Fact("Time left", duration(self._seconds_left(step))),
-            Fact("MFU", f"{_number(row.get('mfu'), '.1%')} of {self.peak}", wide=True),
+            Fact("MFU", self._shares(row), wide=True),
         ]
         if self._validation:
             facts.append(Fact("Held out", self._scores(), wide=True))
@@ -84,6 +87,14 @@ class LiveView:
             text = f"step {self._sample['step']:,}: {self._sample['prompt']}{self._sample['text']}"
             facts.append(Fact("Sample", text, wide=True))
         return facts
+
+    def _shares(self, row: Mapping[str, Any]) -> str:
+        """Which share of which peak."""
+        measured = f"{_rate(self.peak_flops)}, the matrix peak measured in {self.precision}"
+        words = f"{_number(row.get('mfu'), '.1%')} of {measured}"
+        if self.nominal_flops is None:
+            return words
+        return f"{words}; {_number(row.get('mfu_nominal'), '.1%')} of the nominal {_rate(self.nominal_flops)}"
 
     def _scores(self) -> str:
         last = self._validation
@@ -108,10 +119,9 @@ class LiveView:
         return "Memory", psutil.Process().memory_info().rss
 
 
-def measured_peak(flops: float, precision: str) -> str:
-    """What the metric ``mfu`` is a share of, in words."""
+def _rate(flops: float) -> str:
     unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
-    return f"{flops / size:,.3g} {unit}, the matrix peak measured in {precision}"
+    return f"{flops / size:,.3g} {unit}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
 from sheepop.train.config import TrainingConfig
-from sheepop.train.network import Network, ObjectiveNetwork
+from sheepop.train.placement import Network, Placement
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Objective(Protocol):
     def supervised(self, batch: Batch) -> int:
         """How many positions of the batch count."""
 
-    def loss_sums(self, network: ObjectiveNetwork, batch: TensorBatch) -> LossSums:
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
 
-    def step_taken(self, network: Network, losses: StepLoss) -> None:
+    def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Hears that the optimizer has taken the step of these losses."""
         return
 
@@ -111,7 +111,7 @@ class NextToken(Objective):
         """Positions whose label is not -100."""
         return int(np.count_nonzero(batch.labels != IGNORE_INDEX))
 
-    def loss_sums(self, network: ObjectiveNetwork, batch: TensorBatch) -> LossSums:
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """``-sum log p(label)`` over those positions, without and with the added terms."""
         hidden_BTD = network.hidden_states(batch.inputs)
         return network.head.cross_entropy(hidden_BTD, batch.labels, self.terms, batch.supervised)

@@ -1,23 +1,29 @@
 """The arithmetic of the forward pass. Weights, gradients and the optimizer's state are float32 in every precision.
 
-``bf16`` computes on a working copy of the weights (`sheepop.train.network`). ``fp16`` computes matrix products in two
-bytes by autocast and scales the loss (`sheepop.train.loss_scale`). ``fp8`` is autocast to bf16 with the products of
-the blocks in one byte (`sheepop.train.float8`).
+``bf16`` computes on working weights (`sheepop.train.placement`). ``fp16`` computes matrix products in two bytes by
+autocast and scales the loss (`LossScale`). ``fp8`` is autocast to bf16 with the products of the blocks in one byte, by
+torchao, on GPUs that compute in it (`use_float8`).
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
 
-from sheepop.core.errors import DeviceError
+from sheepop.core.errors import DeviceError, TrainingError
 from sheepop.core.speed import matrix_peak
-from sheepop.train.float8 import check_float8, use_float8
 
 # What autocast computes matrix products in.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_NATIVE_FLOAT8 = (8, 9)  # compute capability of Ada; Hopper is 9.0
+_FLOAT8_MULTIPLE = 16  # what the products' sizes must be divisible by
+_LEAST_SCALE = 1.0
+_GROWTH_STEPS = 2000  # without overflow, before a larger scale is tried
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[None]:
@@ -91,3 +97,74 @@ def _try_step(device: str, precision: str) -> None:
 def _cpu_computes_bf16() -> bool:
     """Whether bfloat16 products outrun float32's here: without hardware for them they are 100 times slower."""
     return matrix_peak(torch.bfloat16, "cpu") > matrix_peak(torch.float32, "cpu")
+
+
+def check_float8(device: str) -> None:
+    """Raises `DeviceError` saying what is missing for training in float8 on `device`."""
+    if device != "cuda" or torch.cuda.get_device_capability() < _NATIVE_FLOAT8:
+        raise DeviceError(
+            "training.precision = fp8 needs an NVIDIA GPU that computes in float8 (Ada, Hopper or newer). "
+            "Use bf16, or auto."
+        )
+    if find_spec("torchao") is None:
+        raise DeviceError(
+            "training.precision = fp8 needs the library torchao, which is not installed. "
+            'Install it with: pip install "sheepop[fp8]"'
+        )
+
+
+def use_float8(model: nn.Module, *, emulate: bool = False) -> None:
+    """Makes the linear layers inside the blocks compute in float8; weights, names and shapes stay as they are.
+
+    Inputs, weights and gradients are scaled by their greatest value when they are used (Micikevicius et al. 2022,
+    "FP8 formats for deep learning"). `emulate` computes the same numbers where the hardware cannot, slowly.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    settings = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
+    convert_to_float8_training(model, config=settings, module_filter_fn=_is_converted)
+
+
+def _is_converted(module: Any, name: str) -> bool:
+    """Whether a layer is one of those: the output head stays as it is, whose errors the loss sees at once."""
+    return (
+        "blocks." in name
+        and isinstance(module, nn.Linear)
+        and module.in_features % _FLOAT8_MULTIPLE == 0
+        and module.out_features % _FLOAT8_MULTIPLE == 0
+    )
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The scale of the loss under float16, whose smallest numbers are too large for most gradients.
+
+    The loss is multiplied by a power of two before the backward pass and the gradients are divided by it after, so that
+    small gradients are not lost (Micikevicius et al. 2018, section 3.2). The scale follows from what happened before,
+    `good_steps` in a row without an overflow and `skipped_steps` so far: it is part of a run's state.
+    """
+
+    scale: float = 2.0**16
+    good_steps: int = 0
+    skipped_steps: int = 0
+
+    def after(self, *, finite: bool) -> LossScale:
+        """Twice the scale after 2,000 steps with finite gradients in a row, half of it after an overflow.
+
+        Raises `TrainingError` when half would be below 1: then it is not the scale that overflows.
+        """
+        if not finite:
+            if self.scale / 2 < _LEAST_SCALE:
+                raise TrainingError(
+                    f"Gradients overflow float16 even with loss scale {self.scale:g}, after {self.skipped_steps} "
+                    "skipped steps. Lower training.learning_rate, or use training.precision = bf16 or fp32."
+                )
+            return LossScale(self.scale / 2, 0, self.skipped_steps + 1)
+        if self.good_steps + 1 == _GROWTH_STEPS:
+            return replace(self, scale=self.scale * 2, good_steps=0)
+        return replace(self, good_steps=self.good_steps + 1)
+
+
+def initial_loss_scale(precision: str) -> LossScale | None:
+    """The scale that a run in `precision` begins with; only float16 needs one."""
+    return LossScale() if precision == "fp16" else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_POLL_SECONDS = 0.1
 _JOIN_SECONDS = 5.0
 
 
@@ -26,8 +26,8 @@ class Prefetch(Generic[T]):
         self._prepare, self._ahead = prepare, ahead
         self._worker: _Worker[T] | None = None
 
-    def take(self, step: int, stopping: Callable[[], bool] = bool) -> T | None:
-        """What `step` needs; None when `stopping` becomes true while it is waited for.
+    def take(self, step: int) -> T:
+        """What `step` needs.
 
         Any step may be asked for; one that does not follow the last begins the preparation anew.
         """
@@ -36,7 +36,7 @@ class Prefetch(Generic[T]):
         if self._worker is None or self._worker.next_step != step:
             self.close()
             self._worker = _Worker(self._prepare, step, self._ahead)
-        return self._worker.take(stopping)
+        return self._worker.take()
 
     def close(self) -> None:
         """Stops the thread after the step it is preparing, and forgets what is prepared."""
@@ -53,31 +53,33 @@ class Prefetch(Generic[T]):
         self.close()
 
 
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
 class _Worker(Generic[T]):
     """The thread that prepares the steps from `next_step` on; a new one is made for another start."""
 
     def __init__(self, prepare: Callable[[int], T], next_step: int, ahead: int) -> None:
         self.next_step = next_step
         self._prepare, self._ahead = prepare, ahead
-        self._ready: deque[tuple[T | None, BaseException | None]] = deque()
+        self._ready: deque[T | _Failed] = deque()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(next_step,), name="prefetch", daemon=True)
         self._thread.start()
 
-    def take(self, stopping: Callable[[], bool]) -> T | None:
+    def take(self) -> T:
         with self._changed:
-            # Woken now and then, so that a wish to stop is heard even while a disk does not answer.
-            while not self._changed.wait_for(lambda: bool(self._ready), timeout=_POLL_SECONDS):
-                if stopping():
-                    return None
-            prepared, error = self._ready[0]
-            if error is not None:
-                raise error  # it stays: asked again, the step fails again
+            self._changed.wait_for(lambda: bool(self._ready))  # signals are handled meanwhile
+            result = self._ready[0]
+            if isinstance(result, _Failed):
+                raise result.error  # it stays: asked again, the step fails again
             self._ready.popleft()
             self.next_step += 1
             self._changed.notify_all()
-            return prepared
+            return result
 
     def stop(self) -> None:
         with self._changed:
@@ -94,14 +96,14 @@ class _Worker(Generic[T]):
                 if self._stopped.is_set():
                     return
             try:
-                result: tuple[T | None, BaseException | None] = (self._prepare(step), None)
+                result: T | _Failed = self._prepare(step)
             except BaseException as error:  # whatever it is, the loop must hear of it
-                result = (None, error)
+                result = _Failed(error)
             with self._changed:
                 if self._stopped.is_set():
                     return
                 self._ready.append(result)
                 self._changed.notify_all()
-            if result[1] is not None:
+            if isinstance(result, _Failed):
                 return
             step += 1

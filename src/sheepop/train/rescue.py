@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from sheepop.core.console import Console
 from sheepop.core.errors import TrainingError, first_few
-from sheepop.train.state import Checkpointer, TrainingState
+from sheepop.train.checkpointer import Checkpointer
+from sheepop.train.counters import TrainingState
 from sheepop.train.trouble import Trouble, TroubleConfig
 
 _NAMED_DOCUMENTS = 20

@@ -1,95 +1,187 @@
-"""The gradients of one optimizer step, however its global batch is cut into micro-batches."""
+"""One optimizer step, however its batch is cut and wherever it is computed: gradients, a decision, an update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sheepop.data import Batch, batch_hash
-from sheepop.train.network import Network
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.evaluation_weights import EvaluationWeights
+from sheepop.train.objective import Objective, StepLoss
+from sheepop.train.optimizers import set_learning_rate
+from sheepop.train.placement import Placement
+from sheepop.train.source import PreparedStep
+from sheepop.train.trouble import Limits
 from sheepop.train.verification import Recomputation
+
+# By torch's fused kernels, which leave everything as it is when this flag is 1.
+_MASKED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedStep:
-    """The global batch of a step, cut into micro-batches in host memory, and how many positions of it count."""
+class Gradients:
+    """What a step computed before its update; the clipped gradients themselves are in the parameters.
 
-    micro_batches: Sequence[TensorBatch]
-    num_tokens: int
-    batch_hash: str | None = None
+    `norm` is theirs before clipping, still on the device. `differences` has a line for each bit that came out otherwise
+    when a micro-batch was computed twice.
+    """
 
-    @property
-    def row_length(self) -> int:
-        """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
-        return self.micro_batches[0].labels.shape[1]
+    losses: StepLoss
+    norm: Tensor
+    differences: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls, batch: Batch, micro_batch_size: int, objective: Objective, *, device: str, hashed: bool = False
-    ) -> PreparedStep:
-        """Cuts `batch` into micro-batches of at most `micro_batch_size` rows; the last one may be smaller."""
-        starts = range(0, len(batch.input_ids), micro_batch_size)
-        pieces = [batch.rows(slice(start, start + micro_batch_size)) for start in starts]
-        return cls(
-            [TensorBatch.on_host(piece, pin=device == "cuda") for piece in pieces],
-            sum(objective.supervised(piece) for piece in pieces),
-            batch_hash(batch) if hashed else None,
+    def read(self) -> tuple[float, float, float]:
+        """Objective and cross-entropy in nats per token, and the norm, in one copy from the device."""
+        objective, loss, norm = torch.cat((self.losses.sums.double(), self.norm.double()[None])).tolist()
+        return objective / max(1, self.losses.num_tokens), loss / max(1, self.losses.num_tokens), norm
+
+    def exceed(self, limits: Limits) -> Tensor:
+        """What `Limits.allow` denies, as a flag on the device: 1.0 where the step is to be left out."""
+        objective = self.losses.sums[0].double() / max(1, self.losses.num_tokens)
+        norm = self.norm.double()
+        allowed = objective.isfinite() & norm.isfinite() & (objective <= limits.loss) & (norm <= limits.norm)
+        return (~allowed).float()
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a step: its numbers, and whether the weights were moved."""
+
+    losses: StepLoss
+    objective: float
+    loss: float  # the cross-entropy; both in nats per token
+    norm: float
+    is_taken: bool
+
+
+@dataclass
+class StepRunner:
+    """Takes steps: those of a run, of a range test, of a measurement, of a benchmark.
+
+    On a GPU the host does not wait between the backward pass and the update, where all optimizers can be told by a flag
+    in its memory to do nothing; what it reads afterwards is what the flag was made of, so nothing else depends on
+    `decides_on_device` (None: where that saves a wait). `is_updating` while the weights are being moved.
+    """
+
+    placement: Placement
+    objective: Objective
+    optimizers: Sequence[torch.optim.Optimizer]
+    evaluation: EvaluationWeights
+    max_grad_norm: float | None
+    decides_on_device: bool | None = None
+    is_updating: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decides_on_device is None:
+            self.decides_on_device = self.placement.device == "cuda"
+
+    def take(
+        self,
+        prepared: PreparedStep,
+        *,
+        number: int,
+        rate: float | None = None,
+        loss_scale: float = 1.0,
+        before_forward: Callable[[int], None] | None = None,
+    ) -> Outcome:
+        """The whole of step `number` (0 for the first), left out only where its numbers are none; see `update`."""
+        found = self.gradients(prepared, loss_scale=loss_scale, before_forward=before_forward)
+        return self.update(found, Limits(), number=number, rate=rate)
+
+    def gradients(
+        self,
+        prepared: PreparedStep,
+        *,
+        loss_scale: float = 1.0,
+        before_forward: Callable[[int], None] | None = None,
+        verified: bool = False,
+    ) -> Gradients:
+        """Puts the clipped gradient of the mean objective of all samples into the parameters.
+
+        The objective is divided by the tokens of the whole step, so every token weighs the same however the step is
+        cut. The loss is multiplied by `loss_scale` on its way back. `before_forward` hears the number of each
+        micro-batch, for the randomness that belongs to it. When `verified` the first one is computed twice and
+        compared.
+        """
+        placement, divisor = self.placement, max(1, prepared.num_tokens)
+        placement.zero_gradients()
+        placement.begin_step()
+        recomputation = Recomputation(placement.model) if verified else None
+        sums = torch.zeros(2, device=placement.device)
+        measured: dict[str, Tensor] = {}
+        first = prepared.micro_batches[:1] if verified else ()
+        for number, micro_batch in enumerate((*first, *prepared.micro_batches), start=-len(first)):
+            if before_forward is not None:
+                before_forward(max(0, number))
+            with placement.arithmetic():
+                losses = self.objective.loss_sums(placement, micro_batch.to(placement.device))
+            # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+            placement.backward(losses.objective / divisor * loss_scale)
+            if recomputation is not None and number < 0:
+                recomputation.take(float(losses.objective.detach()))
+                continue
+            if recomputation is not None and number == 0:
+                recomputation.compare(float(losses.objective.detach()))
+            sums += torch.stack((losses.objective.detach(), losses.cross_entropy))
+            measured = _added(measured, losses.measured)
+        placement.reduce_gradients()
+        if loss_scale != 1.0:
+            placement.unscale(loss_scale)
+        return Gradients(
+            StepLoss(
+                placement.reduce(sums),
+                prepared.num_tokens,
+                {name: placement.reduce(value) for name, value in measured.items()},
+            ),
+            placement.clip(self.max_grad_norm).to(placement.device),
+            () if recomputation is None else recomputation.differences,
         )
 
+    def update(self, found: Gradients, limits: Limits, *, number: int, rate: float | None = None) -> Outcome:
+        """Moves the weights at `rate` (None: that of the optimizers) and forgets the gradients.
 
-def accumulate_gradients(
-    network: Network,
-    objective: Objective,
-    prepared: PreparedStep,
-    *,
-    loss_scale: float = 1.0,
-    before_forward: Callable[[int], None] | None = None,
-    recomputation: Recomputation | None = None,
-) -> StepLoss:
-    """Adds the gradient of the mean objective of all samples to the parameters; returns what the samples lost.
+        Where a number is none or above its limit everything stays as it is, but for the gradients.
+        """
+        if self.decides_on_device and all(_is_masked(optimizer) for optimizer in self.optimizers):
+            self._move(rate, found.exceed(limits))
+            objective, loss, norm = found.read()
+            is_taken = limits.allow(objective, norm)
+        else:
+            objective, loss, norm = found.read()
+            is_taken = limits.allow(objective, norm)
+            if is_taken:
+                self._move(rate)
+        if is_taken:
+            self.is_updating = True
+            self.objective.step_taken(self.placement, found.losses)
+            self.evaluation.update(number)
+        self.placement.zero_gradients()
+        self.is_updating = False
+        return Outcome(found.losses, objective, loss, norm, is_taken)
 
-    The objective is divided by the tokens of the whole step, so every token weighs the same however the step is cut.
-    Gradients come out multiplied by `loss_scale`, which is no part of the losses returned.
-    `before_forward` hears the number of each micro-batch, for the randomness that belongs to it. With `recomputation`
-    the first micro-batch is computed twice and compared.
-    """
-    num_tokens = prepared.num_tokens
-    network.begin_step()
-
-    def compute(number: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        if before_forward is not None:
-            before_forward(number)
-        with network.arithmetic():
-            losses = objective.loss_sums(network, prepared.micro_batches[number].to(network.device))
-        # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
-        torch.autograd.backward(losses.objective / max(1, num_tokens) * loss_scale)
-        return torch.stack((losses.objective.detach(), losses.cross_entropy)), losses.measured
-
-    if recomputation is not None:
-        recomputation.take(float(compute(0)[0][0]))
-    sums = torch.zeros(2, device=network.device)
-    measured: dict[str, Tensor] = {}
-    for number in range(len(prepared.micro_batches)):
-        found, others = compute(number)
-        sums += found
-        measured = {name: value + measured[name] if name in measured else value for name, value in others.items()}
-        if recomputation is not None and number == 0:
-            recomputation.compare(float(found[0]))
-    return StepLoss(sums, num_tokens, measured)
+    def _move(self, rate: float | None, left_out: Tensor | None = None) -> None:
+        self.is_updating = True
+        if rate is not None:
+            set_learning_rate(self.optimizers, rate)
+        for optimizer in self.optimizers:
+            if left_out is not None:
+                optimizer.found_inf = left_out  # type: ignore[attr-defined]
+            optimizer.step()
+            if left_out is not None:
+                del optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def apply_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Moves every parameter by its gradient and clears the gradients."""
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a flag can keep `optimizer` from its step: in its first one it makes its state, flag or not."""
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return (
+        isinstance(optimizer, _MASKED)
+        and all(group["fused"] for group in optimizer.param_groups)
+        and all(optimizer.state.get(parameter) for parameter in members if parameter.grad is not None)
+    )
 
 
-def clear_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Leaves the parameters where they are and clears the gradients."""
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
+def _added(sums: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value + sums[name] if name in sums else value for name, value in others.items()}

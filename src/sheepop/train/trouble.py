@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ Policy = Literal["stop", "skip", "rewind"]
 _DEVIATIONS = 1.4826
 # Below this spread, relative to the value itself, all steps count as equal: a z-score would only magnify rounding.
 _SMALLEST_SPREAD = 1e-3
+_LARGEST_EXPONENT = 700.0
 
 
 class TroubleConfig(Config):
@@ -62,6 +63,36 @@ class Window:
         return Window((*self.losses, loss)[-size:], (*self.norms, norm)[-size:])
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The greatest loss and the greatest gradient norm that are like those of the steps before."""
+
+    loss: float = math.inf
+    norm: float = math.inf
+
+    @classmethod
+    def of(cls, window: Window, config: TroubleConfig) -> Limits:
+        """Those of `find_trouble`, known before the step: it finds no trouble up to exactly these numbers.
+
+        `loss` is such a limit for any norm, and `norm` for any loss.
+        """
+        if config.spike == "ignore" or not _is_filled(window, config):
+            return cls()
+        loss, norm = _Spread.of(window.losses), _Spread.of([_log(value) for value in window.norms])
+        highest = norm.median + config.threshold * norm.spread
+        return cls(
+            _last(lambda value: loss.score(value) <= config.threshold, loss.median + config.threshold * loss.spread),
+            # Beyond the largest exponent there is no number to compare with.
+            _last(lambda value: norm.score(_log(value)) <= config.threshold, math.exp(highest))
+            if highest < _LARGEST_EXPONENT
+            else math.inf,
+        )
+
+    def allow(self, loss: float, norm: float) -> bool:
+        """Whether both are numbers and neither is above its limit."""
+        return math.isfinite(loss) and math.isfinite(norm) and loss <= self.loss and norm <= self.norm
+
+
 def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig) -> Trouble | None:
     """What is wrong with a step of this loss and gradient norm, None when it is like those before it.
 
@@ -69,7 +100,7 @@ def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig
     """
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return Trouble("non-finite", f"loss {loss} and gradient norm {norm}", config.non_finite)
-    if config.spike == "ignore" or len(window.losses) < config.window // 2:
+    if config.spike == "ignore" or not _is_filled(window, config):
         return None
     # Gradient norms are skewed to the right; their logarithms are close to symmetric.
     scores = {
@@ -88,10 +119,38 @@ def robust_z_score(value: float, values: Sequence[float]) -> float:
     ``(x - median) / (1.4826 MAD)``, MAD being the median absolute deviation (Hampel 1974), which single spikes in the
     window cannot move.
     """
-    median = statistics.median(values)
-    spread = _DEVIATIONS * statistics.median(abs(other - median) for other in values)
-    return (value - median) / max(spread, _SMALLEST_SPREAD * max(1.0, abs(median)))
+    return _Spread.of(values).score(value)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Where values lie, and how far apart."""
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> _Spread:
+        median = statistics.median(values)
+        spread = _DEVIATIONS * statistics.median(abs(other - median) for other in values)
+        return cls(median, max(spread, _SMALLEST_SPREAD * max(1.0, abs(median))))
+
+    def score(self, value: float) -> float:
+        return (value - self.median) / self.spread
+
+
+def _is_filled(window: Window, config: TroubleConfig) -> bool:
+    return len(window.losses) >= config.window // 2
 
 
 def _log(norm: float) -> float:
     return math.log(max(norm, 1e-30))
+
+
+def _last(passes: Callable[[float], bool], near: float) -> float:
+    """The greatest number that passes, from one so near that only rounding lies between them."""
+    while not passes(near):
+        near = math.nextafter(near, -math.inf)
+    while math.isfinite(near) and passes(above := math.nextafter(near, math.inf)):
+        near = above
+    return near

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sheepop.data import Batches
-from sheepop.model import IGNORE_INDEX, Transformer, score_tokens
+from sheepop.model import IGNORE_INDEX, Transformer
 from sheepop.train.objective import TensorBatch
 from sheepop.train.precision import autocast
 
@@ -50,38 +50,34 @@ def validate(
     max_tokens: int | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scores:
-    """Scores `model` on the samples of `batches` in order; the model's mode is restored afterwards.
+    """Scores `model`, which is in evaluation mode, on the samples of `batches` in order.
 
     `byte_lengths` (V,) gives the bytes each token stands for. With `max_tokens` the samples are taken evenly from
-    the whole split until that many positions are covered. `on_batch` hears the number of samples finished.
+    the whole split until that many positions are covered. `on_batch` hears the number of samples finished. Raises
+    `ValueError` for a model in training mode, whose dropout would be in the scores.
     """
+    if model.training:
+        raise ValueError("a model is scored in evaluation mode; call eval() on it first")
     count = batches.num_samples
     if max_tokens is not None:
         count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
     chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
     loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for start in range(0, count, batch_size):
-                samples = batches.batch(chosen[start : start + batch_size])
-                batch = TensorBatch.from_numpy(samples, device)
-                with autocast(device, precision):
-                    inputs: dict[str, Any] = dict(batch.inputs)
-                    hidden_BTD = model.hidden_states(**inputs)
-                    batch_loss, right = score_tokens(
-                        hidden_BTD, model.lm_head.weight, batch.labels, soft_cap=model.config.logit_soft_cap
-                    )
-                loss_sum += batch_loss.item()
-                correct += int(right)
-                labels = samples.labels[samples.labels != IGNORE_INDEX]
-                num_tokens += labels.size
-                num_bytes += int(byte_lengths[labels].sum())
-                if on_batch is not None:
-                    on_batch(len(samples.labels))
-    finally:
-        model.train(was_training)
+    # No inference mode: the weights of float8 layers refuse it.
+    with torch.no_grad():
+        for start in range(0, count, batch_size):
+            samples = batches.batch(chosen[start : start + batch_size])
+            batch = TensorBatch.from_numpy(samples, device)
+            with autocast(device, precision):
+                inputs: dict[str, Any] = dict(batch.inputs)
+                batch_loss, right = model.lm_head.score(model.hidden_states(**inputs), batch.labels)
+            loss_sum += batch_loss.item()
+            correct += int(right)
+            labels = samples.labels[samples.labels != IGNORE_INDEX]
+            num_tokens += labels.size
+            num_bytes += int(byte_lengths[labels].sum())
+            if on_batch is not None:
+                on_batch(len(samples.labels))
     loss = loss_sum / max(1, num_tokens)
     return Scores(
         loss=loss,

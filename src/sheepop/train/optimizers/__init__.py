@@ -8,13 +8,10 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.train.optimizers.adafactor import Adafactor
-    from sheepop.train.optimizers.build import build_optimizers, optimizer_settings
-    from sheepop.train.optimizers.clipping import clip_gradients, unscale_gradients
+    from sheepop.train.optimizers.build import build_optimizers, optimizer_settings, optimizer_slots
     from sheepop.train.optimizers.groups import check_layers, set_learning_rate
-    from sheepop.train.optimizers.lion import Lion
-    from sheepop.train.optimizers.muon import Muon, orthogonalize
+    from sheepop.train.optimizers.momentum import Lion, Muon, orthogonalize
     from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
-    from sheepop.train.optimizers.slots import optimizer_slots
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -25,10 +22,8 @@ __all__ = [
     "ScheduleFreeAdamW",
     "build_optimizers",
     "check_layers",
-    "clip_gradients",
     "optimizer_settings",
     "optimizer_slots",
     "orthogonalize",
     "set_learning_rate",
-    "unscale_gradients",
 ]

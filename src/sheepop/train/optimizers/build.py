@@ -1,8 +1,8 @@
-"""The optimizers of a run: one table from the name of an optimizer to how it is made."""
+"""The optimizers of a run: how each is made from its name, and the state that it has for a parameter after a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from sheepop.train.config import TrainingConfig
 from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
 from sheepop.train.optimizers.adafactor import Adafactor
 from sheepop.train.optimizers.groups import check_layers, parameter_groups
-from sheepop.train.optimizers.lion import Lion
-from sheepop.train.optimizers.muon import Muon
+from sheepop.train.optimizers.momentum import Lion, Muon
 from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 Groups = list[dict[str, Any]]
+# The shape of each slot by name; None for a slot that is a number and no tensor.
+Slots = Mapping[str, tuple[int, ...] | None]
 _FUSED = ("cpu", "cuda", "mps")
 
 
@@ -29,10 +30,13 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
 
     ``muon`` has Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and
     norms; every other name means one optimizer for all. A network initialised by muP has the rates that this asks for.
-    Raises `ConfigError` when an entry of `training.layers` changes nothing, or muP has no rule for the optimizer.
+    Parameters that need no gradient are in none of them. Raises `ConfigError` when an entry of `training.layers`
+    changes nothing, muP has no rule for the optimizer, or no parameter is trained.
     """
     settings = optimizer_settings(config)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not parameters:
+        raise ConfigError("Every parameter of the model is frozen (requires_grad is False): nothing would be trained.")
     check_layers(parameters, config.layers)
     network = getattr(model, "config", None)
     if isinstance(network, ModelConfig):
@@ -50,8 +54,12 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
         return [_BUILDERS[config.optimizer](groups(parameters, _UPDATES.get(config.optimizer, "adaptive")), settings)]
     inner = {name: parameter for name, parameter in parameters.items() if _is_inner(name, parameter)}
     rest = {name: parameter for name, parameter in parameters.items() if name not in inner}
-    muon = Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=_known(settings.momentum))
-    return [muon, _adamw(groups(rest, "adaptive"), settings)]
+    built: list[torch.optim.Optimizer] = []
+    if inner:
+        built.append(Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=_known(settings.momentum)))
+    if rest:
+        built.append(_adamw(groups(rest, "adaptive"), settings))
+    return built
 
 
 def _is_inner(name: str, parameter: Tensor) -> bool:
@@ -125,3 +133,36 @@ def _known(setting: Any) -> Any:
 def _fused(groups: Iterable[dict[str, Any]]) -> bool:
     """Whether one kernel can update a whole group where these parameters are."""
     return all(parameter.device.type in _FUSED for group in groups for parameter in group["params"])
+
+
+def optimizer_slots(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor) -> Slots:
+    """The slots of `parameter`, a member of `group`; raises `ValueError` for an optimizer that is not in the table."""
+    for kind, slots in _SLOTS.items():
+        if isinstance(optimizer, kind):
+            return slots(optimizer, group, parameter)
+    raise ValueError(f"the slots of {type(optimizer).__name__} are not known")
+
+
+def _moments(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Slots:
+    shape = tuple(parameter.shape)
+    return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+
+
+def _momentum_buffer(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Slots:
+    return {"momentum_buffer": tuple(parameter.shape)} if group["momentum"] else {}
+
+
+def _own(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Slots:
+    slots: Slots = optimizer.slots(parameter)
+    return slots
+
+
+_SLOTS: dict[type[torch.optim.Optimizer], Callable[[Any, Mapping[str, Any], Tensor], Slots]] = {
+    torch.optim.Adam: _moments,
+    torch.optim.AdamW: _moments,
+    torch.optim.SGD: _momentum_buffer,
+    Muon: _own,
+    Lion: _own,
+    Adafactor: _own,
+    ScheduleFreeAdamW: _own,
+}

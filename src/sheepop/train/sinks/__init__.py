@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.train.sinks.guard import GuardedSink, Sinks
-    from sheepop.train.sinks.interface import RunDescription, Sink
-    from sheepop.train.sinks.opening import open_sinks, require_sinks
+    from sheepop.train.sinks.guard import GuardedSink, Sink, Sinks
+    from sheepop.train.sinks.services import RunDescription, open_sinks, require_sinks
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -13,13 +13,21 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
-
-from sheepop.train.sinks.interface import Sink
+from typing import Any, Protocol
 
 CAPACITY = 1_000
 CLOSE_SECONDS = 10.0
 RETRY_SECONDS = (0.5, 2.0)  # pauses before a row is tried again; after the last try the sink is given up
+
+
+class Sink(Protocol):
+    """Something that wants every row of metrics."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Hears one row."""
+
+    def close(self) -> None:
+        """Hears that no more rows come."""
 
 
 class GuardedSink:

@@ -4,7 +4,7 @@ import pytest
 
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.plan import StepTime, measuring_seconds, resolve_training
+from sheepop.train.budget import StepTime, measuring_seconds, resolve_training
 
 
 def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:

@@ -9,37 +9,41 @@ import pytest
 import torch
 
 from sheepop.train import Trainer
+from sheepop.train.journal import Throughput
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
-from sheepop.train.step import PreparedStep
-from sheepop.train.throughput import Throughput
+from sheepop.train.source import PreparedStep
 
 
 def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:
     tokens = torch.zeros(rows, length, dtype=torch.long)
-    return PreparedStep([TensorBatch({"input_ids": tokens}, tokens, slice(None))], num_tokens)
+    batch = TensorBatch({"input_ids": tokens}, tokens, slice(None))
+    return PreparedStep([batch], num_tokens=1, num_reported=2, num_computed=num_tokens)
 
 
 def test_rates_of_a_hand_worked_stretch() -> None:
     times = iter([10.0, 12.0, 16.0, 18.0, 20.0])
-    throughput = Throughput({8: 1000.0, 32: 1600.0}.__getitem__, 1e6, lambda: next(times))  # at 10
+    throughput = Throughput({8: 1000.0, 32: 1600.0}.__getitem__, 1e6, clock=lambda: next(times))  # at 10
     throughput.count(step_of(12, 8, num_tokens=96))
     with throughput.paused():  # from 12 to 16
         pass
     throughput.count(step_of(4, 32, num_tokens=128))
     # At 18, four seconds of steps: (96 + 128) / 4 tokens, (96 000 + 204 800) / 4 operations a second of a million.
-    assert throughput.take() == (56.0, pytest.approx(0.0752))
+    assert throughput.take() == {"tokens_per_second": 56.0, "mfu": pytest.approx(0.0752)}
     throughput.count(step_of(4, 32, num_tokens=100))
-    assert throughput.take() == (50.0, pytest.approx(0.08))  # from 18 to 20, nothing of before
+    assert throughput.take() == {
+        "tokens_per_second": 50.0,
+        "mfu": pytest.approx(0.08),
+    }  # from 18 to 20, nothing of before
 
 
 def test_time_that_an_error_ends_is_left_out_too() -> None:
     times = iter([0.0, 1.0, 4.0, 5.0])
-    throughput = Throughput(float, 1.0, lambda: next(times))
+    throughput = Throughput(float, 1.0, 4.0, clock=lambda: next(times))
     with pytest.raises(RuntimeError), throughput.paused():
         raise RuntimeError
     throughput.count(step_of(1, 8, num_tokens=8))
-    assert throughput.take() == (4.0, 32.0)
+    assert throughput.take() == {"tokens_per_second": 4.0, "mfu": 32.0, "mfu_nominal": 8.0}
 
 
 @pytest.mark.parametrize("log_interval", [1, 3])
@@ -51,7 +55,7 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
     trainer.run()
     rows = [r for r in read_json_lines(trainer.checkpointer.run.metrics_file)[0] if r["split"] == "train"]
     lengths = [8] * 2 + [16] * 3 + [32] * 4
-    tokens = [int((trainer.plan.batch(step).labels != -100).sum()) for step in range(9)]
+    tokens = [trainer.source.plan.batch(step).labels.size for step in range(9)]
     # A token costs as many operations here as its row has tokens, and the peak is one operation a second.
     for row in rows:
         steps = range(row["step"] - log_interval, row["step"])

@@ -13,7 +13,7 @@ import pytest
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.jobs.config import load_config
 from sheepop.train import Scores, Trainer, TrainingState
-from sheepop.train.early_stopping import EarlyStopping
+from sheepop.train.agenda import EarlyStopping
 from sheepop.train.metrics import read_json_lines
 
 MakeTrainer = Callable[..., Trainer]

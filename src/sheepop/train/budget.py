@@ -1,4 +1,4 @@
-"""What is derived or measured once before a run: precision, number of steps, intervals.
+"""What a run may spend, turned into steps: derived or measured once before it, with precision and intervals.
 
 The result is written into the run's configuration, so that a resumed run measures nothing again.
 """
@@ -21,11 +21,12 @@ from sheepop.model import Transformer
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.expert_balance import with_experts
-from sheepop.train.network import Network
 from sheepop.train.objective import NextToken
-from sheepop.train.optimizers import build_optimizers, clip_gradients, optimizer_settings
+from sheepop.train.optimizers import build_optimizers, optimizer_settings
+from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates
-from sheepop.train.step import PreparedStep, accumulate_gradients, apply_gradients
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
 
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
@@ -214,9 +215,14 @@ def _time_steps(
     compiled: bool,
 ) -> list[float]:
     optimizers = build_optimizers(model, config)
-    evaluation = build_evaluation_weights(model, optimizers, config)
-    network = Network(model, precision=precision, device=device, compiled=compiled)
     objective = with_experts(NextToken.configured(config), model.config)
+    runner = StepRunner(
+        OneDevice(model, precision=precision, device=device, compiled=compiled),
+        objective,
+        optimizers,
+        build_evaluation_weights(model, optimizers, config),
+        config.max_grad_norm,
+    )
     size = config.global_batch_size
     times: list[float] = []
     number, started = -2, time.monotonic()
@@ -224,10 +230,7 @@ def _time_steps(
         begin = time.perf_counter()
         samples = (max(0, number) * size + np.arange(size)) % batches.num_samples
         prepared = PreparedStep.of(batches.batch(samples), config.micro_batch_size or size, objective, device=device)
-        accumulate_gradients(network, objective, prepared)
-        clip_gradients(model.parameters(), config.max_grad_norm).item()
-        apply_gradients(optimizers)
-        evaluation.update(max(0, number))
+        runner.take(prepared, number=max(0, number))
         synchronize(device)
         if number >= 0:
             times.append(time.perf_counter() - begin)

@@ -14,9 +14,11 @@ from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.model.probe import watch
 from sheepop.train import TrainingConfig
-from sheepop.train.network import Network
-from sheepop.train.objective import NextToken
-from sheepop.train.step import PreparedStep, StepLoss, accumulate_gradients
+from sheepop.train.objective import NextToken, StepLoss
+from sheepop.train.placement import OneDevice, clip_gradients
+from sheepop.train.source import PreparedStep
+
+from .runs import gradients_of
 
 V, T = 23, 16
 
@@ -63,8 +65,8 @@ def prepared(rows: int, micro: int) -> PreparedStep:
 
 
 def step(model: Transformer, precision: str, micro: int = 6, *, compiled: bool = False) -> StepLoss:
-    network = Network(model, precision=precision, device="cpu", compiled=compiled)
-    return accumulate_gradients(network, NextToken(), prepared(6, micro))
+    network = OneDevice(model, precision=precision, device="cpu", compiled=compiled)
+    return gradients_of(network, NextToken(), prepared(6, micro))
 
 
 def expected_gradients(model: Transformer) -> tuple[float, dict[str, torch.Tensor]]:
@@ -147,7 +149,7 @@ def test_every_axis_trains_on_the_working_copy(precision: str, tolerance: float,
 def test_buffers_are_those_of_the_model(precision: str) -> None:
     """What training moves without a gradient, the balance of a router, is one tensor for both; in full precision."""
     model = drawn(experts={"count": 4})
-    network = Network(model, precision=precision, device="cpu")
+    network = OneDevice(model, precision=precision, device="cpu")
     shared = dict(network.modules.named_buffers())
     for name, buffer in model.named_buffers():
         assert shared[name] is buffer
@@ -168,7 +170,7 @@ def test_tokens_go_to_the_experts_that_the_float32_router_chooses(precision: str
             mixture.router.balance.zero_()
             shared = torch.randn(1, 32, generator=generator).bfloat16().float().abs() + 0.5
             mixture.router.weight.copy_(shared * (1 + torch.randn(4, 32, generator=generator) * 2e-4))
-    network = Network(model, precision=precision, device="cpu")
+    network = OneDevice(model, precision=precision, device="cpu")
     network.begin_step()
     seen: list[torch.Tensor] = []
     batch = torch.from_numpy(Rows().batch(np.arange(6)).input_ids)
@@ -199,7 +201,7 @@ def test_a_token_that_occurs_often_gets_the_whole_of_its_gradient() -> None:
     """Summed in bfloat16 a thousand equal parts would stop growing at 256 of them."""
     config = ModelConfig(vocab_size=4, d_model=8, num_layers=1, num_heads=1, max_seq_len=1024, dropout=0.0)
     model = build_model(config, 0)
-    network = Network(model, precision="bf16", device="cpu")
+    network = OneDevice(model, precision="bf16", device="cpu")
     ids = torch.ones(1, 1024, dtype=torch.long)
     network.begin_step()
     embedded = network.modules.embedding(ids)
@@ -211,7 +213,7 @@ def test_a_token_that_occurs_often_gets_the_whole_of_its_gradient() -> None:
 
 def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
     model = make_model()
-    network = Network(model, precision="bf16", device="cpu")
+    network = OneDevice(model, precision="bf16", device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.25)
@@ -230,7 +232,7 @@ def test_the_working_copy_follows_the_weights_from_step_to_step() -> None:
 
 def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     own = {parameter.data_ptr() for parameter in model.parameters()}
     assert {parameter.data_ptr() for parameter in network.modules.parameters()} == own
     assert network.head.weight is model.lm_head.weight
@@ -239,31 +241,23 @@ def test_in_float32_the_weights_are_shared_and_not_copied() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_gradients_of_a_step_are_its_own_whatever_memory_they_are_made_in(precision: str) -> None:
-    """Those of a step after another equal those of a first one; where they are kept, both add up."""
+    """Those of a step after another equal those of a first one."""
 
-    def gradients(model: Transformer) -> list[torch.Tensor]:
+    def gradients(*rows: int) -> list[torch.Tensor]:
+        model = make_model()
+        network = OneDevice(model, precision=precision, device="cpu")
+        for count in rows:
+            gradients_of(network, NextToken(), prepared(count, 2))
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
-    def steps(*rows: int, keep: bool) -> list[torch.Tensor]:
-        model = make_model()
-        network = Network(model, precision=precision, device="cpu")
-        for count in rows:
-            if not keep:
-                model.zero_grad()
-            accumulate_gradients(network, NextToken(), prepared(count, 2))
-        return gradients(model)
-
-    first, second = steps(4, keep=False), steps(6, keep=False)
-    assert len(first) == len(list(make_model().parameters()))
-    for alone, after in zip(second, steps(4, 6, keep=False), strict=True):
-        assert torch.equal(after, alone)
-    for one, other, both in zip(first, second, steps(4, 6, keep=True), strict=True):
-        torch.testing.assert_close(both, one + other, rtol=1e-4, atol=1e-6)
+    alone = gradients(6)
+    assert len(alone) == len(list(make_model().parameters()))
+    assert all(torch.equal(*pair) for pair in zip(gradients(4, 6), alone, strict=True))
 
 
 def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_projection() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     torch.autograd.backward(network.modules.embedding(torch.tensor([[1, 3, 3]])).sum())
     expected = torch.zeros(V, 32)
     expected[1], expected[3] = 1.0, 2.0
@@ -273,12 +267,12 @@ def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_project
 
 def test_the_objective_and_the_plain_loss_are_told_apart() -> None:
     model = make_model()
-    network = Network(model, precision="fp32", device="cpu")
+    network = OneDevice(model, precision="fp32", device="cpu")
     objective = NextToken.configured(TrainingConfig(z_loss=0.5, label_smoothing=0.1))
-    losses = accumulate_gradients(network, objective, prepared(4, 2))
+    losses = gradients_of(network, objective, prepared(4, 2))
     minimised, plain = losses.means()
     model.zero_grad()
-    same, without = accumulate_gradients(network, NextToken(), prepared(4, 2)).means()
+    same, without = gradients_of(network, NextToken(), prepared(4, 2)).means()
     assert plain == pytest.approx(without, rel=1e-6)
     assert same == without
     # The logits of a fresh network are close to equal: the first term is about half of ln(V) squared.
@@ -325,3 +319,29 @@ def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long))
     assert len(compilations) == 1
+
+
+def with_gradient(values: list[float]) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.zeros(len(values)))
+    parameter.grad = torch.tensor(values)
+    return parameter
+
+
+def test_clipping_by_global_norm_gives_the_worked_values() -> None:
+    parameters = [with_gradient([0.5]), with_gradient([0.8, 1.2])]
+    norm = clip_gradients(parameters, 1.0)
+    assert norm.item() == pytest.approx(1.526434, abs=1e-6)
+    clipped = torch.cat([parameter.grad for parameter in parameters])
+    assert clipped.tolist() == pytest.approx([0.327561, 0.524097, 0.786146], abs=1e-6)
+
+
+def test_a_small_gradient_is_left_as_it_is() -> None:
+    parameter = with_gradient([0.3, 0.4])
+    assert clip_gradients([parameter], 1.0).item() == pytest.approx(0.5)
+    assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_without_a_maximum_the_norm_is_measured_only() -> None:
+    parameter = with_gradient([30.0, 40.0])
+    assert clip_gradients([parameter], None).item() == pytest.approx(50.0)
+    assert parameter.grad.tolist() == [30.0, 40.0]

@@ -40,9 +40,9 @@ def test_what_is_trained_after_a_checkpoint_was_begun_is_not_in_it(make_trainer:
 
     def held() -> list[torch.Tensor]:
         """The trained weights, what the optimizer keeps, and the averaged weights."""
-        slots = [kept for optimizer in trainer.optimizers for kept in optimizer.state.values()]
+        slots = [kept for optimizer in trainer.runner.optimizers for kept in optimizer.state.values()]
         values = [*trainer.model.parameters(), *(value for kept in slots for value in kept.values())]
-        with trainer.evaluation.applied():
+        with trainer.runner.evaluation.applied():
             averages = [weight.detach().clone() for weight in trainer.model.parameters()]
         return [*values, *averages]
 

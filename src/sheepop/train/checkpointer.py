@@ -1,9 +1,9 @@
-"""The counters of a run and the checkpoints they are part of."""
+"""The checkpoints of a run: weights, optimizer and counters, written beside the loop and read back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -18,73 +18,9 @@ from sheepop.core.errors import CheckpointError
 from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.counters import TrainingState
 from sheepop.train.evaluation_weights import EvaluationWeights
-from sheepop.train.loss_scale import LossScale
 from sheepop.train.optimizers import optimizer_slots
-from sheepop.train.trouble import Window
-
-# What states written before these were counted do not hold; they begin at their defaults.
-_ADDED_LATER = {"reference_loss", "stale_validations"}
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """Everything a run must remember beside weights and optimizer; random streams are computed, not remembered.
-
-    `due` names what was still to be done at this step when the state was saved. `left_out` are the batches that
-    training passes over, by their number in the order of batches; `rewound_to` is the step to which the run went back
-    last.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_loss: float | None = None
-    best_step: int | None = None
-    metrics_bytes: int = 0
-    samples_bytes: int = 0
-    due: tuple[str, ...] = ()
-    window: Window = field(default_factory=Window)
-    skips_in_a_row: int = 0
-    rewinds: int = 0
-    rewound_to: int | None = None
-    left_out: tuple[int, ...] = ()
-    loss_scale: LossScale | None = None  # of float16 only
-    reference_loss: float | None = None  # the validation loss that later ones are to improve on
-    stale_validations: int = 0  # validations in a row that did not
-
-    def after(self, **changes: Any) -> TrainingState:
-        """A copy in which the given counters differ."""
-        return replace(self, **changes)
-
-    @property
-    def best(self) -> tuple[float, int] | None:
-        """The lowest held-out loss so far and its step."""
-        return None if self.best_loss is None or self.best_step is None else (self.best_loss, self.best_step)
-
-    @property
-    def batch_number(self) -> int:
-        """The number, in the order of batches, of the one that the next step takes: those left out are passed over."""
-        number = self.step
-        for left_out in sorted(self.left_out):
-            number += left_out <= number
-        return number
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> TrainingState:
-        """Reads what `asdict` gave; counters of later versions are missing in older records. Raises `ValueError`."""
-        if unknown := record.keys() - {entry.name for entry in fields(cls)}:
-            raise ValueError(f"unknown counters: {', '.join(sorted(unknown))}")
-        if "step" not in record or "metrics_bytes" not in record:
-            raise ValueError("step and metrics_bytes are missing")
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
-        }
-        if "window" in record:
-            given["window"] = Window(**{name: tuple(values) for name, values in record["window"].items()})
-        if record.get("loss_scale") is not None:
-            given["loss_scale"] = LossScale(**record["loss_scale"])
-        return cls(**given)
 
 
 class Checkpointer:
@@ -184,10 +120,14 @@ class Checkpointer:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory."""
+    """Copies in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory.
+
+    Checkpoints are float32 throughout, frozen weights that are kept in bfloat16 too.
+    """
     copies = {}
     for name, tensor in tensors.items():
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
         copies[name] = copy.copy_(tensor, non_blocking=True)
     if any(tensor.is_cuda for tensor in tensors.values()):
         torch.cuda.synchronize()

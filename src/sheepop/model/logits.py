@@ -1,0 +1,153 @@
+"""Logits a few rows at a time: how many together, in which arithmetic and memory, and what the weight gains by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100
+
+# Which of N positions: their indices, or all of them as ``slice(None)``.
+Places = Tensor | slice
+
+# Rows whose logits are computed by one matrix product, in bytes: enough rows for the product to be efficient.
+_CHUNK_BYTES = {"cpu": 128 << 20}
+_CHUNK_BYTES_ELSEWHERE = 256 << 20
+# Rows that go through exponential, sum and scaling together, in bytes: on a CPU they stay in its cache meanwhile.
+_BLOCK_BYTES = {"cpu": 4 << 20}
+
+
+def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
+    """``c tanh(logits / c)`` (Gemma 2, 2024), or the logits as they are."""
+    if soft_cap is None:
+        return logits
+    bounded = (logits / soft_cap).tanh_()  # of new memory, which a large vocabulary makes dear
+    return bounded * soft_cap if torch.is_grad_enabled() else bounded.mul_(soft_cap)
+
+
+@dataclass
+class LossMemory:
+    """Memory that losses hand on to each other: on a CPU, fresh pages cost more than numbers.
+
+    `gradient` (V, D) is where the next call makes the gradient of the weight; it is then the caller's, who may put it
+    back here once nobody reads it any more. `logits` are those of a chunk, which nobody but the call itself reads.
+    """
+
+    logits: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
+        """Memory of `rows` times `size` numbers of the data type of `like` and beside it."""
+        known = self.logits
+        if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
+            known = self.logits = like.new_empty(rows, size)
+        return known[:rows]
+
+    def take_gradient(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory of the shape of the weight, which is not handed out again."""
+        known, self.gradient = self.gradient, None
+        if known is None or known.shape != weight_VD.shape or known.dtype != dtype:
+            return torch.empty_like(weight_VD, dtype=dtype)
+        # A tensor of its own, which autograd takes as the gradient without a copy.
+        return known.detach()
+
+
+def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
+    """What a loss holds of the logits of `num_tokens` tokens at a time, at most."""
+    return _chunk_rows(num_tokens, vocab_size, dtype, device, None) * vocab_size * dtype.itemsize
+
+
+def supervised_places(labels_N: Tensor) -> Places:
+    """Where labels are not -100; on a GPU the host waits for the answer."""
+    supervised = labels_N != IGNORE_INDEX
+    return slice(None) if bool(supervised.all()) else supervised.nonzero()[:, 0]
+
+
+def product_dtype(weight_VD: Tensor, weight_cast: Tensor | None) -> torch.dtype:
+    """The data type of products with the weight: autocast's, else that of its copy, if there is one."""
+    device = weight_VD.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return weight_VD.dtype if weight_cast is None else weight_cast.dtype
+
+
+@dataclass(frozen=True)
+class LogitChunks:
+    """The logits of hidden states under `weight`, chunk by chunk."""
+
+    dtype: torch.dtype  # of matrix products
+    exact: torch.dtype  # of exponentials and sums
+    weight: Tensor  # (V, D), in `dtype`
+    memory: LossMemory
+
+    @classmethod
+    def of(
+        cls, weight_VD: Tensor, weight_cast: Tensor | None, dtype: torch.dtype, memory: LossMemory | None
+    ) -> LogitChunks:
+        """With products in `dtype`, for which the weight is cast unless `weight_cast` is its copy."""
+        weight = weight_VD if weight_cast is None else weight_cast
+        exact = torch.float32 if dtype.itemsize < 4 else dtype
+        return cls(dtype, exact, weight.detach().to(dtype), memory or LossMemory())
+
+    def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
+        """The supervised rows in parts of about equal size."""
+        count = labels_N.numel() if isinstance(places, slice) else places.numel()
+        size = _chunk_rows(count, self.weight.shape[0], self.dtype, self.weight.device.type, chunk_bytes)
+        for start in range(0, count, max(1, size)):
+            stop = min(count, start + size)
+            yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """The logits of a chunk (R, V), in the memory of the chunk before."""
+        memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
+        return torch.mm(hidden_RD, self.weight.t(), out=memory)
+
+    def blocks(self, logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Logits, and what else there is of every row, cut into as many rows as are worked through together."""
+        rows = self.block_rows(logits_RV)
+        return zip(*(torch.split(tensor, rows) for tensor in (logits_RV, *by_row)), strict=True)
+
+    def block_rows(self, matrix: Tensor) -> int:
+        """How many rows of a matrix are worked through together."""
+        limit = _BLOCK_BYTES.get(matrix.device.type)
+        return matrix.shape[0] if limit is None else max(1, limit // (matrix.shape[1] * self.exact.itemsize))
+
+
+class WeightGradient:
+    """The sum over chunks of ``dlogits^T hidden`` (V, D).
+
+    Products in half precision are added up in float32, a few rows of the vocabulary at a time, so that on a CPU a
+    product is still in its cache when it is added.
+    """
+
+    def __init__(self, chunks: LogitChunks) -> None:
+        self._chunks = chunks
+        self._sum: Tensor | None = None
+
+    def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
+        """Adds the product of a chunk."""
+        first = self._sum is None
+        if self._sum is None:
+            self._sum = self._chunks.memory.take_gradient(self._chunks.weight, self._chunks.exact)
+        if self._chunks.dtype == self._chunks.exact:
+            self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
+            return
+        size = self._chunks.block_rows(self._sum)
+        for part, gradients in zip(torch.split(self._sum, size), torch.split(gradients_RV, size, dim=1), strict=True):
+            product = gradients.t() @ hidden_RD
+            part.copy_(product) if first else part.add_(product)
+
+    def result(self, weight_VD: Tensor) -> Tensor:
+        """In the weight's data type; zeros when there was no chunk."""
+        return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
+
+
+def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:
+    """How many of `count` rows of logits are computed at a time: chunks of about equal size."""
+    limit = chunk_bytes or _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE)
+    most = max(1, limit // (vocab_size * dtype.itemsize))
+    num_chunks = max(1, -(-count // most))
+    return -(-count // num_chunks)

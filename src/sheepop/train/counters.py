@@ -1,0 +1,70 @@
+"""The counters of a run: what it must remember beside weights and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from sheepop.train.precision import LossScale
+from sheepop.train.trouble import Window
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything a run must remember beside weights and optimizer; random streams are computed, not remembered.
+
+    `due` names what was still to be done at this step when the state was saved. `left_out` are the batches that
+    training passes over, by their number in the order of batches; `rewound_to` is the step to which the run went back
+    last.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None
+    best_step: int | None = None
+    metrics_bytes: int = 0
+    samples_bytes: int = 0
+    due: tuple[str, ...] = ()
+    window: Window = field(default_factory=Window)
+    skips_in_a_row: int = 0
+    rewinds: int = 0
+    rewound_to: int | None = None
+    left_out: tuple[int, ...] = ()
+    loss_scale: LossScale | None = None  # of float16 only
+    reference_loss: float | None = None  # the validation loss that later ones are to improve on
+    stale_validations: int = 0  # validations in a row that did not
+
+    def after(self, **changes: Any) -> TrainingState:
+        """A copy in which the given counters differ."""
+        return replace(self, **changes)
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """The lowest held-out loss so far and its step."""
+        return None if self.best_loss is None or self.best_step is None else (self.best_loss, self.best_step)
+
+    @property
+    def batch_number(self) -> int:
+        """The number, in the order of batches, of the one that the next step takes: those left out are passed over."""
+        number = self.step
+        for left_out in sorted(self.left_out):
+            number += left_out <= number
+        return number
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> TrainingState:
+        """Reads what `asdict` gave; counters of later versions are missing in older records. Raises `ValueError`."""
+        if unknown := record.keys() - {entry.name for entry in fields(cls)}:
+            raise ValueError(f"unknown counters: {', '.join(sorted(unknown))}")
+        if "step" not in record or "metrics_bytes" not in record:
+            raise ValueError("step and metrics_bytes are missing")
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+        }
+        if "window" in record:
+            given["window"] = Window(**{name: tuple(values) for name, values in record["window"].items()})
+        if record.get("loss_scale") is not None:
+            given["loss_scale"] = LossScale(**record["loss_scale"])
+        return cls(**given)

@@ -1,0 +1,89 @@
+"""Where the data of each step comes from: a corpus that is read ahead, or whatever is made while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sheepop.data import Batch, StepPlan, batch_hash
+from sheepop.train.objective import Objective, TensorBatch
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedStep:
+    """The micro-batches of a step in host memory, and three counts of its tokens.
+
+    `num_tokens` normalises the objective: those that count in the whole step, on all ranks. `num_reported` is what
+    the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with, padding
+    too, and what speed is measured by.
+    """
+
+    micro_batches: Sequence[TensorBatch]
+    num_tokens: int
+    num_reported: int
+    num_computed: int
+    batch_hash: str | None = None
+
+    @property
+    def row_length(self) -> int:
+        """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
+        return self.micro_batches[0].labels.shape[1]
+
+    @classmethod
+    def of(
+        cls, batch: Batch, micro_batch_size: int, objective: Objective, *, device: str, hashed: bool = False
+    ) -> PreparedStep:
+        """Cuts `batch` into micro-batches of at most `micro_batch_size` rows; the last one may be smaller."""
+        starts = range(0, len(batch.input_ids), micro_batch_size)
+        pieces = [batch.rows(slice(start, start + micro_batch_size)) for start in starts]
+        num_tokens = sum(objective.supervised(piece) for piece in pieces)
+        return cls(
+            [TensorBatch.on_host(piece, pin=device == "cuda") for piece in pieces],
+            num_tokens=num_tokens,
+            num_reported=num_tokens,
+            num_computed=sum(piece.labels.size for piece in pieces),
+            batch_hash=batch_hash(batch) if hashed else None,
+        )
+
+
+class StepSource(Protocol):
+    """Gives every step its data by number. The number is that of the batch: batches may be left out."""
+
+    @property
+    def ahead(self) -> int:
+        """How many steps may be prepared before they are taken; 0 for data that the weights themselves make.
+
+        Above 0 `prepare` runs on a thread of its own and must be a function of the number alone.
+        """
+
+    def prepare(self, number: int) -> PreparedStep:
+        """The data of batch `number`."""
+
+    def describe(self, number: int) -> list[str]:
+        """The names of the documents that batch `number` is made of, as far as they are known."""
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusSource(StepSource):
+    """The batches of a plan, cut into micro-batches of `micro_batch_size` whole rows.
+
+    `documents` names those of a batch; with `hashed` every step carries the hash of its batch.
+    """
+
+    plan: StepPlan
+    objective: Objective
+    micro_batch_size: int
+    device: str
+    ahead: int = 0
+    hashed: bool = False
+    documents: Callable[[int], list[str]] = lambda number: []
+
+    def prepare(self, number: int) -> PreparedStep:
+        """The batch as micro-batches; those of shorter rows have more of them, and as many tokens."""
+        rows = self.micro_batch_size * self.plan.pieces(number)
+        return PreparedStep.of(self.plan.batch(number), rows, self.objective, device=self.device, hashed=self.hashed)
+
+    def describe(self, number: int) -> list[str]:
+        """The names that `documents` gives."""
+        return self.documents(number)
