@@ -182,7 +182,7 @@ def test_what_is_fastest_is_timed_compiled_too(
 ) -> None:
     times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
     monkeypatch.setattr("sheepop.train.plan.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    monkeypatch.setattr("sheepop.train.plan._time_steps", lambda *arguments: (9.0, [times[arguments[4], arguments[6]]]))
     config = TrainingConfig(compile="auto", max_steps=10)
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]

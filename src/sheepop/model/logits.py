@@ -145,7 +145,7 @@ class WeightGradient:
         if self._chunks.dtype == self._chunks.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return
-        if gradients_RV.device.type == "cuda":
+        if _adds_exactly(gradients_RV.device.type):
             exact = self._chunks.exact
             torch.addmm(self._sum, gradients_RV.t(), hidden_RD, exact, beta=0.0 if first else 1.0, out=self._sum)
             return
@@ -157,6 +157,11 @@ class WeightGradient:
     def result(self, weight_VD: Tensor) -> Tensor:
         """In the weight's data type; zeros when there was no chunk."""
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
+
+
+def _adds_exactly(device: str) -> bool:
+    """Whether a product of two matrices in half precision is added to one in float32 without being rounded."""
+    return device == "cuda"
 
 
 def _chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None) -> int:

@@ -213,7 +213,7 @@ class TrainingConfig(Config):
             "activation_checkpointing": (
                 None if self.activation_checkpointing == "auto" else self.activation_checkpointing
             ),
-            "compile": None if self.compile == "auto" else self.compile,
+            "compile": None if self.compile == "auto" else bool(self.compile),
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,
