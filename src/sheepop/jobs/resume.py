@@ -93,6 +93,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     usual = SheepOpConfig().model_dump(mode="json")
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.asked))}
     after = dict(leaves(wanted.model_dump(mode="json")))
+    if after["training.compile"] is None and before["training.compile"] is False:
+        before["training.compile"] = None  # its default once, and what null means on a CPU
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     allowed = may_change(SheepOpConfig)
     refused = [key for key in changed if key not in allowed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -196,4 +197,7 @@ def _compute(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if device == "cuda" else None,
         "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tensor_float_32": device == "cuda" and torch.get_float32_matmul_precision() != "highest",
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if device == "cuda" else None,
     }

@@ -78,6 +78,12 @@ class Transformer(nn.Module):
         # A deep copy takes what it finds in its memory for a copy that is made already.
         return copy.deepcopy(self, shared | {id(tensor): found for tensor, found in (replaced or {}).items()})
 
+    def compile_blocks(self) -> None:
+        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
+        self.compiled = True
+        for block in self.layers:
+            block.compile()
+
     def pack_projections(self) -> None:
         """Makes queries, keys and values of every layer one product; see `Attention.pack_projections`."""
         for block in self.layers:

@@ -136,9 +136,10 @@ class TrainingConfig(Config):
     memory_budget: MayChange[Annotated[float, Field(gt=0)] | None] = None
     """GB (10^9 bytes) that training may use, for `activation_checkpointing: auto`; `null` is 80 percent of what is
     free when the run starts."""
-    compile: bool | Literal["auto"] = False
-    """`torch.compile` of the blocks; needs a C++ compiler on a CPU, and without one the run says so and goes on;
-    `auto` times a step with and without it once, and keeps the faster."""
+    compile: bool | Literal["auto"] | None = None
+    """`torch.compile` of the blocks; `null` is `auto` on a GPU with Triton, else `false`; needs a C++ compiler on a
+    CPU, and without one the run says so and goes on; `auto` times a step with and without it once, and keeps the
+    faster."""
     z_loss: float = Field(0.0, ge=0)
     """Coefficient of the square of every token's log-sum-exp, added to what is minimised."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -252,7 +253,7 @@ class TrainingConfig(Config):
             "activation_checkpointing": (
                 None if self.activation_checkpointing == "auto" else self.activation_checkpointing
             ),
-            "compile": None if self.compile == "auto" else self.compile,
+            "compile": None if self.compile == "auto" else bool(self.compile),
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,
