@@ -123,6 +123,24 @@ _BIASED_ROWS = (
 )  # fmt: skip
 # RMSNorm before the sublayers, SwiGLU.
 _GATED: tuple[Field, ...] = (*_SIZES, *_EMBEDDING_IN_SCALE, *_RMS_NORM, *_USUAL, *_NO_CAPS)
+
+
+def _llama_like(
+    attention_bias: Field,
+    *,
+    experts: Field = NoExperts(),
+    square: bool = False,
+    qk_norm: str | None = None,
+    other_biases: tuple[Field, ...] = _WITHOUT_FURTHER_BIASES,
+    rotary: Rotary = Rotary(),
+) -> tuple[Field, ...]:
+    """Llama, and what its descendants change."""
+    return (
+        *_GATED, experts, *_heads(square=square), *_shape("pre", ("swiglu",), qk_norm=qk_norm), attention_bias,
+        *other_biases, rotary, NoWindow(), TiedWeights("optional"),
+    )  # fmt: skip
+
+
 _GATED_ROWS = (*EMBEDDING, *first_and_last_norms(), *norms_before(), *OUTPUT)
 # Norms on both sides, scaled embeddings, GeGLU.
 _GEMMA: tuple[Field, ...] = (
@@ -221,80 +239,39 @@ _TABLES = (
     # Qwen team 2024 and 2025.
     Architecture(
         "qwen3moe",
-        (
-            *_GATED,
-            Experts(required=True, own_width=True),
-            *_heads(),
-            *_shape("pre", ("swiglu",), qk_norm="head"),
-            _QUERY_BIAS,
-            *_WITHOUT_FURTHER_BIASES,
-            Rotary(),
-            NoWindow(),
-            TiedWeights("optional"),
-        ),
+        _llama_like(_QUERY_BIAS, experts=Experts(required=True, own_width=True), qk_norm="head"),
         (*_GATED_ROWS, *separate_attention(), *QUERY_KEY_NORMS, *EXPERTS),
     ),
     Architecture(
         "qwen3",
-        (
-            *_GATED,
-            NoExperts(),
-            *_heads(),
-            *_shape("pre", ("swiglu",), qk_norm="head"),
-            _QUERY_BIAS,
-            *_WITHOUT_FURTHER_BIASES,
-            Rotary(),
-            NoWindow(),
-            TiedWeights("optional"),
-        ),
+        _llama_like(_QUERY_BIAS, qk_norm="head"),
         (*_GATED_ROWS, *separate_attention(), *QUERY_KEY_NORMS, *GATED_FEED_FORWARD),
     ),
     Architecture(
         "qwen2",
-        (
-            *_GATED,
-            NoExperts(),
-            *_heads(square=True),
-            *_shape("pre", ("swiglu",)),
-            *implied(attention_bias=True),
-            *_WITHOUT_FURTHER_BIASES,
-            Rotary(),
-            NoWindow(),
-            TiedWeights("optional"),
-        ),
+        _llama_like(Implied("attention_bias", (True,)), square=True),
         (*_GATED_ROWS, *separate_attention(), *GATED_FEED_FORWARD),
     ),
     # Touvron et al. 2023 and its many descendants.
     Architecture(
         "llama",
-        (
-            *_GATED,
-            Experts(required=False, own_width=False),
-            *_heads(),
-            *_shape("pre", ("swiglu",)),
+        _llama_like(
             _QUERY_BIAS,
-            Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
-            Biases("feed_forward_bias", "optional", "blk.0.ffn_up.bias"),
-            Biases("norm_bias", "never"),
-            Rotary(divisors=True),
-            NoWindow(),
-            TiedWeights("optional"),
+            experts=Experts(required=False, own_width=False),
+            other_biases=(
+                Biases("attention_output_bias", "optional", "blk.0.attn_output.bias"),
+                Biases("feed_forward_bias", "optional", "blk.0.ffn_up.bias"),
+                Biases("norm_bias", "never"),
+            ),
+            rotary=Rotary(divisors=True),
         ),
         (*_GATED_ROWS, *separate_attention(interleaved=True), *GATED_FEED_FORWARD, *EXPERTS),
     ),
     # Abdin et al. 2024.
     Architecture(
         "phi3",
-        (
-            *_GATED,
-            NoExperts(),
-            *_heads(square=True),
-            *_shape("pre", ("swiglu",)),
-            Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"),
-            *_WITHOUT_FURTHER_BIASES,
-            Rotary(partial=True),
-            NoWindow(),
-            TiedWeights("optional"),
+        _llama_like(
+            Biases("attention_bias", "optional", "blk.0.attn_qkv.bias"), square=True, rotary=Rotary(partial=True)
         ),
         (*_GATED_ROWS, *stacked_attention(), *STACKED_FEED_FORWARD),
     ),
