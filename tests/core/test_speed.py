@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sheepop.core.speed import nominal_peak
 
 

@@ -16,8 +16,13 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.step_origins import show_step
+<<<<<<< HEAD
 from sheepop.jobs.train import run_training
 from sheepop.jobs.training_data import DIFFICULTY, build_plan
+=======
+from sheepop.jobs.train import train
+from sheepop.jobs.training_data import build_plan
+>>>>>>> start
 from sheepop.train.metrics import read_json_lines
 
 SILENT = Console.silent()
@@ -112,9 +117,9 @@ def test_a_length_that_does_not_divide_the_rows_is_refused(corpus: Corpus, run: 
 def test_scores_of_difficulty_are_stored_with_the_run_and_rows_follow_them(corpus: Corpus, run: RunDirectory) -> None:
     config = configured(corpus, run.path, curriculum="easy_to_hard", difficulty="length", curriculum_jitter=0)
     unstored = build_plan(config, corpus, run, SILENT, store=False)
-    assert not (run.path / DIFFICULTY).exists()
+    assert not run.difficulty.exists()
     plan = build_plan(config, corpus, run, SILENT)
-    assert (run.path / DIFFICULTY).is_file()
+    assert run.difficulty.is_file()
     again = build_plan(config, corpus, run, SILENT)
     means = []
     for step in range(plan.num_samples // 8):
@@ -158,7 +163,7 @@ def test_scores_are_not_taken_for_those_of_other_rows_or_of_another_kind(corpus:
         return source.order.indices(0, source.batches.num_samples).tolist()
 
     def alone(**settings: Any) -> list[int]:
-        (run.path / DIFFICULTY).unlink(missing_ok=True)
+        run.difficulty.unlink(missing_ok=True)
         return order(**settings)
 
     swapped = [{"pattern": pattern, "weights": [[0, 1]]} for pattern in ("b*.txt", "a*.txt", "*")]
@@ -170,7 +175,7 @@ def test_scores_are_not_taken_for_those_of_other_rows_or_of_another_kind(corpus:
     ]
     answers = [alone(**question) for question in questions]
     assert len({tuple(answer) for answer in answers}) == len(answers)
-    (run.path / DIFFICULTY).unlink()
+    run.difficulty.unlink()
     assert [order(**question) for question in questions] == answers
 
 
