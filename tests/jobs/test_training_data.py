@@ -16,13 +16,8 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.step_origins import show_step
-<<<<<<< HEAD
 from sheepop.jobs.train import run_training
-from sheepop.jobs.training_data import DIFFICULTY, build_plan
-=======
-from sheepop.jobs.train import train
 from sheepop.jobs.training_data import build_plan
->>>>>>> start
 from sheepop.train.metrics import read_json_lines
 
 SILENT = Console.silent()
