@@ -50,6 +50,8 @@ class Generator:
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         self.model = model if device is None else model.to(device)
+        if self.model.device.type == "cuda":
+            self.model.pack_projections()
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
