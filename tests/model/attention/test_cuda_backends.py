@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from sheepop.model import KeyValueCache, ModelConfig, blank_model
+from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model
+from sheepop.model.attention import blocks
 from sheepop.model.attention.choose import KERNELS, choose_kernel
 from sheepop.model.attention.kernel import AttentionKind, Score
-from sheepop.model.attention.segments import Cut
 from sheepop.model.attention.stepwise import Stepwise
 
 LENGTH = 64
 IDS = (torch.arange(LENGTH)[None] >= torch.tensor([[20], [40]])).long()
-CASES = list(
-    itertools.product((0.0, 0.1), (4, 2), (False, True), (None, 16), (torch.float32, torch.bfloat16), (False, True))
-)
 
 
 def cuda_backend(
@@ -41,7 +37,6 @@ def cuda_backend(
     The constraints are those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` for GPUs from 2020 on; dropout
     and a scale are no matter to any of them.
     """
-    assert query.device.type == "cuda"
     width, value_width = query.shape[-1], value.shape[-1]
     one_head_count = query.shape[1] == key.shape[1] == value.shape[1]
     groups = enable_gqa and query.shape[1] % key.shape[1] == 0
@@ -59,8 +54,11 @@ def cuda_backend(
     return "efficient" if known and one_head_count and aligned and masked else "math"
 
 
-class Calls(TorchFunctionMode):
-    """The calls of the function while it is active: which kernel each would reach, and the entries of its mask."""
+class PretendedGpu(TorchFunctionMode):
+    """Says of every tensor that it is on a GPU while it stays on the CPU, numbers and all.
+
+    `backends` are the kernels that the calls of attention would reach there, `masks` the bytes of their masks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,86 +66,75 @@ class Calls(TorchFunctionMode):
         self.masks: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.device.__get__:
+            return torch.device("cuda")
+        args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
         if func is F.scaled_dot_product_attention:
-            self.backends.append(cuda_backend(*args, **(kwargs or {})))
-            mask = (kwargs or {}).get("attn_mask")
+            self.backends.append(cuda_backend(*args, **kwargs))
+            mask = kwargs.get("attn_mask")
             self.masks.append(0 if mask is None else mask.untyped_storage().nbytes())
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _on_cpu(value: Any) -> Any:
+    is_device = isinstance(value, torch.device) or (isinstance(value, str) and value == "cuda")
+    return torch.device("cpu") if is_device else value
 
 
 @pytest.fixture
-def known_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretended tensors have no numbers, so that the cut of the rows is that of real ones."""
-    cut = Cut.of(IDS)
-    gather, scatter = cut.gather.numpy(), cut.scatter.numpy()
-
-    def pretended(_: torch.Tensor) -> Cut:
-        return Cut(torch.tensor(gather, device="cuda"), torch.tensor(scatter, device="cuda"), cut.groups)
-
-    monkeypatch.setattr(Cut, "of", pretended)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    """A GPU without Triton; with it documents and windows without dropout go to FlexAttention."""
+    monkeypatch.setattr(blocks, "_has_triton", lambda _: False)
+    with PretendedGpu() as mode:
+        yield mode
 
 
-def network(**settings: Any) -> ModelConfig:
+def network(dtype: torch.dtype, **settings: Any) -> Transformer:
     base = {"vocab_size": 32, "d_model": 64, "num_layers": 1, "num_heads": 4, "max_seq_len": LENGTH, "dropout": 0.0}
-    return ModelConfig(**{**base, "position_encoding": "rope", **settings})
+    return build_model(ModelConfig(**{**base, "position_encoding": "rope", **settings}), 0).to(dtype)
 
 
-def pretend(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """The network on a GPU that is not there; within `FakeTensorMode`."""
-    with torch.device("cuda"):
-        model = blank_model(config)
-    model.to(dtype)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to("cuda"))
-    return model
-
-
-@pytest.mark.usefixtures("known_documents")
-@pytest.mark.parametrize(("dropout", "kv_heads", "packed", "window", "dtype", "compiled"), CASES)
-def test_training_never_falls_to_full_scores(dropout, kv_heads, packed, window, dtype, compiled) -> None:
-    """As on a GPU without Triton; with it documents and windows without dropout go to FlexAttention."""
-    config = network(dropout=dropout, num_kv_heads=kv_heads, sliding_window=window)
-    with FakeTensorMode(), Calls() as calls:
-        model = pretend(config, dtype).train()
-        model.compiled = compiled  # the kernel is chosen as for a compiled network, whose code is then run as it is
-        ids = torch.zeros(2, LENGTH, dtype=torch.long, device="cuda")
-        model.hidden_states(ids, document_ids=torch.zeros_like(ids) if packed else None)
-    assert calls.backends
-    assert "math" not in calls.backends
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_training_never_falls_to_full_scores(gpu, dropout, kv_heads, packed, window, dtype, compiled) -> None:
+    model = network(dtype, dropout=dropout, num_kv_heads=kv_heads, sliding_window=window).train()
+    model.compiled = compiled  # the kernel is chosen as for a compiled network, whose code is then run as it is
+    model.hidden_states(torch.zeros_like(IDS), document_ids=IDS if packed else None)
+    assert gpu.backends
+    assert "math" not in gpu.backends
     if dtype == torch.bfloat16 and window is None:
-        assert set(calls.backends) == {"flash"}
+        assert set(gpu.backends) == {"flash"}
     # No mask has as many entries as a row has pairs.
-    assert max(calls.masks) < LENGTH * LENGTH
+    assert max(gpu.masks) < LENGTH * LENGTH
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"position_encoding": "alibi"}, {"attention_sinks": True}], ids=str)
-def test_generation_never_falls_to_full_scores(kv_heads, dtype, settings) -> None:
-    """The prefill of rows of different length, and a step of each."""
-    with FakeTensorMode(), Calls() as calls, torch.no_grad():
-        model = pretend(network(num_kv_heads=kv_heads, **settings), dtype).eval()
-        for counts in (None, [8, 8]):
-            cache = KeyValueCache(model.config, 2, LENGTH, device="cuda", dtype=dtype)
-            model(torch.zeros(2, 8, dtype=torch.long, device="cuda"), cache=cache)
-            if counts is None:
-                cache._slots, cache._held = None, [8, 7]
-            model(torch.zeros(2, 1, dtype=torch.long, device="cuda"), cache=cache)
-    assert len(calls.backends) == 4
-    assert "math" not in calls.backends
+@pytest.mark.parametrize("counts", [[8, 8], [8, 5]], ids=["even", "uneven"])
+def test_generation_never_falls_to_full_scores(gpu, kv_heads, dtype, settings, counts) -> None:
+    model = network(dtype, num_kv_heads=kv_heads, **settings).eval()
+    cache = KeyValueCache(model.config, 2, LENGTH, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        model.hidden_states(torch.zeros_like(IDS[:, :8]), cache=cache, counts=counts)
+        model(torch.zeros_like(IDS[:, :1]), cache=cache)
+    assert len(gpu.backends) == 2
+    assert "math" not in gpu.backends
 
 
 def test_groups_of_heads_under_a_mask_or_in_float32_would_leave_the_fused_kernels() -> None:
     """What the calls above avoid: PyTorch's own way with groups, as its constraints are written."""
-    with FakeTensorMode():
-        q, k = (torch.empty(2, heads, 8, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2))
-        mask = torch.empty(8, 8, dtype=torch.bool, device="cuda")
-        assert cuda_backend(q, k, k, is_causal=True, enable_gqa=True) == "flash"
-        assert cuda_backend(q, k, k, mask, enable_gqa=True) == "math"
-        assert cuda_backend(q.float(), k.float(), k.float(), is_causal=True, enable_gqa=True) == "math"
-        assert cuda_backend(q, q, q, mask) == "efficient"
-        assert cuda_backend(q[..., :5], q[..., :5], q[..., :5], mask) == "math"
+    q, k = (torch.empty(2, heads, 8, 64, dtype=torch.bfloat16) for heads in (4, 2))
+    mask = torch.empty(8, 8, dtype=torch.bool)
+    assert cuda_backend(q, k, k, is_causal=True, enable_gqa=True) == "flash"
+    assert cuda_backend(q, k, k, mask, enable_gqa=True) == "math"
+    assert cuda_backend(q.float(), k.float(), k.float(), is_causal=True, enable_gqa=True) == "math"
+    assert cuda_backend(q, q, q, mask) == "efficient"
+    assert cuda_backend(q[..., :5], q[..., :5], q[..., :5], mask) == "math"
 
 
 GPU = [
