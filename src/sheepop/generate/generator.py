@@ -49,6 +49,8 @@ class Generator:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.
         self.model = (model if device is None else model.to(device)).sharing_copy().eval()
+        if self.model.device.type == "cuda":
+            self.model.pack_projections()
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
