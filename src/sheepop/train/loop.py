@@ -18,7 +18,6 @@ from sheepop.core.random import seed_torch
 from sheepop.model import Transformer
 from sheepop.train.agenda import SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
-from sheepop.train.config import TroubleConfig
 from sheepop.train.counters import TrainingState
 from sheepop.train.interrupt import StopRequestedError, catch_interrupts
 from sheepop.train.journal import Journal
@@ -28,7 +27,7 @@ from sheepop.train.rescue import Rescue
 from sheepop.train.schedule import Schedule
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.step import Outcome, StepRunner
-from sheepop.train.trouble import Limits, find_trouble
+from sheepop.train.trouble import Limits, TroubleConfig, find_trouble
 from sheepop.train.validation import Scores
 
 
