@@ -40,6 +40,7 @@ def run(text: Path, output: Path, steps: int, **options: Any) -> list[dict[str, 
         "model.num_kv_heads=2",
         "model.max_seq_len=64",
         "model.position_encoding=rope",
+        "training.compile=false",  # auto may choose another way the second time
         "training.optimizer=muon",
         "training.schedule=constant",
         "training.warmup_steps=2",

@@ -262,6 +262,9 @@ def test_the_record_says_where_a_run_started_and_went_on(run: Path) -> None:
     before = json.loads((run / "environment.json").read_text())
     assert (before["seed"], before["resumed"]) == (0, [])
     assert before["compute"]["device"] == "cpu"
+    assert before["compute"]["deterministic"] is True
+    assert before["compute"]["tensor_float_32"] is False
+    assert before["compute"]["cublas_workspace"] is None
     assert before["started"].endswith("+00:00")
     resume(run, "training.max_steps=6", "training.sinks=[]", "training.early_stopping=50")
     after = json.loads((run / "environment.json").read_text())

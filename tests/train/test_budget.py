@@ -1,10 +1,13 @@
 """What is derived before a run, from numbers that are easy to check by hand."""
 
+from typing import Any
+
 import pytest
 
+from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.budget import StepTime, measuring_seconds, resolve_training
+from sheepop.train.budget import StepTime, measure_step, measuring_seconds, resolve_compile, resolve_training
 
 
 def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:
@@ -87,6 +90,43 @@ def test_minutes_become_steps_that_fit_with_their_validations() -> None:
     per_validation = 5000 / 1000 * 0.1 / 3
     used = steps * 0.1 + steps / 100 * per_validation
     assert 0.93 * 600 < used < 0.98 * 600
+
+
+@pytest.mark.parametrize(
+    ("device", "triton", "asked", "expected"),
+    [
+        ("cuda", True, None, "auto"),
+        ("cuda", False, None, False),
+        ("cpu", True, None, False),
+        ("mps", True, None, False),
+        ("cuda", True, False, False),
+        ("cpu", False, "auto", "auto"),
+    ],
+)
+def test_compiling_is_measured_where_triton_serves_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, triton: bool, asked: Any, expected: Any
+) -> None:
+    monkeypatch.setattr("sheepop.model.fused.has_triton", lambda: triton)
+    assert resolve_compile(TrainingConfig(compile=asked), device).compile == expected
+
+
+def test_the_time_of_compiling_is_known_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first step of 21 seconds, 20 of them for compiling, and then steps of one second, half of the eager ones."""
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *rest: (21.0, [1.0]) if rest[-1] else (2.5, [2.0]))
+    monkeypatch.setattr("sheepop.train.budget.time.monotonic", iter([100.0, 103.0]).__next__)
+    timing = measure_step(
+        lambda: None,  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
+        TrainingConfig(precision="fp32", compile="auto"),
+        "cpu",
+        seconds=4.0,
+        console=Console.silent(),
+    )
+    assert (timing.seconds, timing.compiled, timing.compiled_in, timing.measured_in) == (1.0, True, 20.0, 3.0)
+    # Of 120 seconds three were measured, twenty will be compiled, three are for the rest, and some for a validation.
+    resolved = resolve(timing, max_minutes=2.0, global_batch_size=10, eval_interval=10**6)
+    assert resolved.max_steps == 93
+    assert resolved.compile is True
 
 
 def test_validations_take_at_most_a_fifth_of_a_short_budget() -> None:

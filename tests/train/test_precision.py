@@ -51,7 +51,7 @@ def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
 def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: list(times))
-    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: times[arguments[4]])
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: (9.0, times[arguments[4]]))
     chosen = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
@@ -69,9 +69,9 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
 ) -> None:
     shares, clock = [], iter([100.0, 131.5])
 
-    def time_steps(*arguments: Any) -> list[float]:
+    def time_steps(*arguments: Any) -> tuple[float, list[float]]:
         shares.append(arguments[5])
-        return [1.0]
+        return 1.0, [1.0]
 
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
     monkeypatch.setattr("sheepop.train.budget._time_steps", time_steps)
@@ -191,7 +191,9 @@ def test_what_is_fastest_is_timed_compiled_too(
 ) -> None:
     times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
-    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: [times[arguments[4], arguments[6]]])
+    monkeypatch.setattr(
+        "sheepop.train.budget._time_steps", lambda *arguments: (9.0, [times[arguments[4], arguments[6]]])
+    )
     config = TrainingConfig(compile="auto", max_steps=10)
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]

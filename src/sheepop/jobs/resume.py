@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -237,6 +238,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     usual = SheepOpConfig().model_dump(mode="json")
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.asked))}
     after = dict(leaves(wanted.model_dump(mode="json")))
+    if after["training.compile"] is None and before["training.compile"] is False:
+        before["training.compile"] = None  # its default once, and what null means on a CPU
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     refused = [key for key in changed if key not in _MAY_CHANGE and not key.startswith("generation.")]
     if refused:
@@ -284,4 +287,7 @@ def _compute(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if device == "cuda" else None,
         "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tensor_float_32": device == "cuda" and torch.get_float32_matmul_precision() != "highest",
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if device == "cuda" else None,
     }

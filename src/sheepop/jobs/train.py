@@ -44,7 +44,7 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
-from sheepop.train.budget import measure_step, measuring_seconds, needs_measuring, resolve_training
+from sheepop.train.budget import measure_step, measuring_seconds, needs_measuring, resolve_compile, resolve_training
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 
@@ -224,7 +224,7 @@ def _start(
         check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
     batches = build_batches(config, corpus.train, corpus.tokenizer())
     warn_of_long_pairs(config, corpus, console)
-    training = config.training
+    training = resolve_compile(config.training, device)
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
     if training.compile and device == "cpu" and not _has_compiler():
@@ -318,7 +318,10 @@ def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
 
 
 def prepare_process(config: SheepOpConfig, device: str) -> None:
-    """Sets for this process how `device` computes, as `config.deterministic` says, and that it keeps its memory."""
+    """Sets for this process how `device` computes, as `config.deterministic` says, and that it keeps its memory.
+
+    What CUDA's library of products needs for it is set by `resolve_device`, before CUDA starts.
+    """
     choose_matrix_arithmetic(device)
     keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)

@@ -25,6 +25,7 @@ from sheepop.jobs.training_data import (
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.cost import training_flops_per_token
+from sheepop.model.speed import nominal_peak
 from sheepop.train import (
     Checkpointer,
     Schedule,
@@ -43,7 +44,7 @@ from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
-from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
+from sheepop.train.precision import apply_precision, candidates, initial_loss_scale, torch_dtype
 from sheepop.train.profiler import DIRECTORY as PROFILE
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sinks import RunDescription, open_sinks
@@ -89,7 +90,11 @@ def run_loop(
         journal = Journal(
             metrics,
             samples,
-            Throughput(partial(training_flops_per_token, config.model), record.matrix_peak_flops),
+            Throughput(
+                partial(training_flops_per_token, config.model),
+                record.matrix_peak_flops,
+                nominal_peak(torch_dtype(settings.precision), device),
+            ),
             device=device,
             precision=settings.precision,
             sinks=[

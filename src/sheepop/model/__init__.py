@@ -5,8 +5,8 @@ from sheepop.model.cache import Cache, KeyValueCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.encoder_decoder import EncoderDecoder, Memory
 from sheepop.model.initialization import build_model
+from sheepop.model.logits import IGNORE_INDEX
 from sheepop.model.loss import (
-    IGNORE_INDEX,
     LossSums,
     LossTerms,
     cross_entropy,

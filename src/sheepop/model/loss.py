@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sheepop.model.fused import fused, fuses
 from sheepop.model.logits import (
     IGNORE_INDEX,
     LogitChunks,
@@ -26,6 +27,9 @@ from sheepop.model.logits import (
     product_dtype,
     supervised_places,
 )
+
+# Logits that are scored together, in bytes: they are copied to float32.
+_SCORED_BYTES = 128 << 20
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -146,7 +150,7 @@ def score_tokens(
         loss = torch.zeros((), dtype=chunks.exact, device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, supervised_places(labels_N), None):
+            for rows in chunks.rows(labels_N, supervised_places(labels_N), _SCORED_BYTES):
                 logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype))
                 for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
                     loss += F.cross_entropy(cap(part.to(chunks.exact), soft_cap), wanted, reduction="sum")
@@ -179,6 +183,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), memory)
+        losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
         grad_weight = WeightGradient(chunks) if for_weight else None
@@ -187,7 +192,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 hidden_RD = hidden_ND[rows].to(chunks.dtype)
                 logits_RV = chunks.logits(hidden_RD)
                 for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
-                    sums += _losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
@@ -232,7 +237,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 logits_RV = chunks.logits(hidden_ND[rows].to(dtype))
                 blocks = chunks.blocks(logits_RV, labels_N[rows])
-                found = [_label_and_sum(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
+                found = [_fused_sums(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
                 label_R, log_sum_R = (torch.cat(parts) for parts in zip(*found, strict=True))
                 log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
         # Saved tensors are checked: a weight that is changed before the way back would give other logits.
@@ -253,8 +258,9 @@ class _LinearLogProbabilities(torch.autograd.Function):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(dtype)
                 logits_RV = chunks.logits(hidden_RD)
-                for part, *by_row in chunks.blocks(logits_RV, labels_N[rows], log_sum_N[rows], weights_N[rows]):
-                    _weighted_gradients(part, *by_row, soft_cap, chunks.exact)
+                by_row = labels_N[rows], log_sum_N[rows], weights_N[rows]
+                for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
+                    _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, soft_cap, chunks.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
@@ -298,7 +304,9 @@ def _label_and_sum(
 ) -> tuple[Tensor, Tensor]:
     """The logit of the label (R,) and the log-sum-exp of all (R,)."""
     z_RV = cap(logits_RV.to(exact), soft_cap)
-    return z_RV.gather(1, labels_R[:, None])[:, 0], z_RV.logsumexp(1)
+    largest = z_RV.amax(1, keepdim=True)
+    total = (z_RV - largest).exp().sum(1, keepdim=True)
+    return z_RV.gather(1, labels_R[:, None])[:, 0], (total.log() + largest)[:, 0]
 
 
 def _weighted_gradients(
@@ -315,9 +323,40 @@ def _weighted_gradients(
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
-    z_RV.sub_(log_sum_R[:, None]).exp_().mul_(-weights_R[:, None])
-    z_RV.scatter_add_(1, labels_R[:, None], weights_R[:, None])
-    if slope_RV is not None:
-        z_RV.mul_(slope_RV)
-    if z_RV is not logits_RV:
-        logits_RV.copy_(z_RV)
+    p_RV = (z_RV - log_sum_R[:, None]).exp_()
+    gradients_RV = (_chosen(labels_R, p_RV) - p_RV).mul_(weights_R[:, None])
+    logits_RV.copy_(gradients_RV if slope_RV is None else gradients_RV.mul_(slope_RV))
+
+
+def _losses_then_gradients_at_once(
+    logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+) -> Tensor:
+    """`_losses_then_gradients` as a kernel wants it: all that is read is logits, and nothing of their size is kept.
+
+    A row of logits is read for its sum and again for its gradient, which is written in their place. It stays in the
+    processor's cache between the two.
+    """
+    z_RV = cap(logits_RV.to(exact), soft_cap)
+    keep, spread, size = 1.0 - terms.label_smoothing, terms.label_smoothing, z_RV.shape[1]
+    label_R, log_sum_R = _label_and_sum(logits_RV, labels_R, soft_cap, exact)
+    plain_R = log_sum_R - label_R
+    objective_R = log_sum_R - keep * label_R + terms.z_loss * log_sum_R.square()
+    if spread:
+        objective_R = objective_R - spread * z_RV.mean(1)
+    scale_R = 1.0 + 2.0 * terms.z_loss * log_sum_R
+    gradients_RV = (z_RV - log_sum_R[:, None]).exp() * scale_R[:, None] - spread / size - keep * _chosen(labels_R, z_RV)
+    if soft_cap is not None:
+        gradients_RV = gradients_RV * (1 - (z_RV / soft_cap).square())
+    sums = torch.stack((objective_R.sum(), plain_R.sum()))
+    logits_RV.copy_(gradients_RV)
+    return sums
+
+
+def _chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
+    """1 in one column of each row, and 0 elsewhere: compared, where a kernel would have to wait for a scatter."""
+    return (torch.arange(like_RV.shape[1], device=like_RV.device) == columns_R[:, None]).to(like_RV.dtype)
+
+
+_fused_losses = fused(_losses_then_gradients_at_once)
+_fused_sums = fused(_label_and_sum)
+_fused_weighted_gradients = fused(_weighted_gradients)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import ModelConfig
+from sheepop.model.fused import fused
 from sheepop.model.rotary_scaling import RotaryScaling, rotary_frequencies
 
 
@@ -40,11 +41,19 @@ def rotate(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `cos` and `sin` broadcast against (B, H, T, R/2); columns from R on stay as they are. Under autocast they are
     float32 and `x_BHTC` is not: the products are taken in float32 and the result has the dtype of `x_BHTC`.
     """
+    # One kernel forward and one backward where a GPU trains; a text is begun sooner than a kernel is compiled.
+    return (_fused_rotation if torch.is_grad_enabled() else _rotation)(x_BHTC, cos, sin)
+
+
+def _rotation(x_BHTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     width = cos.shape[-1]
     first, second, rest = torch.split(x_BHTC, [width, width, x_BHTC.shape[-1] - 2 * width], dim=-1)
     # Each product is added where it is computed: attention waits for memory here, not for arithmetic.
     turned = ((first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin))
     return torch.cat((*(part.to(x_BHTC.dtype) for part in turned), rest), dim=-1)
+
+
+_fused_rotation = fused(_rotation)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""How fast this machine multiplies matrices: the denominator of every statement about efficiency."""
+"""How fast this machine multiplies matrices, and how fast its maker says: the denominators of efficiency."""
 
 from __future__ import annotations
 
+import re
 import time
 
 import torch
@@ -26,6 +27,49 @@ def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
         size *= 2
         best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
     return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
+
+
+# TFLOP/s of dense products, summed in float32, as data sheets give them: by a part of the device's name, the first that
+# fits, in bfloat16 and float16, in float8, and of float32 factors by TensorFloat-32 (on AMD's in float32 itself).
+_NOMINAL_TERAFLOPS: tuple[tuple[str, float, float | None, float], ...] = (
+    ("GB200", 2500, 5000, 1250),
+    ("B200", 2250, 4500, 1125),
+    ("GH200", 989.4, 1978.9, 494.7),
+    ("H200 NVL", 835.5, 1671, 417.5),
+    ("H200", 989.4, 1978.9, 494.7),
+    ("H100 NVL", 835.5, 1671, 417.5),
+    ("H100 PCIe", 756, 1513, 378),
+    ("H100", 989.4, 1978.9, 494.7),
+    ("A100", 312, None, 156),
+    ("A10G", 70, None, 35),
+    ("A10", 125, None, 62.5),
+    ("A40", 149.7, None, 74.8),
+    ("L40S", 362, 733, 183),
+    ("L40", 181, 362, 90.5),
+    ("L4", 121, 242.5, 60),
+    ("RTX 6000 Ada", 364.2, 728.5, 182.1),
+    ("RTX 4090", 165.2, 330.3, 82.6),
+    ("RTX 3090", 71, None, 35.6),
+    ("MI300X", 1307.4, 2614.9, 163.4),
+    ("MI250X", 383, None, 47.9),
+)
+
+
+def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
+    """The rate of dense matrix products in `dtype` that the maker of this GPU names, in FLOP/s; None where unknown.
+
+    It is the peak that published shares refer to, and no product reaches it: power and clocks are not in it. Float32 is
+    TensorFloat-32 where training uses that. Sources: the data sheets of NVIDIA (without sparsity) and AMD.
+    """
+    if device != "cuda":
+        return None
+    name = torch.cuda.get_device_name()
+    for part, half, eighth, single in _NOMINAL_TERAFLOPS:
+        if re.search(rf"\b{part}\b", name):
+            rates = {torch.bfloat16: half, torch.float16: half, torch.float8_e4m3fn: eighth, torch.float32: single}
+            rate = rates.get(dtype)
+            return None if rate is None else rate * 1e12
+    return None
 
 
 def _best_rate(size: int, dtype: torch.dtype, device: str, seconds: float) -> float:

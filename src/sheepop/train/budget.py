@@ -17,6 +17,7 @@ import numpy as np
 from sheepop.core.console import Console
 from sheepop.data import Batches
 from sheepop.model import Transformer
+from sheepop.model.fused import fuses
 from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
@@ -47,6 +48,7 @@ class StepTime:
     seconds: float
     compiled: bool = False
     measured_in: float = field(default=0.0, compare=False)
+    compiled_in: float = field(default=0.0, compare=False)  # what the first step of the run takes beside
 
     def __str__(self) -> str:
         return f"{self.precision}{' compiled' if self.compiled else ''} {self.seconds * 1000:,.0f} ms"
@@ -70,8 +72,9 @@ def measure_step(
     share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
     def time_candidate(precision: str, compiled: bool) -> StepTime:
-        times = _time_steps(make_model(), batches, config, device, precision, share, compiled)
-        return StepTime(precision, statistics.median(times), compiled)
+        first, times = _time_steps(make_model(), batches, config, device, precision, share, compiled)
+        seconds = statistics.median(times)
+        return StepTime(precision, seconds, compiled, compiled_in=first - seconds if compiled else 0.0)
 
     timings = [time_candidate(precision, config.compile is True) for precision in precisions]
     if config.compile == "auto":
@@ -83,6 +86,17 @@ def measure_step(
 
 def _seconds(timing: StepTime) -> float:
     return timing.seconds
+
+
+def resolve_compile(config: TrainingConfig, device: str) -> TrainingConfig:
+    """`config` with a null of `compile` filled in: ``auto`` where Triton makes kernels for a GPU, else false.
+
+    On a GPU a block that is not compiled reads and writes memory for every operation; on a CPU, where most of a step is
+    products, compiling seldom pays for itself.
+    """
+    if config.compile is not None:
+        return config
+    return config.replace(compile="auto" if fuses(device) else False)
 
 
 def needs_measuring(config: TrainingConfig, device: str) -> bool:
@@ -120,7 +134,7 @@ def resolve_training(
         max_tokens=None,
         max_minutes=None,
         precision=precision,
-        compile=config.compile if timing is None else timing.compiled,
+        compile=(config.compile or False) if timing is None else timing.compiled,
         warmup_steps=_warmup_steps(config, steps),
         decay_steps=_decay_steps(config, steps),
         betas=settings.betas,
@@ -202,7 +216,8 @@ def _validation_seconds(config: TrainingConfig, timing: StepTime, seq_len: float
 
 def _training_seconds(minutes: float, timing: StepTime) -> float:
     """What of a budget is left for steps and validations."""
-    return max(_TRAINING_SHARE * minutes * 60, minutes * 60 - timing.measured_in - _IDLE_SECONDS)
+    left = minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
+    return max(_TRAINING_SHARE * minutes * 60, left)
 
 
 def _time_steps(
@@ -213,7 +228,8 @@ def _time_steps(
     precision: str,
     seconds: float,
     compiled: bool,
-) -> list[float]:
+) -> tuple[float, list[float]]:
+    """The seconds of the first step, which compiles, and of each after the second."""
     optimizers = build_optimizers(model, config)
     objective = with_experts(NextToken.configured(config), model.config)
     runner = StepRunner(
@@ -232,9 +248,8 @@ def _time_steps(
         prepared = PreparedStep.of(batches.batch(samples), config.micro_batch_size or size, objective, device=device)
         runner.take(prepared, number=max(0, number))
         synchronize(device)
-        if number >= 0:
-            times.append(time.perf_counter() - begin)
-        elif number == -1:
+        times.append(time.perf_counter() - begin)
+        if number == -1:
             started = time.monotonic()
         number += 1
-    return times
+    return times[0], times[2:]

@@ -105,9 +105,10 @@ class TrainingConfig(Config):
     memory_budget: Annotated[float, Field(gt=0)] | None = Field(
         None, description="GB that training may use, for auto; null is most of what is free"
     )
-    compile: bool | Literal["auto"] = Field(
-        False,
-        description="torch.compile; auto measures once and keeps the faster; needs a C++ compiler on a CPU",
+    compile: bool | Literal["auto"] | None = Field(
+        None,
+        description="torch.compile; auto measures once and keeps the faster; null is auto on a GPU with Triton, else "
+        "false; needs a C++ compiler on a CPU",
     )
     z_loss: float = Field(0.0, ge=0, description="coefficient of the squared log-sum-exp of every token's logits")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
@@ -212,7 +213,7 @@ class TrainingConfig(Config):
             "activation_checkpointing": (
                 None if self.activation_checkpointing == "auto" else self.activation_checkpointing
             ),
-            "compile": None if self.compile == "auto" else self.compile,
+            "compile": None if self.compile == "auto" else bool(self.compile),
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "checkpoint_interval": self.checkpoint_interval,

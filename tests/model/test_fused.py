@@ -1,0 +1,143 @@
+"""What a GPU computes in one kernel: the same numbers as the operations one by one, compiled here for a CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.core.machine import find_compiler, has_python_headers
+from sheepop.model import LossTerms, linear_cross_entropy, linear_log_probabilities
+from sheepop.model import loss as losses
+from sheepop.model.fused import fused, fuses
+from sheepop.model.positions import rotary_tables, rotate
+
+N, D, V = 24, 8, 50
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+
+
+def chunk(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(N, V, generator=generator).mul_(3).to(dtype), torch.randint(V, (N,), generator=generator)
+
+
+@pytest.mark.parametrize("terms", [LossTerms(), LossTerms(z_loss=0.01, label_smoothing=0.2)])
+@pytest.mark.parametrize("soft_cap", [None, 2.5])
+def test_losses_at_once_are_those_in_steps(terms: LossTerms, soft_cap: float | None) -> None:
+    logits, labels = chunk(torch.float64)
+    at_once, in_steps = logits.clone(), logits.clone()
+    with torch.no_grad():
+        found = losses._losses_then_gradients_at_once(at_once, labels, terms, soft_cap, torch.float64)
+        expected = losses._losses_then_gradients(in_steps, labels, terms, soft_cap, torch.float64)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(at_once, in_steps)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Functions are fused on a CPU too; the source of what was compiled."""
+    from torch._inductor.utils import run_and_get_code
+
+    if find_compiler() is None or not has_python_headers():
+        pytest.skip("needs a C++ compiler and Python's headers")
+    sources: list[str] = []
+
+    def compiled(function):
+        def run(*args):
+            found, code = run_and_get_code(torch.compile(function, dynamic=True), *args)
+            sources.extend(code)
+            return found
+
+        return run
+
+    monkeypatch.setattr(losses, "fuses", lambda device: True)
+    for name, function in (
+        ("_fused_losses", losses._losses_then_gradients_at_once),
+        ("_fused_sums", losses._label_and_sum),
+        ("_fused_weighted_gradients", losses._weighted_gradients),
+    ):
+        monkeypatch.setattr(losses, name, compiled(function))
+    yield sources
+    torch.compiler.reset()
+
+
+def test_compiled_losses_keep_nothing_of_the_size_of_the_logits(kernels: list[str]) -> None:
+    """Of a chunk of (R, V) no copy in float32 is made: what the kernels allocate has at most a number a row."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(N, D, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(V, D, generator=generator).bfloat16().requires_grad_()
+    labels = torch.randint(V, (N,), generator=generator)
+    exact = hidden.detach().double() @ weight.detach().double().t()
+    expected = torch.log_softmax(exact, -1).gather(1, labels[:, None])[:, 0]
+    sums = linear_cross_entropy(hidden, weight, labels)
+    log_p = linear_log_probabilities(hidden, weight, labels)
+    torch.testing.assert_close(sums.objective.double(), -expected.sum(), rtol=2e-3, atol=0)
+    torch.testing.assert_close(log_p.double(), expected, rtol=0, atol=0.05)
+    torch.testing.assert_close(
+        torch.autograd.grad(-log_p.sum(), (hidden, weight)),
+        torch.autograd.grad(sums.objective, (hidden, weight)),
+        rtol=0.02,
+        atol=0.02,
+    )
+    source = "".join(kernels)
+    assert len(kernels) == 3
+    assert re.search(r"empty_strided_cpu\(\((s\d+), 1\)", source)
+    assert not re.search(r"empty_strided_cpu\(\(s\d+, s\d+\)", source)
+
+
+def test_only_a_gpu_with_triton_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sheepop.model.fused.has_triton", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: pytest.fail("compiled on a CPU"))
+    assert fuses("cuda")
+    assert not fuses("cpu")
+    assert fused(torch.exp)(torch.zeros(1)).item() == 1
+    monkeypatch.setattr("sheepop.model.fused.has_triton", lambda: False)
+    assert not fuses("cuda")
+
+
+@pytest.mark.gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("soft_cap", [None, 4.0])
+def test_losses_on_a_gpu_are_those_of_the_cpu(dtype: torch.dtype, soft_cap: float | None) -> None:
+    """The CPU computes in float32 from the same rounded inputs; several chunks, some rows without a label."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(96, 64, generator=generator).to(dtype)
+    weight = torch.randn(1000, 64, generator=generator).mul_(0.3).to(dtype)
+    labels = torch.randint(1000, (96,), generator=generator)
+    labels[::7] = -100
+    weighting = torch.randn(96, generator=generator)
+    results = []
+    for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
+        inputs = [tensor.to(device, kind).requires_grad_() for tensor in (hidden, weight)]
+        on_device, chunk_bytes = labels.to(device), 40 * 1000 * kind.itemsize
+        options = {"soft_cap": soft_cap, "chunk_bytes": chunk_bytes}
+        loss = linear_cross_entropy(*inputs, on_device, LossTerms(0.01, 0.1), **options).objective
+        log_p = linear_log_probabilities(*inputs, on_device, **options)
+        found = (
+            loss,
+            log_p,
+            *torch.autograd.grad(loss, inputs),
+            *torch.autograd.grad(log_p, inputs, weighting.to(device)),
+        )
+        results.append([tensor.detach().float().cpu() for tensor in found])
+    tolerance = 5e-3 if dtype == torch.float32 else 5e-2  # TensorFloat-32 may be on
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+@NO_CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_on_a_gpu_is_that_of_the_cpu(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 40, 32, generator=torch.Generator().manual_seed(4)).to(dtype)
+    cos, sin = rotary_tables(40, 24)
+    found = {}
+    for device in ("cpu", "cuda"):
+        there = x.to(device).requires_grad_()
+        turned = rotate(there, cos.to(device), sin.to(device))
+        found[device] = [part.cpu() for part in (turned, *torch.autograd.grad(turned.square().sum(), there))]
+    torch.testing.assert_close(found["cuda"], found["cpu"])
