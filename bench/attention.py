@@ -22,10 +22,10 @@ from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
 from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.attention import attend
 from sheepop.model.mask import AttentionKind, AttentionMask, attention_mask
-from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, TensorBatch

@@ -29,7 +29,7 @@ from sheepop.core.device import resolve_device
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.train import run_training
-from sheepop.model.cost import num_parameters
+from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import agenda
 from sheepop.train.metrics import read_json_lines
 from texts import code_files

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.freed_memory import keep_freed_memory
+from sheepop.core.speed import synchronize
 from sheepop.data import Batch
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.budget import measure_step
 from sheepop.train.evaluation_weights import TrainedWeights

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
+from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig
 from sheepop.model.experts import MixtureOfExperts
-from sheepop.model.speed import synchronize
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.1}

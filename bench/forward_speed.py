@@ -31,8 +31,8 @@ import torch
 from record import add_json_option, write_record
 from sheepop.checkpoint import load_model
 from sheepop.core.device import resolve_device
+from sheepop.core.speed import synchronize
 from sheepop.jobs.exchange import import_model
-from sheepop.model.speed import synchronize
 from sheepop.tokenizer import CharTokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

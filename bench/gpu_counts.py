@@ -31,7 +31,8 @@ from record import add_json_option, write_record
 from sheepop.model import KeyValueCache, LossTerms, ModelConfig, Transformer, blank_model, positions
 from sheepop.model import logits as chunked
 from sheepop.model import loss as losses
-from sheepop.model.cost import num_parameters, training_flops_per_token
+from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import TrainingConfig
 from sheepop.train.optimizers import build, build_optimizers
 from sheepop.train.placement import OneDevice

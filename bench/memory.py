@@ -20,8 +20,8 @@ from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 from sheepop.core.config import validate
 from sheepop.core.device import resolve_device
+from sheepop.core.speed import synchronize
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.speed import synchronize
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing, step_bytes
 from sheepop.train.evaluation_weights import TrainedWeights

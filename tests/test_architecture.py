@@ -289,7 +289,9 @@ def test_the_table_is_the_documented_order():
     assert allowed_targets("jobs") == STANDS_ON.keys() - {"cli", "language_model", "__main__", "__init__"}
 
 
-@pytest.mark.parametrize("module", ["sheepop", "sheepop.cli.main", "sheepop.data", "sheepop.core.machine"])
+@pytest.mark.parametrize(
+    "module", ["sheepop", "sheepop.cli.main", "sheepop.data", "sheepop.core.machine", "sheepop.core.speed"]
+)
 def test_what_must_start_fast_loads_no_heavy_library(module: str):
     program = (
         f"import sys, {module}\n"

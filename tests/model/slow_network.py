@@ -239,17 +239,19 @@ class SlowNetwork:
     def feed_forward(self, x: Array, name: str) -> Array:
         up = self.linear(x, f"{name}.up_proj")
         gated = f"{name}.gate_proj.weight" in self.weights
+        if gated:
+            up = self.at(f"{name}.up", up)
         hidden = self.bent(self.linear(x, f"{name}.gate_proj") if gated else up, name)
         return self.linear(self.at(f"{name}.hidden", hidden * up if gated else hidden), f"{name}.down_proj")
 
     def bent(self, x: Array, name: str) -> Array:
         return np.vectorize(ACTIVATIONS[self.config.activation])(self.at(f"{name}.pre_activation", x))
 
-    def route(self, x: Array, name: str) -> list[dict[int, float]]:
+    def route(self, x: Array, name: str) -> tuple[Array, Array]:
         """For every token the experts that it goes to, and their weights."""
         experts = self.config.experts
         logits = self.at(f"{name}.router.logits", x @ self.weights[f"{name}.router.weight"].T)
-        choices = []
+        all_scores, choices = [], []
         for row in logits:
             total = sum(math.exp(z) for z in row)
             softmax = experts.scores == "softmax"
@@ -257,27 +259,40 @@ class SlowNetwork:
             balanced = [
                 score + bias for score, bias in zip(scores, self.weights[f"{name}.router.balance"], strict=True)
             ]
-            best = sorted(range(len(scores)), key=lambda e: -balanced[e])[: experts.per_token]
+            choices.append(sorted(range(len(scores)), key=lambda e: -balanced[e])[: experts.per_token])
+            all_scores.append(scores)
+        chosen = self.at(f"{name}.router.chosen", np.array(choices))
+        weights = []
+        for scores, best in zip(all_scores, chosen, strict=True):
             divisor = sum(scores[e] for e in best) if experts.normalize else 1.0
-            choices.append({e: scores[e] / divisor for e in best})
-        return choices
+            weights.append([scores[e] / divisor for e in best])
+        return chosen, self.at(f"{name}.router.weights", np.array(weights))
 
     def mixture(self, x: Array, name: str) -> Array:
-        choices = self.route(x, name)
-        rows = [(e, t) for e in range(self.config.experts.count) for t in range(len(x)) if e in choices[t]]
+        chosen, weights = self.route(x, name)
+        per_token = chosen.shape[1]
+        places = [(e, t * per_token + j) for t, best in enumerate(chosen.tolist()) for j, e in enumerate(best)]
+        order = self.at(f"{name}.order", np.array([place for _, place in sorted(places)]))
+        # Of each row its expert; its token, and which of the token's choices it is.
+        experts = sorted(chosen.flatten())
+        rows = [divmod(place, per_token) for place in order.tolist()]
 
         def apply(inputs: Array, part: str) -> Array:
             weight, bias = self.weights[f"{name}.experts.{part}_proj"], self.weights.get(f"{name}.experts.{part}_bias")
-            return np.array(
-                [weight[e] @ row + (0.0 if bias is None else bias[e]) for (e, _), row in zip(rows, inputs, strict=True)]
-            )
+            biases = np.zeros(weight.shape[:2]) if bias is None else bias
+            return np.array([weight[e] @ row + biases[e] for e, row in zip(experts, inputs, strict=True)])
 
-        inputs = np.array([x[t] for _, t in rows])
+        inputs = np.array([x[t] for t, _ in rows])
         up = apply(inputs, "up")
         gated = f"{name}.experts.gate_proj" in self.weights
+        if gated:
+            up = self.at(f"{name}.experts.up", up)
         hidden = self.bent(apply(inputs, "gate") if gated else up, f"{name}.experts")
         found = apply(self.at(f"{name}.experts.hidden", hidden * up if gated else hidden), "down")
         out = np.zeros_like(x)
-        for (e, t), row in zip(rows, found, strict=True):
-            out[t] += choices[t][e] * row
-        return out + self.feed_forward(x, f"{name}.shared") if self.config.experts.shared else out
+        for (t, j), row in zip(rows, found, strict=True):
+            out[t] += weights[t, j] * row
+        out = self.at(f"{name}.routed_output", out)
+        if not self.config.experts.shared:
+            return out
+        return out + self.at(f"{name}.shared_output", self.feed_forward(x, f"{name}.shared"))

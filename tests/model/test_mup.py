@@ -10,8 +10,8 @@ import torch
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, build_model
+from sheepop.model.initialization import parameter_role
 from sheepop.model.mup import learning_rate_multiplier
-from sheepop.model.parameter_role import parameter_role
 
 
 def config(**settings: Any) -> ModelConfig:

@@ -40,6 +40,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "position_encoding": "learned",
         "parallel_residual": True,
         "attention_soft_cap": 1.0,
+        "activation": "swiglu",
         "experts": {"count": 4, "shared": 1, "layers": [1]},
     },
 }
@@ -62,7 +63,7 @@ def model(request: pytest.FixtureRequest) -> Transformer:
 
 def of_row(name: str, value: Tensor) -> np.ndarray:
     """A recorded tensor as the slow network has it: without the batch, which the rows of experts never had."""
-    rows_only = ".experts." in name or ".router." in name
+    rows_only = ".experts." in name or ".router." in name or name.endswith(".order")
     return (value if rows_only else value[0]).numpy()
 
 
@@ -91,10 +92,47 @@ POINTS = {
 }
 
 
+# Those inside of a feed-forward layer of experts with gates.
+EXPERT_POINTS = {
+    "router's logits": "router.logits",
+    "experts of a token": "router.chosen",
+    "weights of these experts": "router.weights",
+    "tokens of the experts' rows": "order",
+    "gates before the activation": "experts.pre_activation",
+    "what they are multiplied by": "experts.up",
+    "hidden units": "experts.hidden",
+    "sum of the routed experts": "routed_output",
+    "output of the shared ones": "shared_output",
+    "gates of the shared experts": "shared.pre_activation",
+    "what those are multiplied by": "shared.up",
+    "hidden units of the shared experts": "shared.hidden",
+}
+
+
 def test_every_point_that_matters_has_a_probe() -> None:
     probes = named_probes(network())
     assert set(POINTS.values()) == {name for name in probes if not name.startswith("blocks.1.")}
     assert len(probes) == len(set(map(id, probes.values())))
+    of_experts = named_probes(network(**NETWORKS["parallel, experts, soft cap"]).blocks[1].feed_forward)
+    assert set(EXPERT_POINTS.values()) == of_experts.keys()
+    assert "blocks.1.feed_forward.up" in named_probes(network(activation="swiglu"))
+
+
+def test_the_rows_of_experts_are_mapped_back_to_their_tokens() -> None:
+    """By `order` alone: with it and the choices, the output of the experts is put together again."""
+    model = network(**NETWORKS["parallel, experts, soft cap"])
+    layer = model.blocks[1].feed_forward
+    with record(model, ["blocks.1.feed_forward.*"]) as found_at:
+        model(IDS)
+    values = {name.removeprefix("blocks.1.feed_forward."): value for name, value in found_at.items()}
+    chosen, weights = values["router.chosen"], values["router.weights"]
+    expected = torch.zeros(6, 16, dtype=torch.float64)
+    for place, hidden in zip(values["order"].tolist(), values["experts.hidden"], strict=True):
+        token, choice = divmod(place, 2)
+        expert = chosen[token, choice]
+        found = layer.experts.down_proj[expert] @ hidden + layer.experts.down_bias[expert]
+        expected[token] += weights[token, choice] * found.detach()
+    torch.testing.assert_close(values["routed_output"][0], expected)
 
 
 def test_recorded_values_are_those_of_the_slow_network_at_every_probe(model: Transformer) -> None:
@@ -111,11 +149,14 @@ def test_recorded_values_are_those_of_the_slow_network_at_every_probe(model: Tra
 def test_a_change_at_any_probe_changes_what_follows_as_in_the_slow_network(model: Transformer) -> None:
     unchanged = model(IDS).detach()
 
-    def change(value: Any) -> Any:
+    def scaled(value: Any) -> Any:
         # No norm takes this back, and a score of -inf stays one.
         return 0.9 * value - 0.4 * value.clip(-1, 1)
 
+    # Whole numbers: the next expert of four for each choice, and the rows of the experts the other way round.
+    others = {"chosen": lambda value: (value + 1) % 4, "order": lambda value: value[list(range(len(value)))[::-1]]}
     for name in named_probes(model):
+        change = others.get(name.rpartition(".")[2], scaled)
         with watch(model, {name: change}):
             found = model(IDS).detach()
         expected = SlowNetwork(model, {name: change}).logits(IDS[0].tolist())

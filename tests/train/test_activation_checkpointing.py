@@ -16,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
-from sheepop.model import ModelConfig, Transformer, activations, build_model, cross_entropy_sum
-from sheepop.model.activations import Activations, BlockBytes, count_activations
-from sheepop.model.cost import TrainingBytes, num_parameters, training_bytes
+from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy_sum
+from sheepop.model.accounting import saved_activations
+from sheepop.model.accounting.memory import TrainingBytes, training_bytes
+from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations
 from sheepop.model.logits import logits_bytes
 from sheepop.model.loss import linear_cross_entropy
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
@@ -219,7 +221,7 @@ def test_where_blocks_can_be_computed_only_attention_that_takes_them_is_counted_
     """A GPU with the kernel for blocks: who asks for another form of attention keeps what that form keeps."""
     config = ARCHITECTURES[name].replace(**{"head_dim": 16, **settings})
     expected = count_activations(config, 3, 12)
-    monkeypatch.setattr(activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
+    monkeypatch.setattr(saved_activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
     assert count_activations(config, 3, 12) == expected
 
 

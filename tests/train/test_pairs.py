@@ -13,7 +13,7 @@ from torch import Tensor
 from sheepop.core.random import seed_torch
 from sheepop.data import PairBatches, TokenSplit
 from sheepop.model import EncoderDecoder, LossTerms, ModelConfig, blank_model, build_model
-from sheepop.model.activations import count_activations
+from sheepop.model.accounting.saved_activations import count_activations
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.placement import OneDevice

@@ -19,11 +19,11 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
+from sheepop.core.speed import matrix_peak, synchronize
 from sheepop.data import Batch
 from sheepop.model import KeyValueCache, ModelConfig, build_model
-from sheepop.model.activations import Mode
-from sheepop.model.cost import decoding_flops_per_token, training_flops_per_token
-from sheepop.model.speed import matrix_peak, synchronize
+from sheepop.model.accounting.operations import decoding_flops_per_token, training_flops_per_token
+from sheepop.model.accounting.saved_activations import Mode
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights

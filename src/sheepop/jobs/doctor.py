@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
+from sheepop.core.speed import matrix_peak
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -83,8 +84,6 @@ def doctor(place: str | Path = ".") -> DoctorReport:
 def measure_peaks(machine: Machine) -> dict[str, float]:
     """FLOP/s of matrix products in float32 and bfloat16 on the CPU and on each kind of accelerator."""
     import torch
-
-    from sheepop.model.speed import matrix_peak
 
     devices = dict.fromkeys(["cpu", *(accelerator.kind for accelerator in machine.accelerators)])
     return {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.model import Transformer
-from sheepop.model.word_vectors import read_word_vectors, vector_dimension
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.config import TrainingConfig
 

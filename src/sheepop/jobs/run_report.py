@@ -25,7 +25,7 @@ from sheepop.jobs.record_values import entry, text, whole
 from sheepop.jobs.resume import RunRecord
 from sheepop.jobs.run_summary import ended_early
 from sheepop.model import ModelConfig
-from sheepop.model.cost import num_parameters
+from sheepop.model.accounting.parameters import num_parameters
 from sheepop.report import (
     MISSING,
     Page,

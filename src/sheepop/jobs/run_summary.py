@@ -15,7 +15,7 @@ from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.record_values import whole
 from sheepop.jobs.resume import RECORD
-from sheepop.model.cost import num_parameters
+from sheepop.model.accounting.parameters import num_parameters
 from sheepop.report import number
 from sheepop.train.metrics import read_json_lines
 

@@ -17,6 +17,7 @@ from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import find_compiler, has_python_headers
+from sheepop.core.speed import matrix_peak
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
@@ -37,7 +38,6 @@ from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation
 from sheepop.jobs.training_samples import check_samples
 from sheepop.model import blank_model
 from sheepop.model.mask import require_backend
-from sheepop.model.speed import matrix_peak
 from sheepop.train import (
     Scores,
     check_layers,

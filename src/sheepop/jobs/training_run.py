@@ -11,6 +11,7 @@ from pathlib import Path
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError, StorageError
+from sheepop.core.speed import nominal_peak
 from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -24,8 +25,7 @@ from sheepop.jobs.training_data import (
 )
 from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
-from sheepop.model.cost import training_flops_per_token
-from sheepop.model.speed import nominal_peak
+from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.train import (
     Checkpointer,
     Schedule,

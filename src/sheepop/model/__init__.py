@@ -1,10 +1,9 @@
 """The network on one device: configuration, layers, loss, cost, cache protocol."""
 
-from sheepop.model.architectures import blank_model
 from sheepop.model.cache import Cache, KeyValueCache
 from sheepop.model.config import ModelConfig
 from sheepop.model.encoder_decoder import EncoderDecoder, Memory
-from sheepop.model.initialization import build_model
+from sheepop.model.initialization import blank_model, build_model
 from sheepop.model.logits import IGNORE_INDEX
 from sheepop.model.loss import (
     LossSums,

@@ -51,11 +51,14 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
         self.pre_activation, self.hidden = Probe(), Probe()
+        if gated:
+            self.up = Probe()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Applies the network to every position on its own."""
         if self.gate_proj is None:
             hidden_BTF = self.activation(self.pre_activation(self.up_proj(x_BTD)))
         else:
-            hidden_BTF = apply_gate(self.activation(self.pre_activation(self.gate_proj(x_BTD))), self.up_proj(x_BTD))
+            gate_BTF = self.activation(self.pre_activation(self.gate_proj(x_BTD)))
+            hidden_BTF = apply_gate(gate_BTF, self.up(self.up_proj(x_BTD)))
         return self.down_proj(self.dropout(self.hidden(hidden_BTF)))

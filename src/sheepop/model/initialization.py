@@ -1,19 +1,38 @@
-"""Initial weights, each a pure function of (seed, parameter name)."""
+"""Networks from their configuration, and their initial weights, each a pure function of (seed, parameter name)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sheepop.core.random import torch_generator
-from sheepop.model.architectures import blank_model
-from sheepop.model.config import ModelConfig
-from sheepop.model.parameter_role import Role, parameter_role
+from sheepop.model.config import Architecture, ModelConfig
+from sheepop.model.encoder_decoder import EncoderDecoder
 from sheepop.model.transformer import Transformer
+
+ARCHITECTURES: dict[Architecture, type[Transformer]] = {
+    network.architecture: network for network in (Transformer, EncoderDecoder)
+}
+
+# vector: biases, norms, sinks. embedding: rows that are looked up. matrix: from activations of the network's width to
+# others of its width. router: to one score an expert. head: to logits.
+Role = Literal["vector", "embedding", "matrix", "router", "head"]
+
+_ROLES: dict[str, Role] = {"embedding": "embedding", "table": "embedding", "router": "router", "lm_head": "head"}
+
+
+def parameter_role(name: str, shape: Sequence[int]) -> Role:
+    """The role of the parameter of this name in a state dict; the stacked biases of experts are vectors too."""
+    owner = name.removesuffix(".weight").rpartition(".")[2]
+    if len(shape) < 2 or owner.endswith("_bias"):
+        return "vector"
+    return _ROLES.get(owner, "matrix")
 
 
 @dataclass(frozen=True)
@@ -55,6 +74,16 @@ SCHEMES: dict[str, Callable[[ModelConfig, Matrix], float]] = {
 _MUP_POWERS: dict[Role, float] = {"matrix": -0.5, "router": -1.0, "head": 0.0}
 _UNIFORM = frozenset({"xavier_uniform", "fan_in_uniform"})
 _ENDS_BRANCH = ("o_proj", "down_proj")
+_DRAWS = frozenset({nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_})
+
+
+def blank_model(config: ModelConfig) -> Transformer:
+    """The network of `config`, with weights that are not set yet; see `build_model`.
+
+    Norms scale by 1 and shift by 0; what PyTorch would draw at random is left as it lies in memory.
+    """
+    with _Undrawn():
+        return ARCHITECTURES[config.architecture](config)
 
 
 def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Transformer:
@@ -107,3 +136,22 @@ def _draw(parameter: Tensor, std: float, uniform: bool, seed: int, name: str) ->
         parameter.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
     else:
         parameter.normal_(0.0, std, generator=generator)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the random numbers that modules begin with, which are overwritten.
+
+    They take time, and on the meta device PyTorch loads its whole compiler to draw none.
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: tuple[Any, ...] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> Any:
+        settings = settings or {}
+        if function in _DRAWS:
+            return settings["tensor"] if "tensor" in settings else arguments[0]
+        return function(*arguments, **settings)

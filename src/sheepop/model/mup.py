@@ -7,7 +7,7 @@ from typing import Literal
 
 from sheepop.core.errors import ConfigError
 from sheepop.model.config import ModelConfig
-from sheepop.model.parameter_role import Role, parameter_role
+from sheepop.model.initialization import Role, parameter_role
 
 # How long a step is. adaptive: each entry moves by about the rate, whatever its gradient (Adam, Lion). gradient: by the
 # rate times its gradient (SGD). relative: by the rate times the size of the parameter (Adafactor). orthogonal: the

@@ -5,6 +5,12 @@ queries, keys and values before and after rotation, scores, weights, head output
 residual stream, the feed-forward layer inside, the final norm, the logits. Its name is the path of the module that
 owns it and its own, ``blocks.0.attention.scores``. Every probe of a network is passed in every forward pass: where
 nothing is rotated, ``rotated_q`` sees what enters the scores all the same.
+
+A feed-forward layer shows its ``pre_activation``, with a gate also what the gate is multiplied by, ``up``, and its
+``hidden`` units. A layer of experts shows, for the N tokens of all rows, ``router.logits`` (N, E), the experts that
+were chosen, ``router.chosen`` (N, k), and their weights, ``router.weights`` (N, k). Inside of its ``experts`` rows are
+sorted by expert: ``order`` (N k,) says of each row that it is choice ``order % k`` of token ``order // k``. What comes
+out is ``routed_output`` and ``shared_output`` (B, T, D).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
-from sheepop.model.activations import Activations, Mode, count_activations, kept_operations
-from sheepop.model.cost import training_bytes
+from sheepop.model.accounting.memory import training_bytes
+from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, kept_operations
 from sheepop.model.logits import logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sheepop.core.console import Console
+from sheepop.core.speed import synchronize
 from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.model.fused import fuses
-from sheepop.model.speed import synchronize
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.expert_balance import with_experts

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sheepop.core.errors import DeviceError, TrainingError
-from sheepop.model.speed import matrix_peak
+from sheepop.core.speed import matrix_peak
 
 # What autocast computes matrix products in.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}

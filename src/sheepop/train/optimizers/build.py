@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig
+from sheepop.model.initialization import parameter_role
 from sheepop.model.mup import Update, learning_rate_multiplier
-from sheepop.model.parameter_role import parameter_role
 from sheepop.train.config import TrainingConfig
 from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
 from sheepop.train.optimizers.adafactor import Adafactor

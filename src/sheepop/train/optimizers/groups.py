@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import ConfigError
-from sheepop.model.parameter_role import parameter_role
+from sheepop.model.initialization import parameter_role
 from sheepop.train.config import LayerConfig, TrainingConfig
 
 # The factor of the learning rate that a parameter of this name asks for.

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.config import GATED, ExpertsConfig, ModelConfig
+from sheepop.model.experts.grouped_product import grouped_product
+from sheepop.model.experts.router import Router, Routing, count_choices
 from sheepop.model.feedforward import ACTIVATIONS, FeedForward, apply_gate
-from sheepop.model.grouped_product import grouped_product
 from sheepop.model.probe import Probe
-
-
-class Routing(NamedTuple):
-    """What a router did with N tokens: its logits (N, E), with their gradient, and the experts it chose (N, k)."""
-
-    logits: Tensor
-    chosen: Tensor
-
-    def of(self, places: Tensor | slice) -> Routing:
-        """The routing of some of the tokens, by their flat indices."""
-        return self if isinstance(places, slice) else Routing(self.logits[places], self.chosen[places])
-
-    @property
-    def counts(self) -> Tensor:
-        """The tokens of each expert (E,), int64."""
-        return count_choices(self.chosen, self.logits.shape[1])
-
-    def load_balancing_loss(self) -> Tensor:
-        """``E sum_e f_e P_e``: f_e the choices per token that fell on e, P_e its mean probability (Fedus et al. 2021).
-
-        Equal loads give the number of experts per token, which is the least when f and P agree. No token gives 0.
-        """
-        tokens, experts = self.logits.shape
-        fractions_E = self.counts.to(self.logits.dtype) / max(1, tokens)
-        return experts / max(1, tokens) * (fractions_E * self.logits.softmax(-1).sum(0)).sum()
-
-    def z_loss(self) -> Tensor:
-        """The mean of ``logsumexp(logits)^2`` (Zoph et al. 2022, equation 5); no token gives 0."""
-        return self.logits.logsumexp(-1).square().sum() / max(1, self.logits.shape[0])
-
-
-def count_choices(chosen_Nk: Tensor, num_experts: int) -> Tensor:
-    """How often each expert was chosen (E,), int64; unlike bincount this does not make the host wait for a GPU."""
-    chosen_M = chosen_Nk.flatten()
-    return chosen_M.new_zeros(num_experts).scatter_add_(0, chosen_M, torch.ones_like(chosen_M))
-
-
-class Router(nn.Module):
-    """Scores every expert for every token in float32, and chooses the best `per_token` of them.
-
-    `balance` (E,) is added to the scores for the choice only, not to the weights of the chosen; training moves it
-    towards even loads without a gradient (Wang et al. 2024, auxiliary-loss-free load balancing).
-    """
-
-    balance: Tensor
-
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts.count, config.d_model))
-        self.register_buffer("balance", torch.zeros(experts.count))
-        self.per_token, self.normalize, self.scores = experts.per_token, experts.normalize, experts.scores
-        self.logits = Probe()
-
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (N, E), the weights of the chosen experts (N, k), and which they are (N, k)."""
-        exact, device = torch.promote_types(x_ND.dtype, torch.float32), x_ND.device.type
-        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            logits_NE = self.logits(F.linear(x_ND.to(exact), self.weight.to(exact)))
-        scores_NE = logits_NE.softmax(-1) if self.scores == "softmax" else logits_NE.sigmoid()
-        chosen_Nk = (scores_NE.detach() + self.balance).topk(self.per_token, dim=-1).indices
-        weights_Nk = scores_NE.gather(1, chosen_Nk)
-        if self.normalize:
-            # The scores of all that were chosen may underflow to zero.
-            weights_Nk = weights_Nk / (weights_Nk.sum(-1, keepdim=True) + 1e-20)
-        return logits_NE, weights_Nk, chosen_Nk
 
 
 class Experts(nn.Module):
@@ -96,6 +29,8 @@ class Experts(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
         self.pre_activation, self.hidden = Probe(), Probe()
+        if gated:
+            self.up = Probe()
 
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """Rows (M, D), the first `counts_E[0]` of them for expert 0 and so on, to rows (M, D)."""
@@ -117,7 +52,7 @@ class Experts(nn.Module):
             hidden_MF = self.activation(self.pre_activation(up_MF))
         else:
             gate_MF = self.pre_activation(apply(x_MD, self.gate_proj, self.gate_bias))
-            hidden_MF = apply_gate(self.activation(gate_MF), up_MF)
+            hidden_MF = apply_gate(self.activation(gate_MF), self.up(up_MF))
         return apply(self.dropout(self.hidden(hidden_MF)), self.down_proj, self.down_bias)
 
 
@@ -130,6 +65,9 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, experts)
         shared_width = experts.shared * (experts.d_ff or config.ffn_size)
         self.shared = FeedForward(config, shared_width) if experts.shared else None
+        self.order, self.routed_output = Probe(), Probe()
+        if experts.shared:
+            self.shared_output = Probe()
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routing]:
         """What the experts made of the tokens, and how these were routed.
@@ -138,14 +76,17 @@ class MixtureOfExperts(nn.Module):
         """
         x_ND = x_BTD.flatten(0, -2)
         logits_NE, weights_Nk, chosen_Nk = self.router(x_ND)
-        order_M = chosen_Nk.flatten().argsort(stable=True)
+        # Row i of the experts is choice order[i] % k of token order[i] // k.
+        order_M = self.order(chosen_Nk.flatten().argsort(stable=True))
         # The gradient of x[...] would add up the rows of a token in any order where a CPU has several threads.
         rows_MD = x_ND.index_select(0, order_M // self.router.per_token)
         found_MD = self.experts(rows_MD, count_choices(chosen_Nk, logits_NE.shape[1]))
         places_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         out_ND = _combined(found_MD, places_M.view_as(chosen_Nk), weights_Nk.to(found_MD.dtype))
-        out_BTD = out_ND.view(x_BTD.shape)
-        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD), Routing(logits_NE, chosen_Nk)
+        out_BTD = self.routed_output(out_ND.view(x_BTD.shape))
+        if self.shared is not None:
+            out_BTD = out_BTD + self.shared_output(self.shared(x_BTD))
+        return out_BTD, Routing(logits_NE, chosen_Nk)
 
 
 def _combined(found_MD: Tensor, places_Nk: Tensor, weights_Nk: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.errors import ConfigError, DataError
-from sheepop.model.word_vectors import read_word_vectors, vector_dimension
 
 VECTORS = {"the": [1.5, -2.0, 0.25], "hello": [0.1, 1e-7, 3.0], "日本": [-1.0, 0.5, 2.5], ".": [7.0, 8.0, 9.0]}
 IDS = {b"hello": [5, 9], "日本".encode(): [2], b"absent": [1]}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 import time
+from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _SECONDS = 0.5
 _SMALLEST = 256
 _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 
 
+@cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     """The best rate of a square matrix product seen in about half a second, in FLOP/s.
 
     Sizes grow from 256, each tried only when it is expected to fit the time left: where a data type has no
     hardware support it can be hundreds of times slower than float32. The best of many products counts, since
-    another program may hold up any single one.
+    another program may hold up any single one. It is measured once in a process.
     """
     deadline = time.perf_counter() + _SECONDS
     size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
@@ -74,6 +78,8 @@ def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
 
 def _best_rate(size: int, dtype: torch.dtype, device: str, seconds: float) -> float:
     """FLOP/s of the fastest product, of as many as begin within `seconds`, at least two."""
+    import torch
+
     until = time.perf_counter() + seconds
     left = torch.ones(size, size, dtype=dtype, device=device)
     right = torch.ones(size, size, dtype=dtype, device=device)
@@ -94,6 +100,8 @@ def _operations(size: int) -> int:
 
 def synchronize(device: str) -> None:
     """Waits until `device` has done what it was given, so that a clock reads true."""
+    import torch
+
     if device == "cuda":
         torch.cuda.synchronize()
     elif device == "mps":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sheepop.model.grouped_product import _grouped_product, grouped_product
+from sheepop.model.experts.grouped_product import _grouped_product, grouped_product
 
 # An expert without rows at either end and between others, and one with a single row.
 SIZES = (0, 3, 0, 1, 8, 0)

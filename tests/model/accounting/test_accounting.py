@@ -10,20 +10,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
-from sheepop.model.cost import (
-    cache_bytes,
+from sheepop.model.accounting.memory import cache_bytes, weight_bytes
+from sheepop.model.accounting.operations import (
     decoding_flops_per_token,
     forward_flops_per_token,
+    training_flops_per_token,
+)
+from sheepop.model.accounting.parameters import (
     matrix_parameters,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
-    training_flops_per_token,
-    weight_bytes,
 )
 from sheepop.model.mask import attention_mask
 
-from .architectures import ARCHITECTURES
+from ..architectures import ARCHITECTURES
 
 BATCH, LENGTH, SOURCE = 2, 12, 7
 PAIRS = [name for name, config in ARCHITECTURES.items() if config.architecture == "encoder_decoder"]

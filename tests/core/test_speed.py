@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sheepop.model.speed import nominal_peak
+from sheepop.core.speed import nominal_peak
 
 
 @pytest.mark.parametrize(

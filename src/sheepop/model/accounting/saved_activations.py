@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sheepop.model.architectures import blank_model
 from sheepop.model.block import BlockInputs
 from sheepop.model.block_attention import has_block_kernel
 from sheepop.model.config import ModelConfig
+from sheepop.model.initialization import blank_model
 from sheepop.model.transformer import Outputs, Transformer
 from sheepop.model.window_attention import Strips
 

@@ -1,0 +1,110 @@
+"""Bytes of a network, as a function of its configuration: its weights, its cache, and what training holds.
+
+What a forward pass keeps for the backward pass is counted in `sheepop.model.accounting.saved_activations`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from sheepop.model.accounting.parameters import Shape, num_parameters, parameter_shapes
+from sheepop.model.config import ModelConfig
+from sheepop.model.initialization import parameter_role
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class TrainingBytes:
+    """What training holds all the time, whatever the micro-batch."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    working_copy: int  # of the weights, in the data type that steps compute in
+    average: int  # of the weights over the steps
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, averaged: bool = False) -> TrainingBytes:
+    """Of weights, gradients and state in float32, and in bf16 of the copy that steps compute with.
+
+    `optimizer` is one of those of `training.optimizer`, with its customary settings; gradients are counted when all of
+    them are there, at the end of the backward pass. Raises `ValueError` for an optimizer that is not known.
+    """
+    if optimizer not in _STATE:
+        raise ValueError(f"the state of the optimizer {optimizer!r} is not known; known are {', '.join(_STATE)}")
+    shapes = parameter_shapes(config)
+    weights = weight_bytes(config)
+    return TrainingBytes(
+        weights=weights,
+        gradients=weights,
+        optimizer=sum(_STATE[optimizer](name, shape) for name, shape in shapes.items()),
+        # Embeddings are looked up in float32; the head, which may be the same weight, is cast. Routers are exact.
+        working_copy=2 * (num_parameters(config) - _looked_up(config) - _routing(config)) if precision == "bf16" else 0,
+        average=weights if averaged else 0,
+    )
+
+
+def weight_bytes(config: ModelConfig, itemsize: int = _FLOAT32) -> int:
+    """Of all parameters, tied ones once, with `itemsize` bytes for a number."""
+    return itemsize * num_parameters(config)
+
+
+def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _FLOAT32, source_len: int = 0) -> int:
+    """Of the keys and values of `rows` sequences of up to `capacity` tokens.
+
+    An encoder-decoder keeps those of its sources of `source_len` tokens as well.
+    """
+    per_token = config.num_layers * config.kv_heads * (config.head_size + config.value_size) * itemsize
+    return rows * (capacity + source_len) * per_token
+
+
+def _looked_up(config: ModelConfig) -> int:
+    """Numbers of the embedding that nothing else uses."""
+    return 0 if config.tie_weights else config.vocabulary * config.d_model
+
+
+def _routing(config: ModelConfig) -> int:
+    """Numbers of all routers."""
+    return sum(math.prod(shape) for name, shape in parameter_shapes(config).items() if ".router." in name)
+
+
+def _moments(name: str, shape: Shape) -> int:
+    """Two for every weight, and the number of steps, of every tensor."""
+    return _FLOAT32 * (2 * math.prod(shape) + 1)
+
+
+def _one(name: str, shape: Shape) -> int:
+    return _FLOAT32 * math.prod(shape)
+
+
+def _two(name: str, shape: Shape) -> int:
+    return 2 * _one(name, shape)
+
+
+def _muon(name: str, shape: Shape) -> int:
+    inner = "blocks." in name and parameter_role(name, shape) != "vector"
+    return _one(name, shape) if inner else _moments(name, shape)
+
+
+def _adafactor(name: str, shape: Shape) -> int:
+    return _FLOAT32 * sum(shape) if len(shape) == 2 else _one(name, shape)
+
+
+# The bytes of an optimizer's state for a parameter of this name and shape.
+_STATE: dict[str, Callable[[str, Shape], int]] = {
+    "adamw": _moments,
+    "adam": _moments,
+    "sgd": _one,
+    "muon": _muon,
+    "lion": _one,
+    "adafactor": _adafactor,
+    "schedule_free_adamw": _two,
+}

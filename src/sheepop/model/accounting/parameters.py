@@ -1,0 +1,59 @@
+"""The numbers of a network, as a function of its configuration: all, those of a token, those that multiply it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sheepop.model.config import GATED, ModelConfig
+from sheepop.model.initialization import blank_model
+
+Shape = tuple[int, ...]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The shape of every trained tensor by its name, tied ones once; needs a known vocabulary."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in blank_model(config).named_parameters()}
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Trained numbers, tied ones once; needs a known vocabulary."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Those that take part in the computation of one token: of the experts of a layer only the ones it is sent to."""
+    total = num_parameters(config)
+    if config.experts is None:
+        return total
+    stacked = sum(math.prod(shape) for name, shape in parameter_shapes(config).items() if ".experts." in name)
+    return total - stacked // config.experts.count * (config.experts.count - config.experts.per_token)
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Weights that multiply every token: projections, feed-forward, the experts of a token, routers and output head.
+
+    No look-up, no vectors. Of an encoder-decoder those that multiply a target token.
+    """
+    queries, keys = attention_weights(config)
+    layers = sum(queries + keys + feed_forward_weights(config, layer) for layer in range(config.num_layers))
+    across = config.num_layers * queries if config.architecture == "encoder_decoder" else 0
+    return layers + across + config.d_model * config.vocabulary
+
+
+def attention_weights(config: ModelConfig) -> tuple[int, int]:
+    """Weights that multiply a token that asks (queries and output), and one that is asked (keys and values)."""
+    queries = config.d_model * config.num_heads * (config.head_size + config.value_size)
+    return queries, config.d_model * config.kv_heads * (config.head_size + config.value_size)
+
+
+def feed_forward_weights(config: ModelConfig, layer: int) -> int:
+    """Weights of a layer's feed-forward network that multiply a token, its router's included."""
+    matrices = (3 if config.activation in GATED else 2) * config.d_model
+    experts = config.experts if config.has_experts(layer) else None
+    if experts is None:
+        return matrices * config.ffn_size
+    used = experts.per_token + experts.shared
+    return matrices * used * (experts.d_ff or config.ffn_size) + experts.count * config.d_model
