@@ -23,8 +23,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sheepop.model.cost import num_parameters, training_flops_per_token
-from sheepop.train.network import Network
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,9 +31,11 @@ from record import add_json_option, write_record
 from sheepop.model import KeyValueCache, LossTerms, ModelConfig, Transformer, blank_model, positions
 from sheepop.model import logits as chunked
 from sheepop.model import loss as losses
+from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.model.accounting.parameters import num_parameters
 from sheepop.train import TrainingConfig
-from sheepop.train.optimizers import build, build_optimizers, clip_gradients
-from sheepop.train.step import apply_gradients
+from sheepop.train.optimizers import build, build_optimizers
+from sheepop.train.placement import OneDevice
 from train_large import shape
 
 PEAK, BANDWIDTH = 989.4e12, 3.35e12  # of an H100 SXM, by its data sheet
@@ -309,7 +309,13 @@ def count_step(model: ModelConfig, rows: int, *, fused: bool) -> dict[str, Phase
     """One optimizer step of `rows` sequences in bf16, part by part."""
     counter = Counter()
     network_model = pretended(model)
-    network = Network(network_model, precision="bf16", device="meta")
+    network = OneDevice(network_model, precision="bf16", device="meta")
+
+    def move() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+        network.zero_gradients()
+
     with replacing(fused_operations(counter, fused=fused)):
         optimizers = build_optimizers(network_model, TrainingConfig(precision="bf16"))
         ids = torch.empty(rows, model.max_seq_len, dtype=torch.long, device="meta")
@@ -323,14 +329,14 @@ def count_step(model: ModelConfig, rows: int, *, fused: bool) -> dict[str, Phase
         head = network_model.lm_head.weight
         head.grad = torch.empty_like(head) if head.grad is None else head.grad
         with counter.phase("clipping"):
-            clip_gradients(network_model.parameters(), 1.0)
+            network.clip(1.0)
         gradients = [(parameter, parameter.grad) for parameter in network_model.parameters()]
-        apply_gradients(optimizers)  # the first step makes the moments
+        move()  # the first step makes the moments
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with counter.phase("optimizer"):
-            apply_gradients(optimizers)
-    counter.phases["clipping"].waits += 1  # the loop reads the norm before it lets the optimizer step
+            move()
+    counter.phases["optimizer"].waits += 1  # a flag on the GPU masks the step; loss and norm are read behind it
     return counter.phases
 
 
