@@ -53,10 +53,16 @@ class OutputHead(nn.Linear):
             memory=self._memory,
         )
 
-    def log_probabilities(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.loss.linear_log_probabilities`."""
+    def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:
+        """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.linear_log_probabilities`."""
         return linear_log_probabilities(
-            hidden, self.weight, labels, weight_cast=self.cast, soft_cap=self.soft_cap, memory=self._memory
+            hidden,
+            self.weight,
+            labels,
+            places=places,
+            weight_cast=self.cast,
+            soft_cap=self.soft_cap,
+            memory=self._memory,
         )
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

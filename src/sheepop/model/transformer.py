@@ -207,7 +207,7 @@ class Transformer(nn.Module):
     def attention_kind(self, window: int | None = None, *, causal: bool = True, cached: bool = False) -> AttentionKind:
         """What the attention of the layers with this window sees, and what it asks of its kernel."""
         config, device = self.config, self.device
-        autocast = torch.is_autocast_enabled(device.type)
+        autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)  # shapes alone have no autocast
         return AttentionKind(
             window=window,
             slopes=self.slopes,
