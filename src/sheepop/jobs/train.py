@@ -23,7 +23,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
 from sheepop.jobs.resume import corpus_settings, find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
+from sheepop.jobs.run_record import RunRecord, StoredRun, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import (
@@ -33,7 +33,7 @@ from sheepop.jobs.training_data import (
     refuse_ignored_settings,
     warn_of_long_pairs,
 )
-from sheepop.jobs.training_run import build_network, bytes_of_a_step, evaluation_batch, run_loop
+from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, evaluation_batch, run_loop
 from sheepop.jobs.training_samples import check_samples
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
@@ -124,59 +124,62 @@ def run_training(
             console.warn(
                 f"The file system of {path} knows no locks: make sure that no other process works on this run."
             )
-        return _locked_run(config, path, resume, overwrite, fork, console, times or StageTimes(), profile_steps)
+        require_sinks(config.training.sinks)
+        device = resolve_device(config.device)
+        times = times or StageTimes()
+        stored = find_resumable(path) if resume else None
+        prepare_process(config, device)  # before a step is measured: deterministic algorithms may be slower
+        if stored is None:
+            ready = _started(config, path, overwrite or resume, fork, device, console, times)
+        else:
+            ready = _gone_on(stored, config, path, device, console)
+        with times("Training"):
+            run_loop(ready, device, console, profile_steps=profile_steps)
+        with times("Scoring"):
+            return score_run(ready.run, ready.corpus, ready.config, device, console)
 
 
-def _locked_run(
-    config: SheepOpConfig,
+def _started(
+    asked: SheepOpConfig,
     path: Path,
-    resume: bool,
     overwrite: bool,
     fork: Path | None,
+    device: str,
     console: Console,
     times: StageTimes,
-    profile_steps: int | None,
-) -> TrainOutcome:
-    require_sinks(config.training.sinks)
-    device = resolve_device(config.device)
-    stored = find_resumable(path) if resume else None
-    prepare_process(config, device)  # before a step is measured: deterministic algorithms may be slower
-    origin = None
-    if stored is None:
-        with (
-            interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
-            RunDirectory.starting(path, overwrite=overwrite or resume, reading=_inputs(config, fork)) as run,
-        ):
-            asked = config
-            refuse_both(config.training, fork)
-            if fork is not None:
-                origin = Fork.read(fork)
-                config = origin.inherit(config)
-            config = fit_data_to_architecture(config, asked)
-            with times("Corpus and vocabulary"):
-                corpus = open_corpus(config, run, console)
-                refuse_ignored_settings(asked, corpus)
-                require_fitting_corpus(config, corpus)
-                if origin is not None:
-                    origin.require(corpus)
-            with times("Measuring"):
-                config, record = _start(config, asked, run, corpus, device, console, origin)
-    else:
-        run = RunDirectory.open(path)
-        require_writable(run.checkpoints)
-        require_text(run, config.data.paths)
-        corpus = open_corpus(corpus_settings(stored, config), run, console)
-        record = stored.record.going_on(asked=config, step=stored.step, device=device)
-        config = refuse_changes(stored, config, corpus, path)
-        _check_settings(config, corpus, device)
-        _require_arithmetic(config, device)
-        write_run_config(run, config)
-        record.write(run)
-    with times("Training"):
-        resume = stored is not None
-        run_loop(config, run, corpus, record, device, console, resume=resume, fork=origin, profile_steps=profile_steps)
-    with times("Scoring"):
-        return score_run(run, corpus, config, device, console)
+) -> ReadyRun:
+    """A new run, with all that is derived or measured before its first step."""
+    with (
+        interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
+        RunDirectory.starting(path, overwrite=overwrite, reading=_inputs(asked, fork)) as run,
+    ):
+        refuse_both(asked.training, fork)
+        origin = None if fork is None else Fork.read(fork)
+        config = fit_data_to_architecture(asked if origin is None else origin.inherit(asked), asked)
+        with times("Corpus and vocabulary"):
+            corpus = open_corpus(config, run, console)
+            refuse_ignored_settings(asked, corpus)
+            require_fitting_corpus(config, corpus)
+            if origin is not None:
+                origin.require(corpus)
+        with times("Measuring"):
+            config, record = _start(config, asked, run, corpus, device, console, origin)
+    return ReadyRun(config, run, corpus, record, origin)
+
+
+def _gone_on(stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, console: Console) -> ReadyRun:
+    """The run at `path`, with the settings that it goes on with."""
+    run = RunDirectory.open(path)
+    require_writable(run.checkpoints)
+    require_text(run, asked.data.paths)
+    corpus = open_corpus(corpus_settings(stored, asked), run, console)
+    record = stored.record.going_on(asked=asked, step=stored.step, device=device)
+    config = refuse_changes(stored, asked, corpus, path)
+    _check_settings(config, corpus, device)
+    _require_arithmetic(config, device)
+    write_run_config(run, config)
+    record.write(run)
+    return ReadyRun(config, run, corpus, record, resumes=True)
 
 
 def _inputs(config: SheepOpConfig, fork: Path | None) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -51,25 +52,30 @@ from sheepop.train.source import CorpusSource
 from sheepop.train.step import StepRunner
 
 
-def run_loop(
-    config: SheepOpConfig,
-    run: RunDirectory,
-    corpus: Corpus,
-    record: RunRecord,
-    device: str,
-    console: Console,
-    *,
-    resume: bool,
-    fork: Fork | None,
-    profile_steps: int | None,
-) -> None:
-    """Trains the prepared run to its end; raises `Interrupted`, with everything saved, after a signal."""
+@dataclass(frozen=True)
+class ReadyRun:
+    """A run about to train: its resolved settings, where it lives, what it reads, and what is recorded of it.
+
+    It begins with the weights of `fork`, if that is given; one that `resumes` goes on from its last good checkpoint.
+    """
+
+    config: SheepOpConfig
+    run: RunDirectory
+    corpus: Corpus
+    record: RunRecord
+    fork: Fork | None = None
+    resumes: bool = False
+
+
+def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: int | None = None) -> None:
+    """Trains a run to its end; raises `Interrupted`, with everything saved, after a signal."""
+    config, run, corpus, record, fork = ready.config, ready.run, ready.corpus, ready.record, ready.fork
     tokenizer = corpus.tokenizer()
     model = build_network(config, config.training, device)
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
     vectors = config.training.initial_embeddings
-    begins = not (resume and run.steps())  # a run may have been killed before it had saved its first weights
+    begins = not (ready.resumes and run.steps())  # a run may have been killed before it had saved its first weights
     if vectors is not None and begins:
         set_initial_embeddings(model, tokenizer, Path(vectors), console)
     optimizers = build_optimizers(model, config.training)
@@ -77,7 +83,7 @@ def run_loop(
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
     settings = config.training.resolved()
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
-    state = _restore(run, checkpointer, record, console, fresh) if resume else fresh
+    state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
     objective = with_experts(NextToken.configured(config.training), config.model)
     plan = build_plan(config, corpus, run, console)
     _announce(config, corpus, model, plan, state, console)
