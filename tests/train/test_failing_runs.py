@@ -17,7 +17,7 @@ from sheepop.train import Trainer
 from sheepop.train.objective import NextToken, TensorBatch
 from sheepop.train.placement import Network
 
-from .runs import assert_same_run
+from .runs import assert_same_run, weights
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -129,3 +129,20 @@ def test_weights_that_are_half_exchanged_are_not_saved(make_trainer: MakeTrainer
     with pytest.raises(ZeroDivisionError):
         trainer.run()
     assert trainer.checkpointer.run.pointer("latest") == 3
+
+
+def test_a_step_that_was_taken_is_counted_before_anything_is_told_of_it(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = make_trainer("unbroken")
+    unbroken.run()
+    first = make_trainer("broken", checkpoint_interval=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(NextToken, "metrics", lambda *_: fail() if first.state.step in (6, 7) else {})
+        with pytest.raises(ZeroDivisionError):
+            first.run()
+    second = make_trainer("broken", resume=True)
+    assert second.state.step == first.state.step
+    second.run()
+    for name, weight in weights(unbroken).items():
+        assert torch.equal(weight, second.model.get_parameter(name)), name

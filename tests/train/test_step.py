@@ -117,8 +117,8 @@ class Wild(NextToken):
         ({"optimizer": "adamw", "ema_decay": 0.8}, None, [10, 14, 17]),
         ({"optimizer": "adam", "max_grad_norm": None}, None, [10, 14, 17]),
         ({"optimizer": "sgd", "log_interval": 3}, None, [10, 14, 17]),
-        # Too few steps are taken for spikes to be looked for.
-        ({"optimizer": "adamw", "precision": "fp16"}, LossScale(scale=2.0**34), [10, 17]),
+        # The scaled gradients of the spike overflow, so the step is passed over without a word.
+        ({"optimizer": "adamw", "precision": "fp16"}, LossScale(scale=2.0**24), [10, 17]),
     ],
 )
 def test_a_decision_on_the_device_is_the_decision_of_the_host_bit_for_bit(

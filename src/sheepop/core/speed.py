@@ -65,6 +65,8 @@ def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
     It is the peak that published shares refer to, and no product reaches it: power and clocks are not in it. Float32 is
     TensorFloat-32 where training uses that. Sources: the data sheets of NVIDIA (without sparsity) and AMD.
     """
+    import torch
+
     if device != "cuda":
         return None
     name = torch.cuda.get_device_name()

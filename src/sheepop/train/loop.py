@@ -125,12 +125,13 @@ class Trainer:
     def _go_on(self, prepared: PreparedStep, outcome: Outcome, rate: float, **changes: Any) -> None:
         """Counts a step, and logs it now and then."""
         step = self.state.step + 1
-        measured = self.runner.objective.metrics(outcome.losses) if self.agenda.logs(step) else {}
+        # First of all, so that nothing that fails below leaves moved weights with the counters of before.
         self.state = self.state.after(
             step=step, tokens=self.state.tokens + prepared.num_reported, due=self.agenda.after(step), **changes
         )
         self.journal.step_done(prepared)
         if self.agenda.logs(step):
+            measured = self.runner.objective.metrics(outcome.losses)
             self.journal.log(self.state, outcome, prepared, learning_rate=rate, measured=measured)
 
     def _meet_trouble(self, outcome: Outcome) -> None:
