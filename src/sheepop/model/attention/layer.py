@@ -88,7 +88,8 @@ class Attention(nn.Module):
     def _projections(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         if self._packed is not None and self._packed.holds(projections):
-            return self._packed.product(x_BTD)
+            q_BTE, k_BTE, v_BTE = self._packed.product(x_BTD)
+            return q_BTE, k_BTE, v_BTE
         return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
 
     def pack_projections(self) -> None:
@@ -101,7 +102,8 @@ class Attention(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
         self._packed = None
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy's parameters lie where its maker puts them."""

@@ -22,32 +22,31 @@ class PackedProjections:
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> PackedProjections | None:
         """Puts the parameters of plain linear layers together; None where one of the layers is something else."""
-        if not all(type(layer) is nn.Linear for layer in layers):
-            return None
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        parts = (*weights, *(bias for bias in biases if bias is not None))
+        weights, biases = _parameters(layers)
+        parts = (*weights, *biases)
         alike = {(type(part), part.dtype, part.device) for part in parts}
-        if len(alike) > 1 or type(weights[0]) is not nn.Parameter or len(parts) % len(layers):
+        if len(weights) < len(layers) or len(biases) not in (0, len(layers)):
             return None
-        return cls(_together(weights), None if biases[0] is None else _together(biases), parts)
+        if len(alike) > 1 or type(parts[0]) is not nn.Parameter:
+            return None
+        return cls(_together(weights), _together(biases) if biases else None, parts)
 
     def holds(self, layers: Sequence[nn.Module]) -> bool:
         """Whether the layers still are those whose weights lie here, and nothing else is to be done for them."""
         if torch.is_autocast_enabled(self.weight.device.type):
             return False  # which keeps the cast copy of a parameter, and of nothing else
-        if any(type(layer) is not nn.Linear or _has_hooks(layer) for layer in layers):
-            return False
-        parts = [layer.weight for layer in layers]
-        if self.bias is not None:
-            parts += [layer.bias for layer in layers]
-        if len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
+        weights, biases = _parameters(layers)
+        parts = (*weights, *biases)
+        if any(map(_has_hooks, layers)) or len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
             return False
         # Compiled code has no addresses; what swaps the memory of parameters there has to copy or apply the module.
         return torch.compiler.is_compiling() or self._lies_together()
 
     def product(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """What each layer makes of x (B, T, E_i)."""
-        found: tuple[Tensor, ...] = _Product.apply(x_BTD, self.weight, self.bias, *self.parts)
+        found: tuple[Tensor, ...] = _Product.apply(  # type: ignore[no-untyped-call]
+            x_BTD, self.weight, self.bias, *self.parts
+        )
         return found
 
     def _lies_together(self) -> bool:
@@ -55,9 +54,16 @@ class PackedProjections:
         return _follow(self.weight, weights) and (self.bias is None or _follow(self.bias, self.parts[len(weights) :]))
 
 
+def _parameters(layers: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Weights and biases of those of the layers that are plain linear ones."""
+    plain = [layer for layer in layers if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
+    weights = [layer.weight for layer in plain]
+    return weights, [layer.bias for layer in plain if layer.bias is not None]
+
+
 def _together(parts: Sequence[nn.Parameter]) -> Tensor:
     whole = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+    for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
         part.data = view
     return whole
 
@@ -90,7 +96,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x_BTD, weight)
         ctx.sizes = [len(part) for part in parts if part.ndim == 2]
         ctx.has_bias = bias is not None
-        return F.linear(x_BTD, weight, bias).split(ctx.sizes, dim=-1)
+        return torch.split(F.linear(x_BTD, weight, bias), ctx.sizes, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -99,7 +105,7 @@ class _Product(torch.autograd.Function):
         for_x = (gradient @ weight).view_as(x_BTD) if ctx.needs_input_grad[0] else None
         for_parts: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 3)
         if any(ctx.needs_input_grad[3:]):
-            for_parts[: len(ctx.sizes)] = (gradient.t() @ x_BTD.flatten(0, -2)).split(ctx.sizes)
+            for_parts[: len(ctx.sizes)] = torch.split(gradient.t() @ x_BTD.flatten(0, -2), ctx.sizes)
             if ctx.has_bias:
-                for_parts[len(ctx.sizes) :] = gradient.sum(0).split(ctx.sizes)
+                for_parts[len(ctx.sizes) :] = torch.split(gradient.sum(0), ctx.sizes)
         return (for_x, None, None, *for_parts)
