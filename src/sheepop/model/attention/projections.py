@@ -17,7 +17,7 @@ class PackedProjections:
 
     weight: Tensor
     bias: Tensor | None
-    parts: tuple[nn.Parameter, ...]
+    parts: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> PackedProjections | None:
@@ -54,14 +54,14 @@ class PackedProjections:
         return _follow(self.weight, weights) and (self.bias is None or _follow(self.bias, self.parts[len(weights) :]))
 
 
-def _parameters(layers: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def _parameters(layers: Sequence[nn.Module]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Weights and biases of those of the layers that are plain linear ones."""
     plain = [layer for layer in layers if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
     weights = [layer.weight for layer in plain]
     return weights, [layer.bias for layer in plain if layer.bias is not None]
 
 
-def _together(parts: Sequence[nn.Parameter]) -> Tensor:
+def _together(parts: Sequence[Tensor]) -> Tensor:
     whole = torch.cat([part.detach() for part in parts])
     for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
         part.data = view
