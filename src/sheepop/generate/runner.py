@@ -111,7 +111,11 @@ class RecomputingRunner:
         self._network.keep_rows(rows)
 
     def _logits(self) -> Tensor:
-        return self._network.logits(pad(self._contexts), [len(context) for context in self._contexts])
+        input_ids, lengths = pad(self._contexts), [len(context) for context in self._contexts]
+        # Padding shares the position of the last token before it, so that nothing beyond a row's end is looked up.
+        positions = torch.arange(input_ids.shape[1]).minimum(torch.tensor(lengths)[:, None] - 1)
+        even = min(lengths) == max(lengths)
+        return self._network.logits(input_ids, lengths, positions=None if even else positions.to(self._network.device))
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -101,24 +101,22 @@ class KeyValueCache:
             raise ValueError(f"the cache holds {self._capacity} positions; {end} were asked for")
         self._num_tokens, self._end, self._counts, self._slots = num_tokens, end, given, None
         offsets = torch.arange(num_tokens, device=self._lengths.device)
-        if min(self._held) + num_tokens == end:
-            # All rows hold the same number; padding is stored too, where the next tokens of its row will stand.
+        even = min(self._held) + num_tokens == end
+        if even and min(given) == num_tokens:
             return None if end == num_tokens else (offsets + self.longest)[None], end
-        return self._scatter(offsets, counts), end
+        real = torch.tensor(given, device=offsets.device)[:, None]
+        if not even:
+            row, column = (offsets < real).nonzero(as_tuple=True) if counts is not None else self._all(num_tokens)
+            self._slots = row, column, self._lengths[row] + column
+        # Where rows hold the same number, padding is stored too, where the next tokens of its row will stand. It shares
+        # the position of the last token before it: there may be none behind.
+        return (self._lengths[:, None] + offsets.minimum(real - 1)).clamp(min=0), end
 
-    def _scatter(self, offsets_T: Tensor, counts: Sequence[int] | None) -> Tensor:
-        """Positions (B, T) behind rows of different length, whose real tokens alone are stored."""
-        rows = len(self._held)
-        places = self._lengths[:, None] + offsets_T
-        if counts is None:
-            row = torch.arange(rows, device=places.device).repeat_interleave(len(offsets_T))
-            self._slots = row, offsets_T.repeat(rows), places.flatten()
-            return places
-        real = torch.tensor(counts, device=places.device)[:, None]
-        row, column = (offsets_T < real).nonzero(as_tuple=True)
-        self._slots = row, column, places[row, column]
-        # Padding shares the position of the last token before it: there may be none behind.
-        return (self._lengths[:, None] + offsets_T.minimum(real - 1)).clamp(min=0)
+    def _all(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """The rows and columns of all new tokens, without asking the device how many there are."""
+        columns = torch.arange(num_tokens, device=self._lengths.device)
+        rows = torch.arange(len(self._held), device=self._lengths.device)
+        return rows.repeat_interleave(num_tokens), columns.repeat(len(rows))
 
     def prepare(self, kind: AttentionKind) -> Attending:
         """A mask tells rows of different length apart; without one, rows of the same length take the usual kernels."""

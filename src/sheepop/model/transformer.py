@@ -240,10 +240,13 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
+        counts: Sequence[int] | None = None,
         logits_to_keep: int | None = None,
     ) -> Tensor:
         """Token ids (B, T) to logits (B, T, V), or of the last `logits_to_keep` positions only."""
-        hidden_BTD = self.hidden_states(input_ids, positions=positions, document_ids=document_ids, cache=cache)
+        hidden_BTD = self.hidden_states(
+            input_ids, positions=positions, document_ids=document_ids, cache=cache, counts=counts
+        )
         return self.read_out(hidden_BTD, logits_to_keep)
 
     def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:

@@ -100,9 +100,11 @@ def count_activations(
     narrowest = min(config.head_size, config.value_size)
     in_blocks = config.attention_backend in ("auto", "flex") and config.dropout == 0
     if in_blocks and has_block_kernel(torch.device(device), narrowest):
-        # Windows and soft caps are then computed in blocks, by a kernel that keeps what the plain one keeps.
+        # What is not plain is then computed in blocks, by a kernel that keeps what the plain one keeps.
         plain = dict.fromkeys(("sliding_window", "sliding_layers", "sliding_position_base", "attention_soft_cap"))
-        config = config.replace(attention_backend="sdpa", **plain)
+        config = config.replace(attention_backend="sdpa", attention_sinks=False, **plain)
+        if config.position_encoding == "alibi":
+            config = config.replace(position_encoding="none")
     with FakeTensorMode():
         with torch.device(device):
             model = blank_model(config).train()

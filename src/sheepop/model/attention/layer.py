@@ -102,8 +102,8 @@ class Attention(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
         self._packed = None
-        applied: Attention = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return applied
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy's parameters lie where its maker puts them."""

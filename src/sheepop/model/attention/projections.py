@@ -22,13 +22,12 @@ class PackedProjections:
     @classmethod
     def of(cls, layers: Sequence[nn.Module]) -> PackedProjections | None:
         """Puts the parameters of plain linear layers together; None where one of the layers is something else."""
-        linear = [layer for layer in layers if type(layer) is nn.Linear]
-        if len(linear) < len(layers):
-            return None
-        weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear if layer.bias is not None]
+        weights, biases = _parameters(layers)
         parts = (*weights, *biases)
         alike = {(type(part), part.dtype, part.device) for part in parts}
-        if len(alike) > 1 or type(weights[0]) is not nn.Parameter or len(parts) % len(layers):
+        if len(weights) < len(layers) or len(biases) not in (0, len(layers)):
+            return None
+        if len(alike) > 1 or type(parts[0]) is not nn.Parameter:
             return None
         return cls(_together(weights), _together(biases) if biases else None, parts)
 
@@ -36,13 +35,9 @@ class PackedProjections:
         """Whether the layers still are those whose weights lie here, and nothing else is to be done for them."""
         if torch.is_autocast_enabled(self.weight.device.type):
             return False  # which keeps the cast copy of a parameter, and of nothing else
-        linear = [layer for layer in layers if type(layer) is nn.Linear and not _has_hooks(layer)]
-        if len(linear) < len(layers):
-            return False
-        parts = [layer.weight for layer in linear]
-        if self.bias is not None:
-            parts += [layer.bias for layer in linear]
-        if len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
+        weights, biases = _parameters(layers)
+        parts = (*weights, *biases)
+        if any(map(_has_hooks, layers)) or len(parts) != len(self.parts) or not all(map(_is_same, parts, self.parts)):
             return False
         # Compiled code has no addresses; what swaps the memory of parameters there has to copy or apply the module.
         return torch.compiler.is_compiling() or self._lies_together()
@@ -57,6 +52,13 @@ class PackedProjections:
     def _lies_together(self) -> bool:
         weights = self.parts if self.bias is None else self.parts[: len(self.parts) // 2]
         return _follow(self.weight, weights) and (self.bias is None or _follow(self.bias, self.parts[len(weights) :]))
+
+
+def _parameters(layers: Sequence[nn.Module]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Weights and biases of those of the layers that are plain linear ones."""
+    plain = [layer for layer in layers if isinstance(layer, nn.Linear) and type(layer) is nn.Linear]
+    weights = [layer.weight for layer in plain]
+    return weights, [layer.bias for layer in plain if layer.bias is not None]
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
