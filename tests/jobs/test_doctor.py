@@ -87,8 +87,8 @@ def test_the_text_holds_every_check_and_counts_those_that_want_a_look():
     assert lines[0] == "none  pydantic                   not installed"
     assert lines[1:3] == [" " * 33 + "Without it nothing.", " " * 33 + "pip install it"]
     assert "ok    Libraries                  torch 2.13.0, numpy 2.4.6" in lines
-    assert "ok    Matrix peak, cpu float32   123.4 GFLOP/s" in lines
-    assert "ok    Matrix peak, cuda float32  45.60 TFLOP/s" in lines
+    assert "ok    Matrix peak, cpu float32   123 GFLOP/s" in lines
+    assert "ok    Matrix peak, cuda float32  45.6 TFLOP/s" in lines
     assert lines[-1] == "2 of 4 checks want a look."
     assert max(map(len, lines)) <= 110
 

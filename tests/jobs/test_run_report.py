@@ -81,7 +81,7 @@ def record() -> RunRecord:
         "compiler": None,
         "versions": {"torch": "2.12.0", "numpy": "2.1.0"},
     }
-    return RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1432, {}, machine)
+    return RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, 0.1432, {}, machine, nominal_peak_flops=989.4e12)
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ def test_machine_and_versions(run: RunDirectory, record: RunRecord) -> None:
         "Accelerators": "A card (8 GB)",
         "Compiler": "–",
         "Matrix speed, measured": "93 GFLOP/s",
+        "Matrix speed, by the data sheet": "989 TFLOP/s",
         "Step time, measured at the start": "0.1432 s",
         "sheepop": "0.1.0",
         "torch": "2.12.0",

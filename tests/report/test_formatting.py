@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sheepop.report import data_size, duration, shown
+from sheepop.report import MISSING, data_size, duration, flops, shown
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,10 @@ def test_sizes(size: float | None, text: str) -> None:
 
 def test_sizes_beyond_gigabytes() -> None:
     assert data_size(2.5e12) == "2.5 TB"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(93.1e9, "93.1 GFLOP/s"), (989.4e12, "989 TFLOP/s"), (1e12, "1 TFLOP/s"), (None, MISSING)]
+)
+def test_rates_of_operations(rate: float | None, text: str) -> None:
+    assert flops(rate) == text

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
 from sheepop.core.speed import matrix_peak
+from sheepop.report import flops
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -98,7 +99,7 @@ def render_doctor(report: DoctorReport) -> str:
     installed = [check for check in report.checks if check.name in LIBRARIES and check.status == "ok"]
     shown = [check for check in report.checks if check not in installed]
     shown.append(Check("Libraries", "ok", ", ".join(f"{check.name} {check.value}" for check in installed)))
-    shown += [Check(f"Matrix peak, {name}", "ok", _flops(rate)) for name, rate in report.matrix_peaks.items()]
+    shown += [Check(f"Matrix peak, {name}", "ok", flops(rate)) for name, rate in report.matrix_peaks.items()]
     width = max(len(check.name) for check in shown)
     # Names and commands can be searched for and copied only where no hyphen breaks them.
     wrap = partial(textwrap.wrap, width=110, break_on_hyphens=False, break_long_words=False)
@@ -242,7 +243,3 @@ def _check_package(name: str, consequence: str, remedy: str) -> Check:
         return Check(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, "missing", "not installed", f"Without it {consequence}.", remedy)
-
-
-def _flops(rate: float) -> str:
-    return f"{rate / 1e12:.2f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sheepop.jobs.record_values import entry, text
 from sheepop.jobs.run_record import RunRecord
-from sheepop.report import Page, data_size, number, shown
+from sheepop.report import Page, data_size, flops, number, shown
 
 
 def add_machine(page: Page, record: RunRecord) -> None:
@@ -17,8 +17,9 @@ def add_machine(page: Page, record: RunRecord) -> None:
     versions = entry(machine, "versions")
     machine.pop("versions", None)
     facts = [(_label(key), _machine_value(key, value)) for key, value in machine.items()]
-    speed = number(record.matrix_peak_flops)
-    facts.append(("Matrix speed, measured", None if speed is None else f"{speed / 1e9:,.4g} GFLOP/s"))
+    facts.append(("Matrix speed, measured", flops(number(record.matrix_peak_flops))))
+    if record.nominal_peak_flops is not None:
+        facts.append(("Matrix speed, by the data sheet", flops(number(record.nominal_peak_flops))))
     if record.step_seconds is not None:
         facts.append(("Step time, measured at the start", f"{record.step_seconds:.4g} s"))
     page.add_facts(facts)

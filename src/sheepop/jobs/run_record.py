@@ -51,6 +51,7 @@ class RunRecord:
     git: dict[str, Any] | None = None
     compute: dict[str, Any] | None = None
     num_parameters: int | None = None  # trained numbers of the network, tied ones once
+    nominal_peak_flops: float | None = None  # by the data sheet of the GPU
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -61,6 +62,7 @@ class RunRecord:
         asked: SheepOpConfig,
         step_seconds: float | None,
         matrix_peak_flops: float,
+        nominal_peak_flops: float | None,
         device: str,
         num_parameters: int,
         fork: Fork | None = None,
@@ -80,6 +82,7 @@ class RunRecord:
             git=git_state(),
             compute=_compute(device),
             num_parameters=num_parameters,
+            nominal_peak_flops=nominal_peak_flops,
         )
 
     def going_on(self, *, asked: SheepOpConfig, step: int, device: str) -> RunRecord:

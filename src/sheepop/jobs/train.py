@@ -16,7 +16,7 @@ from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.core.speed import matrix_peak
+from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.data import Corpus
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
@@ -279,6 +279,7 @@ def _start(
         asked=asked,
         step_seconds=timing.seconds if timing else None,
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
+        nominal_peak_flops=nominal_peak(torch_dtype(training.precision), device),
         fork=fork,
         device=device,
         num_parameters=num_parameters(config.model),

@@ -12,7 +12,6 @@ from pathlib import Path
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError, StorageError
-from sheepop.core.speed import nominal_peak
 from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -45,7 +44,7 @@ from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
-from sheepop.train.precision import apply_precision, candidates, initial_loss_scale, torch_dtype
+from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sinks import RunDescription, open_sinks
 from sheepop.train.source import CorpusSource
@@ -96,9 +95,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             metrics,
             samples,
             Throughput(
-                partial(training_flops_per_token, config.model),
-                record.matrix_peak_flops,
-                nominal_peak(torch_dtype(settings.precision), device),
+                partial(training_flops_per_token, config.model), record.matrix_peak_flops, record.nominal_peak_flops
             ),
             device=device,
             precision=settings.precision,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from sheepop.report.comparison import Curves, comparison_figure, loss_comparison_chart
     from sheepop.report.figures import save_png, save_svg, training_curves
-    from sheepop.report.formatting import MISSING, data_size, duration, shown
+    from sheepop.report.formatting import MISSING, data_size, duration, flops, shown
     from sheepop.report.page import Page
     from sheepop.report.range_test import range_test_figure
     from sheepop.report.series import number, smooth
@@ -34,6 +34,7 @@ __all__ = [
     "data_size",
     "duration",
     "expert_load_chart",
+    "flops",
     "gradient_norm_chart",
     "learning_rate_chart",
     "loss_chart",

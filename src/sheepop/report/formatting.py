@@ -48,6 +48,14 @@ def data_size(num_bytes: float | None) -> str:
     return f"{num_bytes / 1000:,.4g} TB"
 
 
+def flops(rate: float | None) -> str:
+    """Operations per second as ``93.1 GFLOP/s`` or ``989 TFLOP/s``."""
+    if rate is None or not math.isfinite(rate) or rate < 0:
+        return MISSING
+    size, unit = (1e12, "TFLOP/s") if rate >= 1e12 else (1e9, "GFLOP/s")
+    return f"{rate / size:,.3g} {unit}"
+
+
 def _float(value: float) -> str:
     if math.isnan(value):
         return MISSING

@@ -13,7 +13,7 @@ import torch
 
 from sheepop.core.console import Progress
 from sheepop.core.facts import Fact
-from sheepop.report import MISSING, data_size, duration, shown
+from sheepop.report import MISSING, data_size, duration, flops, shown
 
 
 @dataclass
@@ -90,11 +90,11 @@ class LiveView:
 
     def _shares(self, row: Mapping[str, Any]) -> str:
         """Which share of which peak."""
-        measured = f"{_rate(self.peak_flops)}, the matrix peak measured in {self.precision}"
+        measured = f"{flops(self.peak_flops)}, the matrix peak measured in {self.precision}"
         words = f"{_number(row.get('mfu'), '.1%')} of {measured}"
         if self.nominal_flops is None:
             return words
-        return f"{words}; {_number(row.get('mfu_nominal'), '.1%')} of the nominal {_rate(self.nominal_flops)}"
+        return f"{words}; {_number(row.get('mfu_nominal'), '.1%')} of the nominal {flops(self.nominal_flops)}"
 
     def _scores(self) -> str:
         last = self._validation
@@ -117,11 +117,6 @@ class LiveView:
         if self.device == "mps":
             return "GPU memory", torch.mps.current_allocated_memory()
         return "Memory", psutil.Process().memory_info().rss
-
-
-def _rate(flops: float) -> str:
-    unit, size = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
-    return f"{flops / size:,.3g} {unit}"
 
 
 def _number(value: float | None, form: str) -> str:
