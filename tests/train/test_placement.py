@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
-from sheepop.model.probe import watch
+from sheepop.model.probe import record, watch
 from sheepop.train import TrainingConfig
 from sheepop.train.objective import NextToken, StepLoss
 from sheepop.train.placement import OneDevice, clip_gradients
@@ -345,3 +345,22 @@ def test_without_a_maximum_the_norm_is_measured_only() -> None:
     parameter = with_gradient([30.0, 40.0])
     assert clip_gradients([parameter], None).item() == pytest.approx(50.0)
     assert parameter.grad.tolist() == [30.0, 40.0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_who_watches_the_model_sees_what_trains(precision: str) -> None:
+    """The steps run on a copy of the model; what its probes show there is the numbers of that step."""
+    model = make_model()
+    placement = OneDevice(model, precision=precision, device="cpu")
+    seen: list[torch.Tensor] = []
+    with watch(model, {"blocks.0.feed_forward_input": seen.append}):
+        gradients_of(placement, NextToken(), prepared(6, 6))
+    (value,) = seen
+    assert value.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    assert value.requires_grad
+    batch = Rows().batch(np.arange(6))
+    inputs = {name: torch.from_numpy(array) for name, array in batch.inputs().items()}
+    with record(model, ["blocks.0.feed_forward_input"]) as own, torch.no_grad():
+        model.hidden_states(**inputs)
+    exact = own["blocks.0.feed_forward_input"]
+    torch.testing.assert_close(value.float(), exact, atol=0.05 if precision == "bf16" else 0.0, rtol=0)
