@@ -72,10 +72,10 @@ class TrainedWeights(EvaluationWeights):
     differ = False
 
     def update(self, step: int) -> None:
-        """Does nothing."""
+        """The step moved these very weights."""
 
     def adopt(self) -> None:
-        """Does nothing."""
+        """They are what was read."""
 
     def _put_in(self) -> None:
         pass

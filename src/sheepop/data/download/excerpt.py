@@ -80,7 +80,7 @@ class _Limited(io.RawIOBase):
         self.transferred = 0
 
     def readable(self) -> bool:
-        """True."""
+        """It is read from the front to the end."""
         return True
 
     def readinto(self, buffer: Any) -> int:

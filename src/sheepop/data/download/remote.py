@@ -35,11 +35,11 @@ class RemoteFile(io.RawIOBase):
         self.transferred = 0
 
     def readable(self) -> bool:
-        """True."""
+        """It can be read."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Any place of it can be read next."""
         return True
 
     def tell(self) -> int:

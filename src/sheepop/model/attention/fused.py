@@ -38,7 +38,7 @@ class FusedAttention:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The mask."""
+        """The mask, where one is needed."""
         return () if self.mask is None else (self.mask,)
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:

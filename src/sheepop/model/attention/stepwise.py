@@ -18,7 +18,7 @@ class Stepwise:
     name = "stepwise"
 
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
-        """Nothing."""
+        """It can do whatever is asked for, so it comes last."""
         return None
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> StepwiseAttention:
@@ -34,7 +34,7 @@ class StepwiseAttention:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The mask."""
+        """The mask, where one is needed."""
         return () if self.mask is None else (self.mask,)
 
     def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
