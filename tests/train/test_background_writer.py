@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sheepop.checkpoint.background import BackgroundWriter
+from sheepop.train.checkpointer import BackgroundWriter
 
 
 @pytest.fixture
