@@ -94,7 +94,7 @@ def test_for_programs_a_setting_has_its_schema():
         ("model.rotary_fraction", "number above 0 up to 1"),
         ("training.max_steps", "whole number from 1 to 1e+12, or `null`"),
         ("training.betas", "pair of number from 0 to below 1 and number from 0 to below 1, or `null`"),
-        ("training.compile", "`true` or `false`, or `auto`"),
+        ("training.compile", "`true` or `false`, or `auto`, or `null`"),
         ("training.sinks", "list of any of `tensorboard`, `wandb`, `mlflow`"),
         ("training.batch_size_warmup", "list of pairs of whole number from 1 and whole number from 1"),
         ("output_dir", "path, or `null`"),

@@ -44,12 +44,12 @@ class Stages:
 
     def steps_to(self, total: float) -> int:
         """The fewest steps whose values add up to at least `total`."""
-        passed = 0
+        needed, passed = math.ceil(total), 0  # whole numbers, which no division rounds
         for begin, end, value in self._spans():
-            if passed + value * (end - begin) >= total:
-                return begin + max(0, math.ceil((total - passed) / value))
+            if passed + value * (end - begin) >= needed:
+                return begin + max(0, -(-(needed - passed) // value))
             passed += value * (end - begin)
-        return self.last_change + math.ceil((total - passed) / self.final)
+        return self.last_change - (passed - needed) // self.final
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
         """(begin, end, value) of every stage; the last one has no end that counts."""

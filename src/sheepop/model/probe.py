@@ -43,8 +43,6 @@ class Probe:
 
     def __call__(self, value: Tensor) -> Tensor:
         """The tensor as it came, or as the observers changed it."""
-        if torch.compiler.is_compiling():
-            return value
         for observe in self.observers:
             changed = observe(value)
             value = value if changed is None else changed
@@ -56,8 +54,11 @@ class Probe:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Who looks at this probe in the present context, in the order in which they are called."""
-        return _watched.get().get(self, ())
+        """Who looks at this probe in the present context, in the order in which they are called.
+
+        Nobody, where the compiler looks: see `watch`.
+        """
+        return () if torch.compiler.is_compiling() else _watched.get().get(self, ())
 
 
 _watched: ContextVar[Mapping[Probe, tuple[Observer, ...]]] = ContextVar("watched probes", default=MappingProxyType({}))

@@ -7,7 +7,9 @@ batch would not fit the next, and the compiler does not look into an operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,14 +46,15 @@ class Segments:
             return "has no dropout, no windows and no distances where a network is compiled for a CPU"
         return None if kind.head_dim == kind.value_dim else "is compiled for values as wide as keys only"
 
-    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | OperatorAttention:
+    def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | AsideAttention | OperatorAttention:
         """Cuts the rows, or leaves that to the operator."""
         assert sight.documents is not None
         if kind.device.type == "cpu" and _is_compiled(kind):
             return OperatorAttention(sight.documents)
         cut = Cut.of(sight.documents)
         masks = {size: _document_mask(size, kind, sight) for _, size in cut.groups}
-        return SegmentsAttention(cut, tuple(masks[size] for _, size in cut.groups))
+        attending = SegmentsAttention(cut, tuple(masks[size] for _, size in cut.groups))
+        return AsideAttention(attending, _beside_compiled_code()) if kind.compiled else attending
 
 
 def _is_compiled(kind: AttentionKind) -> bool:
@@ -139,12 +142,8 @@ class SegmentsAttention:
         """Where the documents are, and their masks."""
         return (self.cut.gather, self.cut.scatter, *(mask for mask in self.masks if mask is not None))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
-        """Causal attention of every document to itself (B, H, T, C), the documents of a group in one call.
-
-        A compiled network goes round it: the groups of every batch are others.
-        """
+        """Causal attention of every document to itself (B, H, T, C), the documents of a group in one call."""
         score.check("segments")
         batch, heads, length, _ = q_BHTC.shape
         outputs = [
@@ -152,6 +151,30 @@ class SegmentsAttention:
             for mask, q, k, v in zip(self.masks, *map(self.cut.parts, (q_BHTC, k_BKTC, v_BKTC)), strict=True)
         ]
         return self.cut.joined(outputs).view(batch, length, heads, -1).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class AsideAttention:
+    """`segments` in a compiled network, which goes round it by `attend_aside`: the groups of every batch are others."""
+
+    segments: SegmentsAttention
+    attend_aside: Callable[..., Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of `segments`."""
+        return self.segments.tensors
+
+    def attend(self, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN) -> Tensor:
+        """(B, H, T, C)."""
+        return self.attend_aside(self.segments, q_BHTC, k_BKTC, v_BKTC, score)
+
+
+@cache
+def _beside_compiled_code() -> Callable[..., Tensor]:
+    """One function for all passes, and none before it is needed: as a decorator it would load the compiler at once."""
+    aside: Callable[..., Tensor] = torch.compiler.disable(SegmentsAttention.attend)  # type: ignore[no-untyped-call]
+    return aside
 
 
 @dataclass(frozen=True)
