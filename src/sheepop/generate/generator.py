@@ -166,9 +166,13 @@ class Generator:
         """The next token of every row of `logits` (B, V) and its log-probability under the model."""
         logits = logits.cpu().double()  # in two steps, since not every device has float64
         _require_finite(logits, active)
-        token_ids = torch.empty(len(active), dtype=torch.long)
-        for rows in _rows_of_equal_settings(active):
-            token_ids[rows] = self._draw(logits[rows], [active[row] for row in rows])
+        groups = _rows_of_equal_settings(active)
+        if len(groups) == 1:
+            token_ids = self._draw(logits, active)
+        else:
+            token_ids = torch.empty(len(active), dtype=torch.long)
+            for rows in groups:
+                token_ids[rows] = self._draw(logits[rows], [active[row] for row in rows])
         logprobs = logits.gather(-1, token_ids[:, None])[:, 0] - logits.logsumexp(dim=-1)
         return list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
 

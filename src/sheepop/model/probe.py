@@ -43,6 +43,8 @@ class Probe:
 
     def __call__(self, value: Tensor) -> Tensor:
         """The tensor as it came, or as the observers changed it."""
+        if not _contexts:
+            return value
         for observe in self.observers:
             changed = observe(value)
             value = value if changed is None else changed
@@ -58,10 +60,19 @@ class Probe:
 
         Nobody, where the compiler looks: see `watch`.
         """
-        return () if torch.compiler.is_compiling() else _watched.get().get(self, ())
+        if not _contexts or torch.compiler.is_compiling():
+            return ()
+        return _watched.get().get(self, ())
 
 
+# Of all contexts that watch something: while there is none, a probe costs no more than this look.
+_contexts: list[object] = []
 _watched: ContextVar[Mapping[Probe, tuple[Observer, ...]]] = ContextVar("watched probes", default=MappingProxyType({}))
+
+
+def someone_watches() -> bool:
+    """Whether any probe is watched at all, in whatever context."""
+    return bool(_contexts)
 
 
 def named_probes(model: nn.Module) -> dict[str, Probe]:
@@ -88,10 +99,12 @@ def watch(model: nn.Module, observers: Mapping[str, Observer]) -> Iterator[None]
         for probe in _matching(probes, name):
             watched[probe] = (*watched.get(probe, ()), observe)
     token = _watched.set(watched)
+    _contexts.append(token)
     try:
         with _nothing_compiled():
             yield
     finally:
+        _contexts.remove(token)
         _watched.reset(token)
 
 

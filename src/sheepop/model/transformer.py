@@ -21,7 +21,7 @@ from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.head import OutputHead
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
-from sheepop.model.probe import Probe
+from sheepop.model.probe import Probe, someone_watches
 
 
 class Outputs(NamedTuple):
@@ -218,7 +218,7 @@ class Transformer(nn.Module):
             soft_cap=config.attention_soft_cap is not None,
             sinks=config.attention_sinks,
             backend=config.attention_backend,
-            watched=any(block.watched for block in self.layers),
+            watched=someone_watches() and any(block.watched for block in self.layers),
             compiled=self.compiled,
             cached=cached,
             device=device,
