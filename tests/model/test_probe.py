@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import threading
 from collections.abc import Callable, Iterator
@@ -267,6 +268,29 @@ def test_a_compiled_network_is_run_as_it_is_written_while_it_is_watched() -> Non
         assert torch.equal(model(IDS), model.read_out(values["final"]))
     assert values.keys() == named_probes(model).keys()
     torch.testing.assert_close(model(IDS), expected)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_contexts_that_end_in_another_order_leave_the_compiler_as_it_was() -> None:
+    """Two threads may enter and leave in turn."""
+    model, graphs = network(), 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    first, second = (watch(model, {"embedded": lambda value: None}) for _ in range(2))
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    contexts = [contextvars.copy_context() for _ in range(2)]
+    contexts[0].run(first.__enter__)
+    contexts[1].run(second.__enter__)
+    contexts[0].run(first.__exit__, None, None, None)
+    assert compiled(torch.ones(2)).sum() == 4
+    assert graphs == 0
+    contexts[1].run(second.__exit__, None, None, None)
+    compiled(torch.ones(2))
+    assert graphs == 1
 
 
 def test_an_error_in_the_context_leaves_no_observer_behind() -> None:

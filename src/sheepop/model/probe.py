@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import difflib
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -67,6 +68,9 @@ class Probe:
 
 # Of all contexts that watch something: while there is none, a probe costs no more than this look.
 _contexts: list[object] = []
+# The compiler's stance is one of the whole process: the first context changes it, and the last one changes it back.
+_uncompiled: list[AbstractContextManager[Any]] = []
+_lock = threading.Lock()
 _watched: ContextVar[Mapping[Probe, tuple[Observer, ...]]] = ContextVar("watched probes", default=MappingProxyType({}))
 
 
@@ -99,12 +103,11 @@ def watch(model: nn.Module, observers: Mapping[str, Observer]) -> Iterator[None]
         for probe in _matching(probes, name):
             watched[probe] = (*watched.get(probe, ()), observe)
     token = _watched.set(watched)
-    _contexts.append(token)
+    _open(token)
     try:
-        with _nothing_compiled():
-            yield
+        yield
     finally:
-        _contexts.remove(token)
+        _close(token)
         _watched.reset(token)
 
 
@@ -126,9 +129,20 @@ def record(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, Tensor]
         yield values
 
 
-def _nothing_compiled() -> AbstractContextManager[Any]:
-    # The compiler takes seconds to load; before it is loaded, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+def _open(context: object) -> None:
+    with _lock:
+        _contexts.append(context)
+        # The compiler takes seconds to load; before it is loaded, nothing is compiled.
+        if not _uncompiled and "torch._dynamo" in sys.modules:
+            _uncompiled.append(torch.compiler.set_stance("force_eager"))
+            _uncompiled[0].__enter__()
+
+
+def _close(context: object) -> None:
+    with _lock:
+        _contexts.remove(context)
+        if not _contexts and _uncompiled:
+            _uncompiled.pop().__exit__(None, None, None)
 
 
 def _matching(probes: Mapping[str, Probe], pattern: str) -> list[Probe]:
