@@ -14,8 +14,10 @@ OPTIONS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# Test processes run side by side; tests/conftest.py gives each one computing thread.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
+# Test processes run side by side; tests/conftest.py gives each one computing thread. The files whose tests take longest
+# come first, so that no process is left alone with one of them at the end.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+LONGEST_FIRST := tests/e2e tests/faults tests/jobs tests/train tests
 ifneq ($(strip $(TORCH_INDEX)),)
 CHOSEN_TORCH := chosen-torch
 endif
@@ -43,7 +45,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/sheepop quickstart --output "$(OUTPUT)"$(if $(MINUTES), --minutes "$(MINUTES)")$(if $(DATA), --data "$(DATA)")$(if $(OPTIONS), $(OPTIONS))
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not system and not campaign" $(PARALLEL)
+	$(PYTEST) -m "not system and not campaign" $(PARALLEL) $(LONGEST_FIRST)
 
 test-system: $(VENV)/.installed-dev
 	$(PYTEST) -m "system and not campaign"
