@@ -58,19 +58,25 @@ def hostile(extraction: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return run
 
 
+def children() -> set[psutil.Process]:
+    """The processes that this one has started, those of other tests too."""
+    return set(psutil.Process().children())
+
+
 def test_text_is_read_here_and_other_formats_in_a_child(extraction: Make, tmp_path: Path):
     (tmp_path / "a.py").write_bytes(b"def f():\r\n\treturn 1\n")
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as file:
         file.writestr("c.md", "# C\n")
         file.writestr("d.bin", bytes(100))
+    before = children()
     reader = extraction()
     (code,) = reader.documents(tmp_path / "a.py", "a.py")
     assert code == Extracted("def f():\r\n\treturn 1\n", "code", "python", metadata={"encoding": "utf_8"})
-    assert psutil.Process().children() == []
+    assert children() == before
     document, refused = reader.documents(tmp_path / "b.zip", "b.zip")
     assert document == Extracted("# C\n", place="member c.md", metadata={"encoding": "utf_8"})
     assert (refused.place, refused.reason) == ("member d.bin", "binary")
-    (child,) = psutil.Process().children()
+    (child,) = children() - before
     reader.close()
     assert not child.is_running()
 
@@ -125,10 +131,11 @@ def test_what_a_dead_child_left_in_the_temporary_folder_is_removed(hostile, tmp_
 
 
 def test_reading_that_is_given_up_leaves_no_child_waiting(hostile, extraction: Make, tmp_path: Path):
+    before = children()
     reader = extraction()
     items = reader.documents(tmp_path / "a.zip", "sleep.zip")
     next(items)
-    (child,) = psutil.Process().children()
+    (child,) = children() - before
     items.close()
     assert not child.is_running()
 
