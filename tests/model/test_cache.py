@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from sheepop.model import KeyValueCache
+from sheepop.model import KeyValueCache, ModelConfig, build_model
 from sheepop.model.config import PositionEncoding
 
 ENCODINGS = get_args(PositionEncoding)
@@ -156,3 +156,16 @@ def test_positions_beyond_the_context_are_refused(toy_network):
     model(tokens(1, 20), cache=cache)
     with pytest.raises(ValueError, match="25 positions do not fit max_seq_len = 24"):
         model(tokens(1, 5), cache=cache)
+
+
+def test_padding_never_takes_the_place_of_what_a_longer_row_holds() -> None:
+    """The shorter row comes to the length of the other, which is given padding alone."""
+    config = ModelConfig(vocab_size=19, d_model=16, num_layers=1, num_heads=2, max_seq_len=8, dropout=0.0)
+    model = build_model(config, seed=0).double().eval()
+    texts = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
+    cache = KeyValueCache(config, 2, 8, dtype=torch.float64)
+    with torch.no_grad():
+        model(torch.where(torch.arange(5) < torch.tensor([[2], [5]]), texts[:, :5], 0), cache=cache, counts=[2, 5])
+        model(torch.stack((texts[0, 2:5], torch.zeros(3, dtype=torch.long))), cache=cache, counts=[3, 0])
+        assert cache.lengths.tolist() == [5, 5]
+        torch.testing.assert_close(model(texts[:, 5:], cache=cache)[:, 0], model(texts)[:, 5], atol=1e-12, rtol=0)

@@ -101,7 +101,7 @@ class KeyValueCache:
             raise ValueError(f"the cache holds {self._capacity} positions; {end} were asked for")
         self._num_tokens, self._end, self._counts, self._slots = num_tokens, end, given, None
         offsets = torch.arange(num_tokens, device=self._lengths.device)
-        even = min(self._held) + num_tokens == end
+        even = min(self._held) == self.longest == end - num_tokens
         if even and min(given) == num_tokens:
             return None if end == num_tokens else (offsets + self.longest)[None], end
         real = torch.tensor(given, device=offsets.device)[:, None]
