@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Where CI is set, as it is on the machines that judge a change, every run draws the same examples.
 settings.register_profile("sheepop", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sheepop")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One test process more than there are cores: many tests wait, for a disk or for a process of theirs."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: no collection of garbage needs to walk through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

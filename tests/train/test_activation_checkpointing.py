@@ -149,6 +149,7 @@ class Alive(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        gc.freeze()  # what is there already needs no look when garbage is collected below
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))

@@ -42,10 +42,19 @@ def torch_generator(seed: int, *purpose: str | int, device: str = "cpu") -> torc
 
 
 def seed_torch(seed: int, *purpose: str | int) -> None:
-    """Seeds torch's global generators, which dropout draws from, for one purpose."""
+    """Seeds torch's global generators, which dropout draws from, for one purpose.
+
+    As ``torch.manual_seed`` does, which also writes down the stack of calls for each kind of accelerator that is not
+    there: milliseconds in every step.
+    """
     import torch
 
-    torch.manual_seed(derive_seed(seed, *purpose))
+    derived = derive_seed(seed, *purpose)
+    torch.default_generator.manual_seed(derived)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        module = torch.get_device_module(accelerator)
+        getattr(module, "manual_seed_all", module.manual_seed)(derived)
 
 
 class Permutation:
