@@ -111,7 +111,7 @@ def read(run: RunDirectory) -> ReadPage:
 
 
 SCORES = Scores(loss=1.5, perplexity=math.exp(1.5), accuracy=0.5312, bits_per_byte=0.78125, tokens=4321, bytes=12345)
-BASELINES = Baselines(gzip=2.125, xz=1.875, bytes=12400)
+BASELINES = Baselines(warm_xz=1.5, xz=1.875, gzip=2.125, bytes=12400, training_bytes=99000)
 
 
 def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: SheepOpConfig) -> None:
@@ -143,8 +143,9 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     }
     assert page.rows == [
         ["Predictor", "Bits per byte"],
-        ["gzip -9", "2.1250"],
+        ["xz -9 that has read the training text", "1.5000"],
         ["xz -9", "1.8750"],
+        ["gzip -9", "2.1250"],
         ["this model", "0.7812"],
     ]
     assert page.texts["pre"][:2] == ["Writing\n  text", "a  b\n\tc"]
@@ -155,8 +156,9 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     assert page.texts["code"] == [run.config_file.read_text(encoding="utf-8")]
     loss, bits, rate, norm, speed, stages = page.charts
     assert loss["data"][0]["y"] == [row["loss"] for row in rows]
-    assert [trace["name"] for trace in bits["data"]] == ["This model", "gzip -9", "xz -9"]
-    assert bits["data"][1]["y"] == [2.125, 2.125]
+    names = ["This model", "xz -9 that has read the training text", "xz -9", "gzip -9"]
+    assert [trace["name"] for trace in bits["data"]] == names
+    assert [trace["y"] for trace in bits["data"][1:]] == [[1.5, 1.5], [1.875, 1.875], [2.125, 2.125]]
     assert [chart["data"][0]["y"][0] for chart in (rate, norm, speed)] == [1e-3, 1.0, 900.0]
     assert stages["data"][0]["x"] == [250.0, 2.0]
     assert (run.plots / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

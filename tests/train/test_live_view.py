@@ -20,6 +20,9 @@ class Shown:
     def advance(self, amount: float = 1) -> None:
         pass
 
+    def resize(self, total: float) -> None:
+        pass
+
     def describe(self, detail: str) -> None:
         self.words = detail
 

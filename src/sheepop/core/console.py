@@ -30,6 +30,9 @@ class Progress(Protocol):
     def advance(self, amount: float = 1) -> None:
         """Reports `amount` more units done."""
 
+    def resize(self, total: float) -> None:
+        """Replaces the number of units of the whole work."""
+
     def describe(self, detail: str) -> None:
         """Replaces the words shown behind the bar, or at the end of a plain line."""
 
@@ -107,6 +110,8 @@ class _NoProgress:
 
     def advance(self, amount: float = 1) -> None: ...
 
+    def resize(self, total: float) -> None: ...
+
     def describe(self, detail: str) -> None: ...
 
     def show(self, facts: Sequence[Fact]) -> None: ...
@@ -124,6 +129,9 @@ class _PlainProgress:
         now = time.monotonic()
         if now - self._printed >= _LINE_EVERY_SECONDS:
             self._show(now)
+
+    def resize(self, total: float) -> None:
+        self._total = total
 
     def describe(self, detail: str) -> None:
         self._detail = detail

@@ -60,6 +60,10 @@ class LiveBar:
         """Reports `amount` more units done."""
         self._progress.advance(self._task, amount)
 
+    def resize(self, total: float) -> None:
+        """Replaces the number of units of the whole work."""
+        self._progress.update(self._task, total=total)
+
     def describe(self, detail: str) -> None:
         """Replaces the words behind the bar, unless a panel is shown, which says more."""
         # On a narrow terminal the end of the detail gives way, not the share that is done.

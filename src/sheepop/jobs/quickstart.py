@@ -109,14 +109,14 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
     lines = []
     for completion in outcome.completions:
         lines += ["", "-" * 72, completion.prompt + completion.text]
-    scores, baselines = outcome.scores, outcome.baselines
+    baselines = outcome.baselines
+    bits = {**baselines.named, "this model": outcome.scores.bits_per_byte}
+    width = max(map(len, bits))
     lines += [
         "",
         "-" * 72,
         f"Held-out text, bits per byte (fewer is better), on the same {baselines.bytes:,} bytes:",
-        f"  gzip -9     {baselines.gzip:.3f}",
-        f"  xz -9       {baselines.xz:.3f}",
-        f"  this model  {scores.bits_per_byte:.3f}",
+        *(f"  {name:{width}}  {value:.3f}" for name, value in bits.items()),
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",

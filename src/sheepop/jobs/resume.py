@@ -104,6 +104,8 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
         raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
     if "training.activation_checkpointing" in changed:  # the blocks that auto chose were those of its own mode
         changed["training.checkpointed_blocks"] = after["training.checkpointed_blocks"]
+    if "training.max_steps" in changed:  # what the clock made of the former steps
+        changed["training.pace"] = []
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")

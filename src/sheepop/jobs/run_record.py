@@ -8,7 +8,7 @@ import shlex
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 # The first line, a comment. Runs of before do not have it.
 _SEAL = "# Written by the run; checksum of what follows: "
+
+
+class Budget(TypedDict):
+    """What a run that has minutes may spend: seconds of the loop, and steps where another budget limits them."""
+
+    seconds: float
+    most_steps: int | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class RunRecord:
     started: str | None = None  # ISO 8601, UTC
     git: dict[str, Any] | None = None
     compute: dict[str, Any] | None = None
+    deadline: Budget | None = None  # of a run that has minutes
     num_parameters: int | None = None  # trained numbers of the network, tied ones once
     nominal_peak_flops: float | None = None  # by the data sheet of the GPU
     resumed: list[dict[str, Any]] = field(default_factory=list)
@@ -61,6 +69,7 @@ class RunRecord:
         *,
         asked: SheepOpConfig,
         step_seconds: float | None,
+        deadline: Budget | None,
         matrix_peak_flops: float,
         nominal_peak_flops: float | None,
         device: str,
@@ -74,6 +83,7 @@ class RunRecord:
             tokenizer_fingerprint=corpus.tokenizer().fingerprint(),
             matrix_peak_flops=matrix_peak_flops,
             step_seconds=step_seconds,
+            deadline=deadline,
             asked=asked.model_dump(mode="json"),
             machine=describe_machine().to_dict(),
             forked_from=fork.as_record() if fork is not None else None,
@@ -85,8 +95,8 @@ class RunRecord:
             nominal_peak_flops=nominal_peak_flops,
         )
 
-    def going_on(self, *, asked: SheepOpConfig, step: int, device: str) -> RunRecord:
-        """The record of a run that goes on from `step` on this machine now."""
+    def going_on(self, *, asked: SheepOpConfig, step: int, device: str, keeps_steps: bool) -> RunRecord:
+        """The record of a run that goes on from `step` on this machine now; with other steps it has no minutes."""
         session = {
             "step": step,
             "time": _now(),
@@ -95,7 +105,10 @@ class RunRecord:
             "compute": _compute(device),
             "machine": describe_machine().to_dict(),
         }
-        return replace(self, asked=asked.model_dump(mode="json"), resumed=[*self.resumed, session])
+        deadline = self.deadline if keeps_steps else None
+        return replace(
+            self, asked=asked.model_dump(mode="json"), deadline=deadline, resumed=[*self.resumed, session]
+        )
 
     @property
     def identity(self) -> str:

@@ -187,11 +187,12 @@ def _add_scores(page: Page, metrics: _Log, scores: Scores | None, baselines: Bas
         return
     page.add_facts([(label, _score(key, values[key])) for key, label in _SCORE_LABELS.items() if key in values])
     if baselines is not None:
-        bits = {"gzip -9": baselines.gzip, "xz -9": baselines.xz, "this model": number(values.get("bits_per_byte"))}
+        bits = {**baselines.named, "this model": number(values.get("bits_per_byte"))}
         page.add_table(
             ["Predictor", "Bits per byte"],
             [(name, _score("bits_per_byte", value)) for name, value in bits.items()],
-            caption=f"Fewer is better. The compressors read all {baselines.bytes:,} held-out bytes.",
+            caption=f"Fewer is better. The compressors read all {baselines.bytes:,} held-out bytes, the first one "
+            f"after {baselines.training_bytes:,} bytes of the training text.",
         )
 
 
@@ -208,7 +209,7 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
 
 def _add_curves(page: Page, metrics: _Log, baselines: Baselines | None) -> None:
     page.add_section("Course of training")
-    references = {"gzip -9": baselines.gzip, "xz -9": baselines.xz} if baselines else None
+    references = baselines.named if baselines else None
     charts = (
         (loss_chart(metrics.rows), "Loss", False),
         (bits_per_byte_chart(metrics.rows, references), "Bits per byte of held-out text", False),

@@ -43,7 +43,7 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
-from sheepop.train.budget import measure_step, measuring_seconds, needs_measuring, resolve_compile, resolve_training
+from sheepop.train.budget import loop_seconds, measure_step, measuring_seconds, most_steps, needs_measuring, resolve_compile, resolve_training
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 
@@ -134,9 +134,9 @@ def run_training(
         else:
             ready = _gone_on(stored, config, path, device, console)
         with times("Training"):
-            run_loop(ready, device, console, profile_steps=profile_steps)
+            config = run_loop(ready, device, console, profile_steps=profile_steps)
         with times("Scoring"):
-            return score_run(ready.run, ready.corpus, ready.config, device, console)
+            return score_run(ready.run, ready.corpus, config, device, console)
 
 
 def _started(
@@ -173,8 +173,9 @@ def _gone_on(stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, c
     require_writable(run.checkpoints)
     require_text(run, asked.data.paths)
     corpus = open_corpus(corpus_settings(stored, asked), run, console)
-    record = stored.record.going_on(asked=asked, step=stored.step, device=device)
     config = refuse_changes(stored, asked, corpus, path)
+    keeps_steps = config.training.max_steps == stored.config.training.max_steps
+    record = stored.record.going_on(asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps)
     _check_settings(config, corpus, device)
     _require_arithmetic(config, device)
     write_run_config(run, config)
@@ -255,11 +256,12 @@ def _start(
             console=console,
         )
     validation_tokens = corpus.validation.num_tokens
+    num_samples = build_plan(config, corpus, run, console).num_samples
     training = resolve_training(
         training,
         timing,
         device=device,
-        num_samples=build_plan(config, corpus, run, console).num_samples,
+        num_samples=num_samples,
         seq_len=batches.tokens_per_sample,
         validation_tokens=min(validation_tokens, training.eval_tokens or validation_tokens),
     )
@@ -274,10 +276,13 @@ def _start(
             f"training.warmup_steps = {settings.warmup_steps} is not over when the run ends after "
             f"{settings.total_steps} steps, so the learning rate never reaches {training.learning_rate}."
         )
+    seconds = loop_seconds(config.training, timing)
+    most = most_steps(config.training, num_samples, batches.tokens_per_sample)
     record = RunRecord.create(
         corpus,
         asked=asked,
         step_seconds=timing.seconds if timing else None,
+        deadline=None if seconds is None else {"seconds": seconds, "most_steps": most},
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
         nominal_peak_flops=nominal_peak(torch_dtype(training.precision), device),
         fork=fork,

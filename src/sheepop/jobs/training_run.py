@@ -16,7 +16,7 @@ from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
-from sheepop.jobs.run_record import RunRecord, resume_command
+from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.training_data import (
     build_batches,
@@ -43,6 +43,7 @@ from sheepop.train.expert_balance import with_experts
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken
+from sheepop.train.pace import Deadline, Pace
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
@@ -66,8 +67,11 @@ class ReadyRun:
     resumes: bool = False
 
 
-def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: int | None = None) -> None:
-    """Trains a run to its end; raises `Interrupted`, with everything saved, after a signal."""
+def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: int | None = None) -> SheepOpConfig:
+    """Trains a run to its end; raises `Interrupted`, with everything saved, after a signal.
+
+    Returns the settings that the run has at its end: where the clock changed its steps, they are others than before.
+    """
     config, run, corpus, record, fork = ready.config, ready.run, ready.corpus, ready.record, ready.fork
     tokenizer = corpus.tokenizer()
     model = build_network(config, config.training, device)
@@ -86,6 +90,13 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     objective = with_experts(NextToken.configured(config.training), config.model)
     plan = build_plan(config, corpus, run, console)
     _announce(config, corpus, model, plan, state, console)
+    ended_with = config
+
+    def write_pace(pace: Pace) -> None:
+        nonlocal ended_with
+        ended_with = config.replace(training=config.training.at_pace(pace).model_dump())
+        write_run_config(run, ended_with)
+
     with ExitStack() as stack:
         metrics = JsonLines(run.metrics_file, state.metrics_bytes)
         stack.callback(metrics.close)
@@ -140,7 +151,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
                 config.training.learning_rate,
                 config.training.min_learning_rate,
                 settings.warmup_steps,
-                settings.total_steps,
+                settings.pace.planned,
                 settings.decay_steps,
                 config.training.schedule_points or (),
             ),
@@ -152,6 +163,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,
             state=state,
+            deadline=None if record.deadline is None else Deadline(**record.deadline, record=write_pace),
             around_step=around_step,
             console=console,
             saves_the_beginning=fork is not None or vectors is not None,
@@ -166,6 +178,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             except SheepOpError as error:
                 console.warn(f"The report was not written: {error}")
             raise
+    return ended_with
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.counters import TrainingState
+from sheepop.train.pace import Pace
 
 VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
 MILESTONES = (0.10, 0.25, 0.50)  # shares of the steps whose checkpoints are kept
@@ -40,7 +41,7 @@ class EarlyStopping:
 class Agenda:
     """The intervals of a run, in steps; the last step is due for everything. None is never due."""
 
-    total_steps: int
+    pace: Pace
     log_interval: int
     eval_interval: int | None
     sample_interval: int
@@ -52,7 +53,7 @@ class Agenda:
     def of(cls, config: TrainingConfig, resolved: ResolvedTraining, *, validates: bool) -> Agenda:
         """What a configuration says; without held-out text nothing is validated."""
         return cls(
-            resolved.total_steps,
+            resolved.pace,
             config.log_interval,
             resolved.eval_interval if validates else None,
             resolved.sample_interval,
@@ -62,9 +63,14 @@ class Agenda:
         )
 
     @property
+    def total_steps(self) -> int:
+        """The steps of the run as things stand."""
+        return self.pace.total_steps
+
+    @property
     def milestones(self) -> set[int]:
         """The steps whose checkpoints are kept for good."""
-        return {math.ceil(self.total_steps * share) for share in MILESTONES}
+        return {math.ceil(self.pace.planned * share) for share in MILESTONES}
 
     def logs(self, step: int) -> bool:
         """Whether step number `step` (1 for the first) is written down."""

@@ -110,6 +110,25 @@ def measuring_seconds(config: TrainingConfig) -> float:
     return max(_LEAST_MEASURING_SECONDS, min(share, _MOST_MEASURING_SECONDS))
 
 
+def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | None:
+    """What of a budget in minutes is left for the loop, when measuring is done; None without one."""
+    if config.max_minutes is None or timing is None:
+        return None
+    return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
+
+
+def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:
+    """What the budgets other than minutes allow; None without any."""
+    sizes, limits = config.batch_sizes(), []
+    if config.max_steps is not None:
+        limits.append(config.max_steps)
+    if config.max_epochs is not None:
+        limits.append(sizes.steps_to(config.max_epochs * num_samples))
+    if config.max_tokens is not None:
+        limits.append(sizes.steps_to(config.max_tokens / seq_len))
+    return min(limits) if limits else None
+
+
 def resolve_training(
     config: TrainingConfig,
     timing: StepTime | None,
@@ -167,19 +186,13 @@ def _decay_steps(config: TrainingConfig, steps: int) -> int | None:
 def _total_steps(
     config: TrainingConfig, timing: StepTime | None, num_samples: int, seq_len: float, validation_tokens: int
 ) -> int:
-    limits = []
-    sizes = config.batch_sizes()
-    if config.max_steps is not None:
-        limits.append(config.max_steps)
-    if config.max_epochs is not None:
-        limits.append(sizes.steps_to(config.max_epochs * num_samples))
-    if config.max_tokens is not None:
-        limits.append(sizes.steps_to(config.max_tokens / seq_len))
-    if config.max_minutes is not None:
-        if timing is None:
-            raise ValueError("a budget in minutes needs a measured step time")
-        limits.append(_steps_in_minutes(config, config.max_minutes, timing, seq_len, validation_tokens))
-    return min(limits) if limits else sizes.steps_to(num_samples)
+    most = most_steps(config, num_samples, seq_len)
+    if config.max_minutes is None:
+        return config.batch_sizes().steps_to(num_samples) if most is None else most
+    if timing is None:
+        raise ValueError("a budget in minutes needs a measured step time")
+    fitting = _steps_in_minutes(config, config.max_minutes, timing, seq_len, validation_tokens)
+    return fitting if most is None else min(most, fitting)
 
 
 def _steps_in_minutes(

@@ -15,6 +15,7 @@ from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
 from sheepop.data.stages import Stages
+from sheepop.train.pace import Pace
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
 from sheepop.train.schedule import ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
@@ -33,7 +34,7 @@ SinkName = Literal["tensorboard", "wandb", "mlflow"]
 class ResolvedTraining:
     """The settings that may be null in `TrainingConfig`, all known."""
 
-    total_steps: int
+    pace: Pace
     warmup_steps: int
     decay_steps: int
     micro_batch_size: int
@@ -43,6 +44,11 @@ class ResolvedTraining:
     eval_interval: int
     sample_interval: int
     checkpoint_interval: int
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the run as things stand."""
+        return self.pace.total_steps
 
 
 class LayerConfig(Config):
@@ -67,7 +73,11 @@ class TrainingConfig(Config):
     max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Budget in tokens, counted as full rows; turned into `max_steps`."""
     max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = None
-    """Budget in minutes: one step is timed, the minutes become `max_steps`, and the schedule fits them."""
+    """Budget in minutes: one step is timed, the minutes become `max_steps`, and the schedule fits them; where the clock
+    shows on the way that they were too many or too few, `pace` changes them."""
+    pace: tuple[tuple[Annotated[int, Field(ge=0)], Count], ...] = ()
+    """What the clock made of the steps: pairs `[step, steps in all from there on]`, the first of them the plan;
+    written by a run of `max_minutes`, and read by one that repeats it; empty: `max_steps` is the plan."""
     global_batch_size: Count = 32
     """Rows in one step."""
     batch_size_warmup: Warmup = ()
@@ -196,7 +206,7 @@ class TrainingConfig(Config):
             warmup_steps=self.warmup_steps,
             decay_steps=self.decay_steps,
             points=self.schedule_points,
-            max_steps=self.max_steps,
+            max_steps=self.pace[0][1] if self.pace else self.max_steps,
         )
         given = OptimizerSettings(self.betas, self.eps, self.momentum)
         check_optimizer(self.optimizer, given, schedule=self.schedule, ema_decay=self.ema_decay)
@@ -228,6 +238,32 @@ class TrainingConfig(Config):
             raise ValueError(f"mixture: all weights are 0 at step {step}; at least one source must have one there")
         return self
 
+    @model_validator(mode="after")
+    def _check_pace(self) -> TrainingConfig:
+        if not self.pace:
+            return self
+        written = [list(entry) for entry in self.pace]
+        if self.pace[0][0] != 0 or any(before >= after for (before, _), (after, _) in pairwise(self.pace)):
+            raise ValueError(f"pace = {written}: its steps must begin with 0 and grow")
+        if any(total <= step for step, total in self.pace):
+            raise ValueError(f"pace = {written}: the steps in all must be more than those taken by then")
+        if self.pace[-1][1] != self.max_steps:
+            raise ValueError(
+                f"pace = {written} belongs to a run of {self.pace[-1][1]} steps, and max_steps is {self.max_steps}. "
+                "For another number of steps set pace = []"
+            )
+        return self
+
+    def _pace(self, max_steps: int) -> Pace:
+        if not self.pace:
+            return Pace(max_steps)
+        (_, planned), *revisions = self.pace
+        return Pace(planned, tuple(revisions))
+
+    def at_pace(self, pace: Pace) -> TrainingConfig:
+        """These settings for a run whose steps the clock has changed to those of `pace`."""
+        return self.replace(max_steps=pace.total_steps, pace=((0, pace.planned), *pace.revisions))
+
     def batch_sizes(self) -> Stages:
         """The sequences of every step."""
         return Stages(self.batch_size_warmup, self.global_batch_size)
@@ -245,7 +281,7 @@ class TrainingConfig(Config):
     def resolved(self) -> ResolvedTraining:
         """The settings a loop needs; raises `ValueError` while one of them is still null or ``auto``."""
         known = {
-            "total_steps": self.max_steps,
+            "pace": None if self.max_steps is None else self._pace(self.max_steps),
             "warmup_steps": self.warmup_steps,
             "decay_steps": self.decay_steps if self.schedule == "wsd" else 0,
             "micro_batch_size": self.micro_batch_size,
@@ -260,6 +296,6 @@ class TrainingConfig(Config):
         }
         unknown = [name for name, value in known.items() if value is None]
         if unknown:
-            keys = ("max_steps" if name == "total_steps" else name for name in unknown)
+            keys = ("max_steps" if name == "pace" else name for name in unknown)
             raise ValueError("not resolved yet: " + ", ".join(f"training.{key}" for key in keys))
         return ResolvedTraining(**known)  # type: ignore[arg-type]

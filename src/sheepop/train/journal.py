@@ -106,7 +106,7 @@ class Journal:
     def recorded(self, state: TrainingState) -> TrainingState:
         """`state` with the time that the run has taken and the lengths of its logs, as a checkpoint needs them."""
         return state.after(
-            seconds=self._seconds(), metrics_bytes=self.metrics.length, samples_bytes=self.samples.length
+            seconds=self.seconds, metrics_bytes=self.metrics.length, samples_bytes=self.samples.length
         )
 
     def sync(self) -> None:
@@ -123,6 +123,13 @@ class Journal:
         """Counts a step that was taken, or passed over with its data computed."""
         self.throughput.count(prepared)
         self._progress.advance()
+
+    def paced(self, state: TrainingState, before: int, now: int) -> None:
+        """Says that the run takes `now` steps in all, where it was to take `before`."""
+        self._view.total_steps = now
+        self._progress.resize(now)
+        why = "end in time" if now < before else "use the time that is left"
+        self._console.info(f"Step {state.step:,}: {now:,} steps in all instead of {before:,}, to {why}.")
 
     def moved(self, steps: int) -> None:
         """Hears that the run stands `steps` further without having counted them; less than 0 for a way back."""
@@ -148,7 +155,7 @@ class Journal:
             grad_norm=outcome.norm,
             tokens=state.tokens,
             **rates,
-            seconds=self._seconds(),
+            seconds=self.seconds,
             **measured,
             **({"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}),
             **({} if prepared.batch_hash is None else {"batch_hash": prepared.batch_hash}),
@@ -164,7 +171,7 @@ class Journal:
             accuracy=scores.accuracy,
             bits_per_byte=scores.bits_per_byte,
             tokens=state.tokens,
-            seconds=self._seconds(),
+            seconds=self.seconds,
         )
         self._console.info(f"Step {state.step:,}: held out {scores}")
 
@@ -205,5 +212,7 @@ class Journal:
         for sink in self._sinks:
             sink.write(row)
 
-    def _seconds(self) -> float:
+    @property
+    def seconds(self) -> float:
+        """The time that the run has taken, that of earlier sessions included."""
         return self._seconds_before + time.monotonic() - self._started

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sheepop.core.console import Console
@@ -21,6 +21,7 @@ from sheepop.train.agenda import SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.counters import TrainingState
 from sheepop.train.journal import Journal
+from sheepop.train.pace import Deadline
 from sheepop.train.prefetch import Prefetch
 from sheepop.train.profiler import AroundStep, unobserved
 from sheepop.train.rescue import Rescue
@@ -36,7 +37,7 @@ class Trainer:
     """A run about to start or go on. `validate` and `sample` are handed in by whoever owns those stages.
 
     The last `keep_checkpoints` stay, beside the best and the milestones; with `saves_the_beginning` there is one of
-    step 0.
+    step 0. With a `deadline` the steps are made fewer or more on the way.
     """
 
     runner: StepRunner
@@ -51,6 +52,7 @@ class Trainer:
     keep_checkpoints: int
     trouble: TroubleConfig = field(default_factory=TroubleConfig)
     state: TrainingState = field(default_factory=TrainingState)
+    deadline: Deadline | None = None
     around_step: AroundStep = unobserved
     console: Console = field(default_factory=Console.silent)
     saves_the_beginning: bool = False
@@ -86,6 +88,7 @@ class Trainer:
                     with self.around_step(self.state.step):
                         self._step()
                     self._do_what_is_due()
+                    self._look_at_the_clock()
             except StopRequestedError:
                 self.save()
             except Exception as error:
@@ -98,7 +101,7 @@ class Trainer:
     def _step(self) -> None:
         """One optimizer step over the global batch, unless its numbers are in trouble."""
         self.checkpointer.check()
-        state, rate = self.state, self.schedule(self.state.step)
+        state, rate = self.state, self.schedule(self.agenda.pace.place(self.state.step))
         scale = state.loss_scale
         with self._leaving():
             prepared = self._prefetch.take(state.batch_number)
@@ -156,6 +159,16 @@ class Trainer:
                 self._validate(tuple(rest))
             else:
                 self._sample(tuple(rest))
+
+    def _look_at_the_clock(self) -> None:
+        """Changes the steps that are left where the time that is left asks for it."""
+        if self.deadline is None or self.agenda.is_over(self.state):
+            return
+        pace = self.deadline.revise(self.agenda.pace, self.state.step, self.journal.seconds)
+        if pace is not None:
+            self.deadline.record(pace)
+            self.journal.paced(self.state, self.agenda.total_steps, pace.total_steps)
+            self.agenda = replace(self.agenda, pace=pace)
 
     def _validate(self, rest: tuple[str, ...]) -> None:
         """Scores the held-out text and remembers the best; `rest` is what is due after it."""

@@ -29,8 +29,8 @@ class Schedule:
     decay_steps: int = 0
     points: Points = ()
 
-    def __call__(self, step: int) -> float:
-        """The rate that step number `step` (0 for the first) uses.
+    def __call__(self, step: float) -> float:
+        """The rate that step number `step` (0 for the first) uses; between two steps for a run of another pace.
 
         Warm-up step s of W uses ``learning_rate (s + 1) / W``, so that no step is wasted at rate 0; after it the
         course of the schedule says which share of the way from `min_learning_rate` to `learning_rate` counts.
@@ -39,43 +39,43 @@ class Schedule:
             return self.learning_rate * (step + 1) / self.warmup_steps
         return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * COURSES[self.name](self, step)
 
-    def progress(self, step: int) -> float:
+    def progress(self, step: float) -> float:
         """The share of the steps after the warm-up that lies behind `step`: 0 at step W, 1 at `total_steps`."""
         length = max(1, self.total_steps - self.warmup_steps)
         return min(1.0, (step - self.warmup_steps) / length)
 
 
-def _cosine(schedule: Schedule, step: int) -> float:
+def _cosine(schedule: Schedule, step: float) -> float:
     """Loshchilov and Hutter 2017, equation 5, without restarts."""
     return (1 + math.cos(math.pi * schedule.progress(step))) / 2
 
 
-def _linear(schedule: Schedule, step: int) -> float:
+def _linear(schedule: Schedule, step: float) -> float:
     return 1 - schedule.progress(step)
 
 
-def _constant(schedule: Schedule, step: int) -> float:
+def _constant(schedule: Schedule, step: float) -> float:
     return 1.0
 
 
-def _warmup_stable_decay(schedule: Schedule, step: int) -> float:
+def _warmup_stable_decay(schedule: Schedule, step: float) -> float:
     """Full rate, then over the last `decay_steps` down by a square root (Hägele et al. 2024, the 1-sqrt cooldown)."""
     decayed = step - (schedule.total_steps - schedule.decay_steps)
     return 1 - math.sqrt(min(1.0, max(0, decayed) / max(1, schedule.decay_steps)))
 
 
-def _inverse_sqrt(schedule: Schedule, step: int) -> float:
+def _inverse_sqrt(schedule: Schedule, step: float) -> float:
     """Vaswani et al. 2017, section 5.3, where steps count from 1, scaled to reach `learning_rate` after warm-up."""
     return math.sqrt(max(1, schedule.warmup_steps) / (step + 1))
 
 
-def _piecewise(schedule: Schedule, step: int) -> float:
+def _piecewise(schedule: Schedule, step: float) -> float:
     """Straight lines from point to point; the first factor before them all, the last one after them all."""
     steps, factors = zip(*schedule.points, strict=True)
     return float(np.interp(step, steps, factors))
 
 
-COURSES: dict[str, Callable[[Schedule, int], float]] = {
+COURSES: dict[str, Callable[[Schedule, float], float]] = {
     "cosine": _cosine,
     "linear": _linear,
     "constant": _constant,
