@@ -125,7 +125,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
             ),
             agenda=Agenda.of(training, resolved, validates=True),
             schedule=Schedule(
-                training.schedule, training.learning_rate, 0.0, resolved.warmup_steps, resolved.total_steps
+                training.schedule, training.learning_rate, 0.0, resolved.warmup_steps, resolved.pace.planned
             ),
             journal=Journal(
                 JsonLines(run.metrics_file, state.metrics_bytes),

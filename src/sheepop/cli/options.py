@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,11 @@ class ConfiguredCommand(TyperCommand):
 def make_console(quiet: bool) -> Console:
     """The console of a command."""
     return Console(quiet=quiet)
+
+
+def typed_command() -> str:
+    """The command line of this process, as it could be typed again."""
+    return shlex.join(["sheepop", *sys.argv[1:]])
 
 
 def print_json(value: Any) -> None:

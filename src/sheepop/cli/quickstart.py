@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json
+from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json, typed_command
 
 
 def quickstart(
@@ -51,6 +51,7 @@ def quickstart(
         resume=resume,
         overwrite=overwrite,
         console=make_console(quiet),
+        command=typed_command(),
     )
     if as_json:
         print_json(outcome.to_dict())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json
+from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json, typed_command
 from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def train(
     """
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable, why_no_run
+    from sheepop.jobs.run_record import repeat_command
 
     if resume is not None and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -112,6 +113,7 @@ def train(
         overwrite=overwrite,
         fork=fork,
         console=make_console(quiet),
+        command=typed_command(),
         profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
     )
     result = {
@@ -131,6 +133,7 @@ def train(
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
         typer.echo(f"Report: {outcome.report}")
+        typer.echo(f"Repeat: {repeat_command(outcome.run)}")
         typer.echo(f'Next: sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."')
 
 

@@ -191,7 +191,12 @@ def refuse_unknown_keys(config_class: type[Config], tree: Mapping[str, Any]) -> 
 
 def dump_config(config: Config) -> str:
     """The config as YAML text that `validate` reads back to an equal tree."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dump_tree(config.model_dump(mode="json"))
+
+
+def dump_tree(tree: Mapping[str, Any]) -> str:
+    """Plain data as YAML text, in its own order."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _explain(config_class: type[Config], detail: ErrorDetails) -> str:

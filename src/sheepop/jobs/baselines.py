@@ -10,6 +10,7 @@ from itertools import chain
 
 from sheepop.core.console import Console
 from sheepop.data import Corpus
+from sheepop.data.split import SplitName
 
 _GZIP_WINDOW = 31  # zlib's window of 2^15 bytes with a gzip header
 _XZ_WINDOW = 2**26  # the bytes that xz -9 looks back on
@@ -63,11 +64,11 @@ def compress_validation(corpus: Corpus, console: Console) -> Baselines:
         gzip_size = size(gzip.compress, gzip.flush, _texts(corpus, "validation"))
         xz_size = xz(_texts(corpus, "validation"))
         warm_size = xz(chain(read(), _texts(corpus, "validation"))) - xz(read())
-    sizes = (8 * found / held_out for found in (warm_size, xz_size, gzip_size))
-    return Baselines(*sizes, bytes=held_out, training_bytes=training)
+    warm, cold, quick = (8 * found / held_out for found in (warm_size, xz_size, gzip_size))
+    return Baselines(warm_xz=warm, xz=cold, gzip=quick, bytes=held_out, training_bytes=training)
 
 
-def _texts(corpus: Corpus, split: str) -> Iterator[bytes]:
+def _texts(corpus: Corpus, split: SplitName) -> Iterator[bytes]:
     return (document.text.encode("utf-8") for document in corpus.documents(split))
 
 

@@ -31,10 +31,10 @@ from sheepop.jobs.quickstart_recipe import (
     recipe,
 )
 from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import RunRecord
+from sheepop.jobs.run_record import repeat_command
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.train import TrainOutcome, run_training
+from sheepop.jobs.train import TrainOutcome, record_times, run_training
 from sheepop.jobs.training_data import open_corpus
 from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
@@ -72,6 +72,7 @@ def quickstart(
     resume: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
+    command: str | None = None,
 ) -> QuickstartOutcome:
     """Makes a model from `paths`, or from the standard library of this Python, within `minutes` of training.
 
@@ -100,7 +101,9 @@ def quickstart(
     if config.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
     with interrupts_advise(f"Go on with: sheepop quickstart --resume --output {shlex.quote(str(output))}"):
-        outcome = run_training(config, resume=resume, overwrite=overwrite, console=console, times=times)
+        outcome = run_training(
+            config, resume=resume, overwrite=overwrite, console=console, times=times, command=command
+        )
         return _finish(outcome, config, times, console)
 
 
@@ -120,6 +123,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",
+        f"Repeat: {repeat_command(outcome.run)}",
         f'Next:   sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."',
     ]
     return "\n".join(lines)
@@ -196,9 +200,9 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
         of_library = LIBRARY_PROMPTS[0] in config.training.sample_prompts
         prompts = list(LIBRARY_PROMPTS) if of_library else own_prompts(corpus)
         completions = generate_text(run.path, prompts, settings, device=config.device)
-    record = RunRecord.read(run)
+    record = record_times(run, times)
     result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
-    write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions, seconds=times.seconds)
+    write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions)
     return result
 
 

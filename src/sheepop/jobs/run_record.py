@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import dump_config, parse_config, read_config_file, validate
+from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file, validate
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.machine import describe_machine
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _SEAL = "# Written by the run; checksum of what follows: "
 
 
-class Budget(TypedDict):
+@dataclass(frozen=True)
+class Budget:
     """What a run that has minutes may spend: seconds of the loop, and steps where another budget limits them."""
 
     seconds: float
@@ -60,6 +62,8 @@ class RunRecord:
     deadline: Budget | None = None  # of a run that has minutes
     num_parameters: int | None = None  # trained numbers of the network, tied ones once
     nominal_peak_flops: float | None = None  # by the data sheet of the GPU
+    command: str | None = None  # as it was typed, None for a run that a program started
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage, of all sessions that came to an end
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -74,6 +78,7 @@ class RunRecord:
         nominal_peak_flops: float | None,
         device: str,
         num_parameters: int,
+        command: str | None,
         fork: Fork | None = None,
     ) -> RunRecord:
         """The record of a run that starts on this machine now."""
@@ -92,23 +97,32 @@ class RunRecord:
             git=git_state(),
             compute=_compute(device),
             num_parameters=num_parameters,
+            command=command,
             nominal_peak_flops=nominal_peak_flops,
         )
 
-    def going_on(self, *, asked: SheepOpConfig, step: int, device: str, keeps_steps: bool) -> RunRecord:
+    def going_on(
+        self, *, asked: SheepOpConfig, step: int, device: str, keeps_steps: bool, command: str | None = None
+    ) -> RunRecord:
         """The record of a run that goes on from `step` on this machine now; with other steps it has no minutes."""
         session = {
             "step": step,
             "time": _now(),
+            "command": command,
             "sheepop_version": sheepop.__version__,
             "git": git_state(),
             "compute": _compute(device),
             "machine": describe_machine().to_dict(),
         }
         deadline = self.deadline if keeps_steps else None
-        return replace(
-            self, asked=asked.model_dump(mode="json"), deadline=deadline, resumed=[*self.resumed, session]
-        )
+        return replace(self, asked=asked.model_dump(mode="json"), deadline=deadline, resumed=[*self.resumed, session])
+
+    def with_times(self, seconds: Mapping[str, float]) -> RunRecord:
+        """With the stages of a session that has ended added to those of the sessions before."""
+        together = {**self.stage_seconds}
+        for stage, taken in seconds.items():
+            together[stage] = together.get(stage, 0.0) + taken
+        return replace(self, stage_seconds=together)
 
     @property
     def identity(self) -> str:
@@ -189,6 +203,29 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
     """The configuration as it stands in the run, to look at; raises `ConfigError` where it is none."""
     return validate(SheepOpConfig, read_config_file(run.config_file))
+
+
+def repeat_command(path: str | Path) -> str:
+    """What to type for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
+    file, again = RunDirectory(Path(path)).config_file, Path(path).with_name(f"{Path(path).name}-again")
+    return f"sheepop train --config {shlex.quote(str(file))} --output {shlex.quote(str(again))}"
+
+
+def dump_differences(asked: Mapping[str, Any]) -> str:
+    """The settings of `asked` that are not at their defaults, as YAML."""
+    usual = SheepOpConfig().model_dump(mode="json")
+    return dump_tree(_differences(asked, usual))
+
+
+def _differences(asked: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in asked.items():
+        default = usual.get(name)
+        if isinstance(value, dict) and isinstance(default, dict):
+            value = _differences(value, default) or default
+        if value != default:
+            found[name] = value
+    return found
 
 
 def resume_command(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import find_corpus
 from sheepop.jobs.machine_section import add_machine
 from sheepop.jobs.record_values import entry, text, whole
-from sheepop.jobs.run_record import RunRecord, resume_command, view_run_config
+from sheepop.jobs.run_record import RunRecord, dump_differences, repeat_command, resume_command, view_run_config
 from sheepop.jobs.run_summary import ended_early
 from sheepop.model import ModelConfig
 from sheepop.model.accounting.parameters import num_parameters
@@ -64,7 +64,6 @@ def write_run_report(
     *,
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
-    seconds: Mapping[str, float] | None = None,
 ) -> None:
     """Writes the report of `run` from its files and from what is known of its end.
 
@@ -81,16 +80,20 @@ def write_run_report(
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
     _add_overview(page, run, config, metrics, scores)
-    _add_scores(page, metrics, scores, baselines)
+    _add_scores(page, config, metrics, scores, baselines)
     _add_completions(page, completions)
     _add_curves(page, metrics, baselines)
     _add_training_samples(page, samples)
     _add_model(page, config)
     _add_data(page, manifest)
-    _add_stages(page, seconds)
+    _add_stages(page, record)
     add_machine(page, record)
+    _add_question(page, record)
     page.add_section("Settings")
-    page.add_text("The configuration with everything that was derived or measured filled in.")
+    page.add_text(
+        "The configuration with everything that was derived or measured filled in. This file alone repeats the run: "
+        f"{repeat_command(run.path)}"
+    )
     page.add_source(config_text, run.config_file.name)
     page.write(run.report)
 
@@ -171,7 +174,9 @@ def _add_overview(
     metrics.add_note(page)
 
 
-def _add_scores(page: Page, metrics: _Log, scores: Scores | None, baselines: Baselines | None) -> None:
+def _add_scores(
+    page: Page, config: SheepOpConfig | None, metrics: _Log, scores: Scores | None, baselines: Baselines | None
+) -> None:
     page.add_section("Held-out text")
     row = metrics.last("validation")
     values: Mapping[str, Any]
@@ -181,7 +186,9 @@ def _add_scores(page: Page, metrics: _Log, scores: Scores | None, baselines: Bas
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
-        page.add_text(f"The last validation while training, at {_step_words(row.get('step'))}.")
+        sampled = None if config is None else config.training.eval_tokens
+        on = "" if sampled is None else f", on a sample of {sampled:,} held-out tokens"
+        page.add_text(f"The last validation while training, at {_step_words(row.get('step'))}{on}.")
     else:
         page.add_text("There are no scores yet, or no text is held out.")
         return
@@ -298,7 +305,7 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
     if words:
         page.add_text(text(words))
     skipped = [
-        (kind, reason, count)
+        (kind, reason.replace("_", " "), count)
         for kind, key in (("files", "skipped"), ("folders", "folders_skipped"))
         for reason, count in entry(files, key).items()
     ]
@@ -306,11 +313,22 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
         page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is named in quarantine.jsonl.")
 
 
-def _add_stages(page: Page, seconds: Mapping[str, float] | None) -> None:
+def _add_stages(page: Page, record: RunRecord) -> None:
+    seconds = record.stage_seconds
     if not seconds:
         return
     page.add_section("Time")
-    page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all")
+    sessions = f", {1 + len(record.resumed):,} sessions together" if record.resumed else ""
+    page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all{sessions}")
+
+
+def _add_question(page: Page, record: RunRecord) -> None:
+    """What was asked for, before anything was derived or measured."""
+    page.add_section("What was asked for")
+    if record.command is not None:
+        page.add_source(record.command, "The command")
+    page.add_text("All settings that were not at their defaults before anything was derived or measured.")
+    page.add_source(dump_differences(record.asked), "Asked for")
 
 
 def _num_parameters(config: ModelConfig) -> int | None:

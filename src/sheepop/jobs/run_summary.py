@@ -16,14 +16,18 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.record_values import whole
 from sheepop.jobs.run_record import RunRecord, view_run_config
 from sheepop.report import number
-from sheepop.train.metrics import read_json_lines
+from sheepop.train.metrics import SCORE, read_json_lines
 
 State = Literal["running", "finished", "stopped"]
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run. Scores are the best of all its validations; what is not known is None."""
+    """One run; what is not known is None.
+
+    Its scores are those of its best checkpoint on the whole held-out text once it is finished; before, with
+    `is_sampled` where validations read a part of that text, they are the best of all its validations.
+    """
 
     name: str
     path: str
@@ -36,6 +40,7 @@ class RunSummary:
     seconds: float | None
     best_loss: float | None
     bits_per_byte: float | None
+    is_sampled: bool
     last_train_loss: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +86,8 @@ def read_run(path: Path) -> FoundRun:
     train = [row for row in metrics if row.get("split") == "train"]
     last = train[-1] if train else {}
     steps = max([*run.steps(), whole(last.get("step")) or 0])
+    score = next((row for row in reversed(metrics) if row.get("split") == SCORE), None)
+    judged = [row for row in metrics if row.get("split") == "validation"] if score is None else [score]
     early = ended_early(run, config)
     state: State = "stopped"
     if run.is_running():
@@ -97,8 +104,9 @@ def read_run(path: Path) -> FoundRun:
         total_steps=config.training.max_steps,
         tokens=whole(last.get("tokens")),
         seconds=number(last.get("seconds")),
-        best_loss=_lowest(metrics, "loss"),
-        bits_per_byte=_lowest(metrics, "bits_per_byte"),
+        best_loss=_lowest(judged, "loss"),
+        bits_per_byte=_lowest(judged, "bits_per_byte"),
+        is_sampled=score is None and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
     return FoundRun(summary, dict(leaves(config.model_dump(mode="json"))), metrics)
@@ -140,5 +148,5 @@ def _candidates(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _lowest(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = (number(row.get(key)) for row in metrics if row.get("split") == "validation")
+    values = (number(row.get(key)) for row in metrics)
     return min((value for value in values if value is not None), default=None)

@@ -18,6 +18,10 @@ SortKey = Literal["bits", "loss", "name", "steps", "tokens", "time"]
 PAGE, PICTURE, RESULT = "comparison.html", "comparison", "comparison.json"
 # What always differs and says nothing.
 _NOT_COMPARED = {"output_dir"}
+SCORES = (
+    "Scores of finished runs are those of the best checkpoint on all held-out text, of others the best of all "
+    "validations so far, some on a sample of that text."
+)
 HEADER = ("Run", "State", "Parameters", "Steps", "Tokens", "Time", "Best loss", "Bits per byte")
 
 
@@ -82,7 +86,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
         footer=f"SheepOp {sheepop.__version__}, written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
     page.add_section("Scores")
-    page.add_table(HEADER, [row(run.summary) for run in runs], caption="Scores are the best of all validations.")
+    page.add_table(HEADER, [row(run.summary) for run in runs], caption=SCORES)
     page.add_section("Held-out loss")
     page.add_chart(loss_comparison_chart(curves, "validation", over="step"), "By step")
     page.add_chart(loss_comparison_chart(curves, "validation", over="seconds"), "By training time")
@@ -109,9 +113,13 @@ def row(run: RunSummary) -> tuple[str, ...]:
         f"{run.steps:,} of {shown(run.total_steps)}",
         _short(run.tokens),
         duration(run.seconds),
-        shown(None) if run.best_loss is None else f"{run.best_loss:.4f}",
-        shown(None) if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}",
+        _score(run.best_loss, run),
+        _score(run.bits_per_byte, run),
     )
+
+
+def _score(value: float | None, run: RunSummary) -> str:
+    return shown(None) if value is None else f"{value:.4f}{' (sample)' if run.is_sampled else ''}"
 
 
 def _short(count: int | None) -> str:

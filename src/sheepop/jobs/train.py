@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import ConfigError, DeviceError, StorageError
+from sheepop.core.errors import ConfigError, DeviceError, Interrupted, SheepOpError, StorageError
 from sheepop.core.files import require_writable
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.interrupts import interrupts_advise
@@ -23,7 +24,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
 from sheepop.jobs.resume import corpus_settings, find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_record import RunRecord, StoredRun, resume_command, write_run_config
+from sheepop.jobs.run_record import Budget, RunRecord, StoredRun, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import (
@@ -43,7 +44,16 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
-from sheepop.train.budget import loop_seconds, measure_step, measuring_seconds, most_steps, needs_measuring, resolve_compile, resolve_training
+from sheepop.train.budget import (
+    loop_seconds,
+    measure_step,
+    measuring_seconds,
+    most_steps,
+    needs_measuring,
+    resolve_compile,
+    resolve_training,
+)
+from sheepop.train.metrics import SCORE, JsonLines
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 
@@ -73,6 +83,7 @@ def train(
     fork: Path | None = None,
     console: Console | None = None,
     profile_steps: int | None = None,
+    command: str | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
@@ -87,10 +98,11 @@ def train(
             console=console,
             times=times,
             profile_steps=profile_steps,
+            command=command,
         )
         run = RunDirectory.open(outcome.run)
         try:
-            write_run_report(run, outcome.scores, RunRecord.read(run), seconds=times.seconds)
+            write_run_report(run, outcome.scores, record_times(run, times))
         except StorageError as error:
             raise StorageError(
                 f"{error} Training itself is finished and everything of it is saved; to write the report: "
@@ -108,10 +120,12 @@ def run_training(
     console: Console | None = None,
     times: StageTimes | None = None,
     profile_steps: int | None = None,
+    command: str | None = None,
 ) -> TrainOutcome:
     """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
 
-    With `profile_steps` that many steps are profiled into the run's ``profile/``.
+    With `profile_steps` that many steps are profiled into the run's ``profile/``. `command` is what was typed for the
+    run, to be kept in its record.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
     stands; without a run there it starts, with the weights of the model that `fork` means if given. Raises
@@ -130,11 +144,19 @@ def run_training(
         stored = find_resumable(path) if resume else None
         prepare_process(config, device)  # before a step is measured: deterministic algorithms may be slower
         if stored is None:
-            ready = _started(config, path, overwrite or resume, fork, device, console, times)
+            ready = _started(config, path, overwrite or resume, fork, device, console, times, command)
         else:
-            ready = _gone_on(stored, config, path, device, console)
-        with times("Training"):
-            config = run_loop(ready, device, console, profile_steps=profile_steps)
+            ready = _gone_on(stored, config, path, device, console, command)
+        try:
+            with times("Training"):
+                config = run_loop(ready, device, console, profile_steps=profile_steps)
+        except Interrupted:
+            # Everything is saved by now; a report that fails must not hide that.
+            try:
+                write_run_report(ready.run, None, record_times(ready.run, times))
+            except SheepOpError as error:
+                console.warn(f"The report was not written: {error}")
+            raise
         with times("Scoring"):
             return score_run(ready.run, ready.corpus, config, device, console)
 
@@ -147,6 +169,7 @@ def _started(
     device: str,
     console: Console,
     times: StageTimes,
+    command: str | None,
 ) -> ReadyRun:
     """A new run, with all that is derived or measured before its first step."""
     with (
@@ -163,11 +186,20 @@ def _started(
             if origin is not None:
                 origin.require(corpus)
         with times("Measuring"):
-            config, record = _start(config, asked, run, corpus, device, console, origin)
+            config, record = _start(config, asked, run, corpus, device, console, origin, command)
     return ReadyRun(config, run, corpus, record, origin)
 
 
-def _gone_on(stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, console: Console) -> ReadyRun:
+def record_times(run: RunDirectory, times: StageTimes) -> RunRecord:
+    """Adds the stages of a session that has ended to the record of its run."""
+    record = RunRecord.read(run).with_times(times.seconds)
+    record.write(run)
+    return record
+
+
+def _gone_on(
+    stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, console: Console, command: str | None
+) -> ReadyRun:
     """The run at `path`, with the settings that it goes on with."""
     run = RunDirectory.open(path)
     require_writable(run.checkpoints)
@@ -175,7 +207,9 @@ def _gone_on(stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, c
     corpus = open_corpus(corpus_settings(stored, asked), run, console)
     config = refuse_changes(stored, asked, corpus, path)
     keeps_steps = config.training.max_steps == stored.config.training.max_steps
-    record = stored.record.going_on(asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps)
+    record = stored.record.going_on(
+        asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps, command=command
+    )
     _check_settings(config, corpus, device)
     _require_arithmetic(config, device)
     write_run_config(run, config)
@@ -213,7 +247,15 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
             device=device,
             on_batch=progress.advance,
         )
+    _log_score(run, outcome.best_step, scores)
     return replace(outcome, scores=scores)
+
+
+def _log_score(run: RunDirectory, step: int, scores: Scores) -> None:
+    """Writes the score of a finished run as the last row of its metrics; more steps will take its place."""
+    with closing(JsonLines(run.metrics_file, run.metrics_file.stat().st_size)) as metrics:
+        metrics.append({"step": step, "split": SCORE, **scores.to_dict()})
+        metrics.sync()
 
 
 def _start(
@@ -224,6 +266,7 @@ def _start(
     device: str,
     console: Console,
     fork: Fork | None,
+    command: str | None,
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
     config = fit_model_to_tokenizer(config, corpus)
@@ -282,12 +325,13 @@ def _start(
         corpus,
         asked=asked,
         step_seconds=timing.seconds if timing else None,
-        deadline=None if seconds is None else {"seconds": seconds, "most_steps": most},
+        deadline=None if seconds is None else Budget(seconds, most),
         matrix_peak_flops=matrix_peak(torch_dtype(training.precision), device),
         nominal_peak_flops=nominal_peak(torch_dtype(training.precision), device),
         fork=fork,
         device=device,
         num_parameters=num_parameters(config.model),
+        command=command,
     )
     config = config.replace(training=training.model_dump())
     record.write(run)

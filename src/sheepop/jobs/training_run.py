@@ -11,13 +11,12 @@ from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, Interrupted, SheepOpError, StorageError
+from sheepop.core.errors import CheckpointError, StorageError
 from sheepop.data import Corpus, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import set_initial_embeddings
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
-from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.training_data import (
     build_batches,
     build_plan,
@@ -90,7 +89,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     objective = with_experts(NextToken.configured(config.training), config.model)
     plan = build_plan(config, corpus, run, console)
     _announce(config, corpus, model, plan, state, console)
-    ended_with = config
+    budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
         nonlocal ended_with
@@ -163,21 +162,13 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,
             state=state,
-            deadline=None if record.deadline is None else Deadline(**record.deadline, record=write_pace),
+            deadline=None if budget is None else Deadline(budget.seconds, budget.most_steps, write_pace),
             around_step=around_step,
             console=console,
             saves_the_beginning=fork is not None or vectors is not None,
         )
-        try:
-            with _saying_what_is_saved(run):
-                trainer.run()
-        except Interrupted:
-            # Everything is saved by now; a report that fails must not hide that.
-            try:
-                write_run_report(run, None, record)
-            except SheepOpError as error:
-                console.warn(f"The report was not written: {error}")
-            raise
+        with _saying_what_is_saved(run):
+            trainer.run()
     return ended_with
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sheepop.report.formatting import duration
-from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, TRAIN, VALIDATION
+from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, SCORE, TRAIN, VALIDATION
 from sheepop.report.series import Series, number, series
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Metrics = Sequence[Mapping[str, Any]]
+WHOLE = "Best checkpoint, all held-out text"
 _FEWEST_WITHOUT_MARKERS = 30
 
 
@@ -22,6 +23,7 @@ def loss_chart(metrics: Metrics) -> Figure:
     figure = _by_step("Nats per token")
     _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
     add_curve(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
+    add_curve(figure, series(metrics, "score", "loss"), WHOLE, SCORE, markers=True)
     return figure
 
 
@@ -30,7 +32,8 @@ def bits_per_byte_chart(metrics: Metrics, references: Mapping[str, float] | None
     figure = _by_step("Bits per byte")
     found = series(metrics, "validation", "bits_per_byte")
     add_curve(figure, found, "This model", VALIDATION, markers=True)
-    if figure.data:
+    add_curve(figure, series(metrics, "score", "bits_per_byte"), WHOLE, SCORE, markers=True)
+    if not found.is_empty:
         for place, (name, value) in enumerate((references or {}).items()):
             color = REFERENCES[place % len(REFERENCES)]
             level = Series([0, max(found.steps)], [number(value)] * 2)

@@ -15,8 +15,8 @@ from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
 from sheepop.data.stages import Stages
-from sheepop.train.pace import Pace
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
+from sheepop.train.pace import Pace
 from sheepop.train.schedule import ScheduleName, check_schedule
 from sheepop.train.trouble import TroubleConfig
 

@@ -105,9 +105,7 @@ class Journal:
 
     def recorded(self, state: TrainingState) -> TrainingState:
         """`state` with the time that the run has taken and the lengths of its logs, as a checkpoint needs them."""
-        return state.after(
-            seconds=self.seconds, metrics_bytes=self.metrics.length, samples_bytes=self.samples.length
-        )
+        return state.after(seconds=self.seconds, metrics_bytes=self.metrics.length, samples_bytes=self.samples.length)
 
     def sync(self) -> None:
         """Waits until all rows are on the disk; another thread may do so."""
@@ -173,7 +171,7 @@ class Journal:
             tokens=state.tokens,
             seconds=self.seconds,
         )
-        self._console.info(f"Step {state.step:,}: held out {scores}")
+        self._console.info(f"Step {state.step:,}: held out, {scores.tokens:,} tokens: {scores}")
 
     def sampled(self, state: TrainingState, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes down what the model wrote."""

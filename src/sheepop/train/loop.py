@@ -72,6 +72,7 @@ class Trainer:
         total = self.agenda.total_steps
         self._saved: TrainingState | None = self.state if self.state.step else None
         self._is_whole = True
+        self._ending = 0.0
         with (
             catch_interrupts() as self._interruption,
             Prefetch(self.source.prepare, self.source.ahead) as self._prefetch,
@@ -150,6 +151,7 @@ class Trainer:
 
     def _do_what_is_due(self) -> None:
         """Validates, samples and saves; what a signal leaves undone is remembered with the state."""
+        started, validates = self.journal.seconds, VALIDATE in self.state.due
         while self.state.due:
             name, *rest = self.state.due
             if name == SAVE:
@@ -159,12 +161,14 @@ class Trainer:
                 self._validate(tuple(rest))
             else:
                 self._sample(tuple(rest))
+        if validates:
+            self._ending = self.journal.seconds - started
 
     def _look_at_the_clock(self) -> None:
         """Changes the steps that are left where the time that is left asks for it."""
         if self.deadline is None or self.agenda.is_over(self.state):
             return
-        pace = self.deadline.revise(self.agenda.pace, self.state.step, self.journal.seconds)
+        pace = self.deadline.revise(self.agenda.pace, self.state.step, self.journal.seconds, self._ending)
         if pace is not None:
             self.deadline.record(pace)
             self.journal.paced(self.state, self.agenda.total_steps, pace.total_steps)

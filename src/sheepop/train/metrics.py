@@ -11,6 +11,8 @@ from typing import Any
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import finite, storage_errors, sync_directory
 
+SCORE = "score"
+"""The `split` of the last row of a finished run: its best checkpoint on the whole held-out text."""
 VERIFICATION = "verification"
 """The `split` of rows that tell of silent corruption."""
 

@@ -48,7 +48,7 @@ def failing(error: BaseException) -> Callable[[Content, Context], Iterator[Extra
         (OSError(errno.EIO, "Input/output error"), ("unreadable", "input/output error")),
         (
             ModuleNotFoundError("No module", name="pypdfium2"),
-            ("missing", "pypdfium2 is not installed: install sheepop[data]"),
+            ("not_installed", "pypdfium2 is not installed: install sheepop[data]"),
         ),
         (ValueError(), ("damaged", "ValueError:")),
         (KeyError("a" * 5000), ("damaged", "KeyError: '" + "a" * 289)),

@@ -35,7 +35,9 @@ def parse_address(url: str) -> URL:
         from sqlalchemy import make_url
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
-        raise ExtractionError("missing", f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})") from None
+        raise ExtractionError(
+            "not_installed", f"a query needs SQLAlchemy: pip install 'sheepop[data]' ({error})"
+        ) from None
     try:
         address = make_url(url)
     except (SQLAlchemyError, ValueError):

@@ -238,4 +238,6 @@ def _require_pyarrow() -> None:
         import pyarrow.ipc
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise ExtractionError("missing", f"reading it needs pyarrow: pip install 'sheepop[data]' ({error})") from None
+        raise ExtractionError(
+            "not_installed", f"reading it needs pyarrow: pip install 'sheepop[data]' ({error})"
+        ) from None

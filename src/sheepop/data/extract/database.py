@@ -61,7 +61,9 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
     try:
         import duckdb
     except ImportError as error:
-        raise ExtractionError("missing", f"reading it needs duckdb: pip install 'sheepop[data]' ({error})") from None
+        raise ExtractionError(
+            "not_installed", f"reading it needs duckdb: pip install 'sheepop[data]' ({error})"
+        ) from None
     path = content.path(context.scratch)
     # A name that is no UTF-8 cannot be handed over. The log beside the file is found behind the link, and read.
     link = context.scratch / "database.duckdb"

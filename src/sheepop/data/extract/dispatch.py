@@ -90,7 +90,7 @@ class Dispatcher:
         except ExtractionError as error:
             yield Refused(place, error.reason, self._clean(error.detail))
         except ImportError as error:
-            yield Refused(place, "missing", f"{error.name or error} is not installed: {_installation(extra)}")
+            yield Refused(place, "not_installed", f"{error.name or error} is not installed: {_installation(extra)}")
         except OSError as error:
             raise_if_full(error, self.scratch)
             yield self._unreadable(place, error)

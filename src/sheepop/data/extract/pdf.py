@@ -152,7 +152,7 @@ class _Reader:
             except ExtractionError as error:
                 return Refused(place, error.reason, error.detail)
         if not self._has_engine:
-            return Refused(place, "missing", "it shows a picture, and reading one needs: install sheepop[ocr]")
+            return Refused(place, "not_installed", "it shows a picture, and reading one needs: install sheepop[ocr]")
         letters = sum(sum(map(str.isalnum, line.text)) for line in found.lines)
         if letters <= known:
             return None if known else Refused(place, "empty", "no text was recognised in it")

@@ -123,7 +123,9 @@ def _duckdb_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
     try:
         import duckdb  # noqa: F401
     except ImportError as error:
-        raise ExtractionError("missing", f"the query needs duckdb: pip install 'sheepop[data]' ({error})") from None
+        raise ExtractionError(
+            "not_installed", f"the query needs duckdb: pip install 'sheepop[data]' ({error})"
+        ) from None
     with _faults_named(address, None):
         connection = open_duckdb(_database_file(address), config.max_memory_bytes // 2)
     with closing(connection):
@@ -178,11 +180,11 @@ def _faults_named(address: URL, number: int | None) -> Iterator[None]:
         yield
     except ImportError as error:
         name = error.name or address.get_driver_name()
-        raise ExtractionError("missing", f"the driver {name} is not installed: pip install {name}") from None
+        raise ExtractionError("not_installed", f"the driver {name} is not installed: pip install {name}") from None
     except NoSuchModuleError:
         kind = address.drivername
         raise ExtractionError(
-            "missing", f"no database of the kind {kind} is known; is its package installed?"
+            "not_installed", f"no database of the kind {kind} is known; is its package installed?"
         ) from None
     except drivers as error:
         _let_go(error)

@@ -1,0 +1,154 @@
+"""How a run keeps to its minutes: where in its schedule it stands, and what it does when steps take another time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sheepop.train import Trainer, TrainingConfig
+from sheepop.train.journal import Journal
+from sheepop.train.pace import Deadline, Pace
+
+from .runs import assert_same_run, timeless
+
+MakeTrainer = Callable[..., Trainer]
+
+
+def test_what_is_left_of_the_plan_is_spread_over_the_steps_that_are_left() -> None:
+    pace = Pace(100).revised(50, 80)  # 50 planned steps in 30
+    assert [pace.place(step) for step in (0, 20, 50, 53, 65, 80)] == pytest.approx([0, 20, 50, 55, 75, 100])
+    pace = pace.revised(65, 115)  # the 25 that are left, in 50
+    assert [pace.place(step) for step in (50, 65, 90, 115)] == pytest.approx([50, 75, 87.5, 100])
+    assert pace.total_steps == 115
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_a_pace_goes_through_the_whole_plan_and_never_back(planned: int, data: st.DataObject) -> None:
+    assert Pace(planned).place(planned // 2) == planned // 2
+    pace, step = Pace(planned), 0
+    for _ in range(data.draw(st.integers(0, 5))):
+        step = data.draw(st.integers(step + 1, step + 1000))
+        if step >= pace.total_steps:
+            break
+        pace = pace.revised(step, data.draw(st.integers(step + 1, step + 2000)))
+    total = pace.total_steps
+    places = [pace.place(at) for at in sorted({0, min(step, total), (min(step, total) + total) // 2, total})]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[-1] == pytest.approx(planned)
+
+
+def seconds_taken(
+    budget: float, planned: int, seconds_of: Callable[[int], float], pause: float = 0.0, most: int | None = None
+) -> tuple[float, Pace]:
+    """Until a run has ended whose steps take `seconds_of`, and every tenth of the plan `pause` more."""
+    pace, step, seconds = Pace(planned), 0, 0.0
+    deadline = Deadline(budget, most, record=lambda pace: None)
+    while step < pace.total_steps:
+        seconds += seconds_of(step)
+        step += 1
+        if step % max(1, planned // 10) == 0 or step == pace.total_steps:
+            seconds += pause
+        if step < pace.total_steps:
+            pace = deadline.revise(pace, step, seconds, pause) or pace
+    return seconds, pace
+
+
+def test_a_plan_that_fits_is_left_alone() -> None:
+    assert seconds_taken(300, 1000, lambda step: 0.3) == (pytest.approx(300), Pace(1000))
+
+
+@pytest.mark.parametrize("pause", [0.0, 4.0])
+@pytest.mark.parametrize("factor", [0.4, 0.8, 1.1, 1.5, 3.0])
+@pytest.mark.parametrize("since", [0, 300, 700])
+def test_a_run_ends_in_time_when_its_steps_take_another_time_than_was_measured(
+    since: int, factor: float, pause: float
+) -> None:
+    """Whatever the machine does from some step on: at most 1.5 percent over the time, and 1.5 under."""
+    budget, planned = 300.0 + 10 * pause, 1000
+    seconds, pace = seconds_taken(budget, planned, lambda step: 0.3 * (factor if step >= since else 1), pause)
+    assert 0.985 * budget <= seconds <= 1.015 * budget
+    assert len(pace.revisions) <= 13
+
+
+@given(st.lists(st.floats(0.5, 4.0), min_size=5, max_size=5), st.integers(200, 3000))
+def test_a_machine_that_changes_its_mind_does_not_make_a_run_overrun(speeds: list[float], planned: int) -> None:
+    seconds, _ = seconds_taken(100, planned, lambda step: 100 / planned * speeds[min(4, 5 * step // planned)])
+    assert seconds <= 102 + 2 * max(speeds) * 100 / planned
+
+
+def test_other_budgets_still_hold() -> None:
+    seconds, pace = seconds_taken(300, 1000, lambda step: 0.1, most=1500)
+    assert pace.total_steps == 1500
+    assert seconds == pytest.approx(150)
+
+
+class Clock:
+    """Seconds that pass with steps alone, three times as many from the tenth step on."""
+
+    now = 0.0
+
+    @contextmanager
+    def around_step(self, step: int) -> Iterator[None]:
+        yield
+        self.now += 3.0 if step >= 10 else 1.0
+
+
+@pytest.fixture
+def timed(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Trainer, list[Pace]]]:
+    """A run of 40 planned steps that has 40 seconds by such a clock, and what it writes down of its pace."""
+    clock = Clock()
+    monkeypatch.setattr(Journal, "seconds", property(lambda journal: clock.now))
+
+    def make(name: str, **settings: object) -> tuple[Trainer, list[Pace]]:
+        trainer, written = make_trainer(name, **{"max_steps": 40, "eval_interval": 7, **settings}), []
+        trainer.around_step = clock.around_step
+        trainer.deadline = Deadline(40.0, None, written.append)
+        return trainer, written
+
+    return make
+
+
+def test_the_schedule_is_gone_through_whole_and_a_run_that_is_told_the_pace_repeats_it(
+    timed: Callable[..., tuple[Trainer, list[Pace]]], make_trainer: MakeTrainer
+) -> None:
+    trainer, written = timed("timed")
+    trainer.run()
+    pace = written[-1]
+    rows = [row for row in timeless(trainer.checkpointer.run.metrics_file) if row["split"] == "train"]
+    assert 18 <= len(rows) == pace.total_steps <= 22  # 10 in 10 seconds, then one in three
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == [trainer.schedule(pace.place(step)) for step in range(len(rows))]
+    assert rates[-1] < 0.02 * max(rates)
+    settings = TrainingConfig(max_steps=40).at_pace(pace)
+    repeated = make_trainer("repeated", max_steps=settings.max_steps, pace=settings.pace, eval_interval=7)
+    repeated.run()
+    assert_same_run(trainer, repeated)
+    assert repeated.agenda.pace == pace
+
+
+def test_what_was_decided_before_a_kill_is_not_decided_anew() -> None:
+    pace = Pace(1000).revised(500, 800)
+    deadline = Deadline(300.0, None, record=lambda pace: None)
+    for step in range(400, 501, 10):
+        assert deadline.revise(pace, step, 250 + step / 100, 0.0) is None
+    assert deadline.revise(pace, 510, 280.0, 0.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("pace", "words"),
+    [
+        ([[0, 100], [50, 80]], "belongs to a run of 80 steps, and max_steps is 90"),
+        ([[1, 90]], "must begin with 0 and grow"),
+        ([[0, 100], [50, 95], [50, 90]], "must begin with 0 and grow"),
+        ([[0, 100], [95, 90]], "more than those taken by then"),
+    ],
+)
+def test_a_pace_that_contradicts_itself_is_refused(pace: list[list[int]], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TrainingConfig(max_steps=90, pace=pace)
