@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.cli.main import app
@@ -120,8 +121,11 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     write_lines(run.metrics_file, [*rows, held_out])
     write_lines(run.samples_file, [{"step": 50, "prompt": "a", "text": "  b\n\tc"}])
     completion = Completion("ing\n  text", [5, 6, 7], "length", [0.0] * 3, "Writ", 2, 0, 11)
-    seconds = {"Training": 250.0, "Writing": 2.0}
-    write_run_report(run, SCORES, record, baselines=BASELINES, completions=[completion], seconds=seconds)
+    before = {"Training": 150.0, "Writing": 2.0}
+    asked = {"model": {"d_model": 32, "num_layers": 6}, "seed": 0}
+    record = replace(record, command="sheepop train --data notes", asked=asked, stage_seconds=before)
+    record = record.with_times({"Training": 100.0})
+    write_run_report(run, SCORES, record, baselines=BASELINES, completions=[completion])
     page = read(run)
     assert page.texts["h1"] == ["Training run my-run"]
     parameters = sum(parameter.numel() for parameter in build_model(config.model, 0).parameters())
@@ -153,7 +157,10 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     assert "step 50" in page.texts["figcaption"]
     assert page.facts["Model"]["Layers"] == "2"
     assert page.facts["Model"]["Feed-forward width"] == "128"
-    assert page.texts["code"] == [run.config_file.read_text(encoding="utf-8")]
+    command, asked_for, settings = page.texts["code"]
+    assert command == "sheepop train --data notes"
+    assert yaml.safe_load(asked_for) == {"model": {"d_model": 32}}  # the others are at their defaults
+    assert settings == run.config_file.read_text(encoding="utf-8")
     loss, bits, rate, norm, speed, stages = page.charts
     assert loss["data"][0]["y"] == [row["loss"] for row in rows]
     names = ["This model", "xz -9 that has read the training text", "xz -9", "gzip -9"]
@@ -290,7 +297,7 @@ def test_config_that_cannot_be_used_is_shown_as_it_is(run: RunDirectory, record:
     run.config_file.write_text(text, encoding="utf-8")
     write_run_report(run, SCORES, record)
     page = read(run)
-    assert page.texts["code"] == [text.translate({0: "\u2400", 1: "\u2401"})]
+    assert page.texts["code"][-1] == text.translate({0: "\u2400", 1: "\u2401"})
 
 
 @pytest.mark.parametrize(
@@ -334,7 +341,8 @@ def test_hostile_text_stays_text(run: RunDirectory, record: RunRecord) -> None:
     run.config_file.write_text(f"# {HOSTILE}\n", encoding="utf-8")
     record.machine["processor"] = HOSTILE
     done = Completion(HOSTILE, [1], "stop", [0.0], HOSTILE, 1, 0, 0)
-    write_run_report(run, None, record, completions=[done], seconds={HOSTILE: 1.0})
+    record = replace(record, command=HOSTILE, asked={HOSTILE: HOSTILE}, stage_seconds={HOSTILE: 1.0})
+    write_run_report(run, None, record, completions=[done])
     page = read(run)
     assert "img" not in page.texts
     assert page.texts["pre"][:2] == [HOSTILE * 2, HOSTILE * 2 + "\ufffd"]

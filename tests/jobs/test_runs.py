@@ -85,6 +85,7 @@ def test_runs_are_listed_best_first_with_their_scores(folder: Path) -> None:
         "seconds": 6.0,
         "best_loss": 2.0,
         "bits_per_byte": 1.0,
+        "is_sampled": False,
         "last_train_loss": pytest.approx(1.7),
     }
     assert row(listing.runs[1].summary) == (

@@ -94,5 +94,3 @@ class Deadline:
         if abs(total - pace.total_steps) <= max(_TOLERANCE * to_go, _NEGLIGIBLE * pace.planned):
             return None
         return pace.revised(step, total)
-
-

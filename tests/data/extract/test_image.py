@@ -279,7 +279,7 @@ def test_a_picture_is_refused_where_recognition_is_off_or_not_installed(
     monkeypatch.setitem(sys.modules, "rapidocr", None)
     ocr._engine.cache_clear()
     (refused,) = Dispatcher(ExtractConfig(), tmp_path).documents(Content("a.png", data=data))
-    assert refused == Refused("", "missing", "rapidocr is not installed: install sheepop[ocr]")
+    assert refused == Refused("", "not_installed", "rapidocr is not installed: install sheepop[ocr]")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
         ("page 2", "unsupported"),
     ]
     missing = [item for item in extract_pdf(scan.getvalue(), ocr=True) if isinstance(item, Refused)]
-    assert [(item.place, item.reason) for item in missing] == [("page 1", "missing"), ("page 2", "missing")]
+    assert [(item.place, item.reason) for item in missing] == [("page 1", "not_installed"), ("page 2", "not_installed")]
     assert "install sheepop[ocr]" in missing[0].detail
 
 
