@@ -101,6 +101,18 @@ def test_runs_are_listed_best_first_with_their_scores(folder: Path) -> None:
     assert row(listing.runs[2].summary)[3:] == ("0 of 100", "–", "–", "–", "–")
 
 
+def test_a_run_has_one_score_and_before_it_is_finished_one_of_a_sample(folder: Path) -> None:
+    run = make_run(folder / "sampled", [4.0, 3.5], eval_tokens=64)
+    (found,) = list_runs([run.path]).runs
+    assert found.summary.is_sampled
+    assert row(found.summary)[-2:] == ("3.5000 (sample)", "1.7500 (sample)")
+    with run.metrics_file.open("a") as file:
+        file.write(json.dumps({"step": 20, "split": "score", "loss": 3.625, "bits_per_byte": 1.8125}) + "\n")
+    (found,) = list_runs([run.path]).runs
+    assert not found.summary.is_sampled
+    assert row(found.summary)[-2:] == ("3.6250", "1.8125")
+
+
 def test_what_is_no_run_is_named_with_the_reason_and_stops_nothing(folder: Path) -> None:
     left_out = list_runs([folder]).left_out
     assert left_out.keys() == {str(folder / "damaged"), str(folder / "photos")}

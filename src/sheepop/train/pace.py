@@ -10,7 +10,7 @@ from typing import NamedTuple
 _LOOKS = 20  # at the clock, evenly over the plan
 _FAR_OFF = 0.01  # the share of the time by which a run is late, or early, that calls for another
 _TOLERANCE = 0.03  # the share of the steps to go by which the plan may be wrong
-_NEGLIGIBLE = 0.005  # the share of all steps that is not worth a change
+_NEGLIGIBLE = 0.01  # the share of all steps that is not worth a change
 
 
 @dataclass(frozen=True)
