@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
-from sheepop.core.config import validate
 from sheepop.core.device import resolve_device
-from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.core.errors import UsageError
+from sheepop.generate import Completion, Generator
+from sheepop.generate.config import requested
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.tokenizer import Tokenizer
@@ -30,10 +32,10 @@ class LanguageModel:
     end_ids: tuple[int, ...] = ()
 
     def generate(self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any) -> Completion:
-        """Continues `prompt`; keyword arguments are the fields of `GenerationConfig`.
+        """Continues `prompt`; keyword arguments are those of `requested`, named as ``sheepop generate`` names them.
 
-        `on_text` hears the text as it is written. Raises `ConfigError` for a setting that is unknown or out of
-        range, `UsageError` for a prompt that is empty or too long.
+        `on_text` hears the text as it is written. Raises `ConfigError` for a setting that is out of range, `UsageError`
+        for one that is unknown and for a prompt that is empty or too long.
         """
         return self.generate_batch([prompt], on_text=on_text and (lambda _, text: on_text(text)), **settings)[0]
 
@@ -41,7 +43,10 @@ class LanguageModel:
         self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Any
     ) -> list[Completion]:
         """Continues several prompts together; the text of each is what `generate` would write for it."""
-        config = validate(GenerationConfig, settings)
+        known = signature(requested).parameters
+        if unknown := settings.keys() - known:
+            raise UsageError(f"There is no setting {', '.join(sorted(unknown))}. The settings are: {', '.join(known)}.")
+        config = requested(**settings)
         generator = Generator(self.model, self.tokenizer, end_ids=self.end_ids)
         return generator.generate(prompts, config, on_text=on_text)
 
@@ -49,10 +54,11 @@ class LanguageModel:
 def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> LanguageModel:
     """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
-    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored.
+    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. They need no gradients;
+    ``lm.model.requires_grad_()`` makes them trainable.
     """
     loaded = load_model(path, resolve_device(device), dtype_named(dtype))
-    return LanguageModel(loaded.model, loaded.tokenizer, loaded.config, loaded.end_ids)
+    return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids)
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:

@@ -33,7 +33,7 @@ def test_a_name_loads_its_module_once_and_when_it_is_asked_for(tmp_path: Path, m
     try:
         flock = importlib.import_module("flock")
         assert importlib.import_module("flock.light").grass == 1
-        assert {"Sheep", "wool", "light", "__all__"} <= set(dir(flock))
+        assert dir(flock) == ["Sheep", "wool"]
         assert "flock.heavy" not in sys.modules
         with pytest.raises(AttributeError, match="module 'flock' has no attribute 'goat'"):
             _ = flock.goat

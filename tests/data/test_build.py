@@ -247,7 +247,7 @@ class TestNothingToUse:
             build(root)
         assert (
             "5 files found, 1 read; files left out: binary 2, empty 1, hidden 1; folders left out: ignored 1, "
-            "1 empty documents"
+            "1 empty document"
         ) in str(caught.value)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["input"], "a failed build leaves nothing behind"
 
@@ -334,7 +334,7 @@ def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None
         console=Console(file=console_text),
     )
     assert (
-        "Corpus: 2 files found, 1 read, 1 left out. 1 documents, 1 kept. 5 training and 5 validation tokens."
+        "Corpus: 2 files found, 1 read, 1 left out. 1 document, 1 kept. 5 training and 5 validation tokens."
     ) in console_text.getvalue()
 
 

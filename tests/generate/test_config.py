@@ -42,7 +42,7 @@ def test_temperature_zero_is_greedy() -> None:
         ("stop", ["END", ""], "empty stop string"),
         ("stop", "", "empty stop string"),
         ("stop", [3], "valid string"),
-        ("on_overflow", "ignore", "'refuse' or 'window'"),
+        ("on_overflow", "ignore", "'refuse', 'slide' or 'window'"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(key: str, value: object, words: str) -> None:

@@ -173,7 +173,7 @@ def test_source_and_target_are_told_apart_whatever_a_tokenizer_puts_around_text(
         "output_dir": str(tmp_path / "run"),
     }
     run_training(validate(SheepOpConfig, tree))
-    done = sheepop.load(tmp_path / "run", device="cpu").generate("abba 7", max_new_tokens=4, temperature=0)
+    done = sheepop.load(tmp_path / "run", device="cpu").generate("abba 7", max_new_tokens=4, greedy=True)
     assert done.num_prompt_tokens == len(tokenizer.encode("abba 7")) + 1
 
 

@@ -13,8 +13,9 @@ from sheepop.data import Corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.data.documents import Document
 from sheepop.jobs.config import load_config
-from sheepop.jobs.quickstart import own_prompts, quickstart, render_outcome
+from sheepop.jobs.quickstart import quickstart, render_outcome
 from sheepop.jobs.quickstart_recipe import SIZES, choose_size, choose_tokenizer, library_paths, recipe
+from sheepop.jobs.training_samples import held_out_prompts
 
 
 def test_the_library_is_read_without_its_tests_and_without_what_is_installed_beside_it() -> None:
@@ -102,4 +103,4 @@ def test_prompts_are_held_out_beginnings_or_lines_further_down(texts: list[str],
             assert split == "validation"
             return (Document.of(text, "file", 0) for text in texts)
 
-    assert own_prompts(cast(Corpus, HeldOut())) == expected
+    assert held_out_prompts(cast(Corpus, HeldOut())) == expected

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from sheepop.core.errors import ConfigError
 from sheepop.train import Trainer, TrainingConfig
 from sheepop.train.journal import Journal
 from sheepop.train.pace import Deadline, Pace
@@ -79,7 +79,7 @@ def test_a_run_ends_in_time_when_its_steps_take_another_time_than_was_measured(
 @given(st.lists(st.floats(0.5, 4.0), min_size=5, max_size=5), st.integers(200, 3000))
 def test_a_machine_that_changes_its_mind_does_not_make_a_run_overrun(speeds: list[float], planned: int) -> None:
     seconds, _ = seconds_taken(100, planned, lambda step: 100 / planned * speeds[min(4, 5 * step // planned)])
-    assert seconds <= 102 + 2 * max(speeds) * 100 / planned
+    assert seconds <= 105 + 2 * max(speeds) * 100 / planned
 
 
 def test_other_budgets_still_hold() -> None:
@@ -150,5 +150,5 @@ def test_what_was_decided_before_a_kill_is_not_decided_anew() -> None:
     ],
 )
 def test_a_pace_that_contradicts_itself_is_refused(pace: list[list[int]], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(ConfigError, match=words):
         TrainingConfig(max_steps=90, pace=pace)

@@ -81,8 +81,7 @@ def generate(
 
       sheepop generate runs/pairs -p "reverse abc" --beams 4
     """
-    from sheepop.core.config import validate
-    from sheepop.generate import GenerationConfig
+    from sheepop.generate.config import requested
 
     if standard_input not in (None, "-"):
         raise UsageError(
@@ -90,26 +89,20 @@ def generate(
             "from standard input."
         )
     prompts = _read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
-    if greedy and temperature:
-        raise UsageError(f"--greedy means --temperature 0, and --temperature is {temperature:g}. Leave one out.")
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": 0.0 if greedy else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "num_beams": beams,
-        "length_penalty": length_penalty,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop,
-        "seed": seed,
-        "use_cache": False if no_cache else None,
-        "on_overflow": "window" if window else None,
-    }
-    config = validate(GenerationConfig, {name: value for name, value in given.items() if value is not None})
-    if length_penalty is not None and config.num_beams == 1:
-        raise UsageError(
-            "--length-penalty is for --beams above 1, and nothing else reads it. Leave it out, or add --beams."
-        )
+    config = requested(
+        max_new_tokens=max_new_tokens,
+        greedy=greedy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        beams=beams,
+        length_penalty=length_penalty,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        seed=seed,
+        window=window,
+        cache=not no_cache,
+    )
     streaming = len(prompts) == 1 and not as_json
 
     def show(index: int, text: str) -> None:

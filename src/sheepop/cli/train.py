@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,6 +105,7 @@ def train(
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
     from sheepop.jobs.train import train as train_job  # loads torch, which nothing above needs
+    from sheepop.jobs.training_samples import generate_command
 
     outcome = train_job(
         settings,
@@ -134,7 +134,7 @@ def train(
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
         typer.echo(f"Report: {outcome.report}")
         typer.echo(f"Repeat: {repeat_command(outcome.run)}")
-        typer.echo(f'Next: sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."')
+        typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
 
 
 def _find_rate(settings: SheepOpConfig, quiet: bool, as_json: bool) -> None:

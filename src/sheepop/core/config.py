@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -27,6 +27,11 @@ from pydantic_core import ErrorDetails
 
 from sheepop.core.errors import ConfigError
 from sheepop.core.keys import nearest_key
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # which has no public name
 
 C = TypeVar("C", bound="Config")
 
@@ -45,7 +50,17 @@ _MOST_VALUES = 100_000
 _SHOWN_CHARACTERS = 100
 
 
-class Config(BaseModel):
+class _Refusing(ModelMetaclass):
+    """The type of `Config`: a wrong value given to its constructor raises `ConfigError`, as one in a file does."""
+
+    def __call__(self, *arguments: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **values)
+        except ValidationError as error:
+            raise _refusal(cast(type[Config], self), error) from None
+
+
+class Config(BaseModel, metaclass=_Refusing):
     """A subtree of the configuration: immutable; unknown keys, NaN, and true or false for a number are refused."""
 
     model_config = ConfigDict(
@@ -168,9 +183,12 @@ def validate(config_class: type[C], tree: Mapping[str, Any]) -> C:
     try:
         return config_class.model_validate(dict(tree))
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        lines = [_explain(config_class, detail) for detail in details]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+        raise _refusal(config_class, error) from None
+
+
+def _refusal(config_class: type[Config], error: ValidationError) -> ConfigError:
+    lines = [_explain(config_class, detail) for detail in error.errors(include_url=False)]
+    return ConfigError("\n".join(dict.fromkeys(lines)))
 
 
 def value_text(value: Any) -> str:

@@ -18,7 +18,7 @@ class SheepOpError(Exception):
     exit_code = 1
 
 
-class ConfigError(SheepOpError):
+class ConfigError(SheepOpError, ValueError):
     """A setting is unknown, out of range, or contradicts another."""
 
     exit_code = 2

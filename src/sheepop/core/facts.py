@@ -17,6 +17,11 @@ class Fact:
     wide: bool = False
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 file`` and ``1,024 files``, for a noun whose plural ends in s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def visible(text: str) -> str:
     """Text in which control characters are written out, so that none reaches a terminal."""
     return text.translate(_VISIBLE_CONTROLS)

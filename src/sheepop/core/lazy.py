@@ -33,7 +33,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         setattr(module, name, value)  # the next time Python finds it by itself
         return value
 
-    return load, lambda: sorted({*vars(module), *homes})
+    return load, lambda: sorted(vars(module)["__all__"])
 
 
 def _imports_for_type_checkers(source: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError
+from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
 from sheepop.data.clean.evaluation_sets import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
@@ -319,7 +320,7 @@ class _Build:
         places = ", ".join(printable(path) for path in self._config.paths) or "the rows of the query"
         source, found = self._account.source, self._found
         reasons = found.skipped + source.skipped
-        words = f"{found.files:,} files found, {source.read:,} read"
+        words = f"{counted(found.files, 'file')} found, {source.read:,} read"
         for name, counter in (
             ("files left out", reasons),
             ("folders left out", found.folders_skipped),
@@ -328,8 +329,8 @@ class _Build:
             if counter:
                 words += f"; {name}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counter.items()))
         removed = sum(stage.removed.total() for stage in self._account.stages.values())
-        dropped = f", {source.empty:,} empty documents" if source.empty else ""
-        dropped += f", {removed:,} documents removed by data.clean" if removed else ""
+        dropped = f", {counted(source.empty, 'empty document')}" if source.empty else ""
+        dropped += f", {counted(removed, 'document')} removed by data.clean" if removed else ""
         return (
             f"There is no text in {places}: {words}{dropped}. {self._what_to_give()}; files over "
             f"data.max_file_bytes ({self._config.max_file_bytes:,}) are skipped, and hidden or ignored files are read "

@@ -150,7 +150,7 @@ def _add_files(page: Page, report: Mapping[str, Any]) -> None:
     page.add_section("Files")
     files = report["files"]
     rows = [
-        (kind, reason, count)
+        (kind, reason.replace("_", " "), count)
         for kind, key in (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
         for reason, count in files[key].items()
     ]

@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sheepop.core.config import Config
+from sheepop.core.config import Config, validate
+from sheepop.core.errors import UsageError
+
+
+def requested(
+    *,
+    max_new_tokens: int | None = None,
+    greedy: bool = False,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beams: int | None = None,
+    length_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    stop: Sequence[str] | None = None,
+    seed: int | None = None,
+    window: bool = False,
+    cache: bool = True,
+) -> GenerationConfig:
+    """The settings of a request, by the names of the command line's options; what is left out is at its default.
+
+    A request that names no length wants a text, and not one that ends where the context does: its context slides.
+    Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other.
+    """
+    if greedy and temperature:
+        raise UsageError(f"greedy means a temperature of 0, and temperature is {temperature:g}. Leave one out.")
+    searches = beams is not None and beams != 1
+    if length_penalty is not None and not searches:
+        raise UsageError("length_penalty is for beams above 1, and nothing else reads it. Leave it out, or set beams.")
+    if isinstance(stop, str):
+        stop = [stop]
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": 0.0 if greedy else temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "num_beams": beams,
+        "length_penalty": length_penalty,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+        "seed": seed,
+        "use_cache": None if cache else False,
+        "on_overflow": "window" if window else "slide" if max_new_tokens is None and not searches else None,
+    }
+    return validate(GenerationConfig, {name: value for name, value in given.items() if value is not None})
 
 
 class GenerationConfig(Config):
@@ -33,8 +78,9 @@ class GenerationConfig(Config):
     """The text ends before the first of these strings."""
     use_cache: bool = True
     """Keep keys and values; `false` runs the network on the whole text for every token."""
-    on_overflow: Literal["refuse", "window"] = "refuse"
-    """`refuse` a prompt that fills the context and stop at its end, or `window`: go on with the last tokens."""
+    on_overflow: Literal["refuse", "slide", "window"] = "refuse"
+    """`refuse` a prompt that fills the context and stop at its end; `slide`: refuse such a prompt too, but write on
+    without the oldest tokens; `window`: cut the prompt as well."""
 
     @property
     def greedy(self) -> bool:

@@ -50,7 +50,7 @@ def read_prompt(
                 f"{longest - 1} and the one that ends a source. Shorten it."
             )
         return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
-    if on_overflow == "refuse" and len(token_ids) >= longest:
+    if on_overflow != "window" and len(token_ids) >= longest:
         raise UsageError(
             f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {longest} holds at most "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "

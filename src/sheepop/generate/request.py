@@ -43,9 +43,9 @@ class Request:
     """State of one prompt. `context` are the tokens that the network reads to predict the next one; `seed` is the
     request's own, a function of the caller's seed and the prompt's index. A token of `end_ids` ends the text.
 
-    When the context is full and `on_overflow` is ``window``, it goes on with its last half, as if the text before
-    had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the
-    context loses its first tokens, so that there is room for `max_new_tokens` but at most for half a context.
+    When the context is full and `on_overflow` is ``slide`` or ``window``, it goes on with its last half, as if the text
+    before had not been: the network never sees more than `max_seq_len` positions. A prompt that fills the context loses
+    its first tokens, so that there is room for `max_new_tokens` but at most for half a context.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Request:
     def num_remaining(self) -> int:
         """Tokens that may still be written."""
         remaining = self.config.max_new_tokens - len(self.token_ids)
-        if self.config.on_overflow == "refuse":
+        # A target needs its beginning, whatever is said of a text that goes on.
+        if self.config.on_overflow == "refuse" or self.prompt.source_ids is not None:
             remaining = min(remaining, self._max_seq_len - self.position)
         return remaining
 

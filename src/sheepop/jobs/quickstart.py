@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.program import typed
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.generate import Completion, GenerationConfig
@@ -36,13 +35,12 @@ from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, record_times, run_training
 from sheepop.jobs.training_data import open_corpus
+from sheepop.jobs.training_samples import generate_command, held_out_prompts
 from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
 
 _PROBE_SECONDS = 1.0
 _MINUTES = 5.0
-_PROMPTS = 3
-_PROMPT_CHARACTERS = 48
 _SAMPLE_TOKENS = 100
 
 
@@ -100,7 +98,7 @@ def quickstart(
         config = load_config(None, overrides, base=tree, options=options)
     if config.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
-    with interrupts_advise(f"Go on with: sheepop quickstart --resume --output {shlex.quote(str(output))}"):
+    with interrupts_advise(f"Go on with: {typed('quickstart', '--resume', '--output', output)}"):
         outcome = run_training(
             config, resume=resume, overwrite=overwrite, console=console, times=times, command=command
         )
@@ -124,7 +122,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",
         f"Repeat: {repeat_command(outcome.run)}",
-        f'Next:   sheepop generate {shlex.quote(str(outcome.run))} --prompt "..."',
+        f"Next:   {generate_command(outcome.run, outcome.completions[0].prompt if outcome.completions else None)}",
     ]
     return "\n".join(lines)
 
@@ -198,18 +196,9 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
     with times("Writing"):
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
         of_library = LIBRARY_PROMPTS[0] in config.training.sample_prompts
-        prompts = list(LIBRARY_PROMPTS) if of_library else own_prompts(corpus)
+        prompts = list(LIBRARY_PROMPTS) if of_library else held_out_prompts(corpus)
         completions = generate_text(run.path, prompts, settings, device=config.device)
     record = record_times(run, times)
     result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
     write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions)
     return result
-
-
-def own_prompts(corpus: Corpus) -> list[str]:
-    """The beginnings of three held-out documents; where there are fewer, of lines further down too."""
-    texts = [document.text.lstrip() for document in islice(corpus.documents("validation"), _PROMPTS)]
-    parts = math.ceil(_PROMPTS / len(texts))
-    places = [(text, text.rfind("\n", 0, len(text) * part // parts) + 1) for part in range(parts) for text in texts]
-    prompts = (text[start : start + _PROMPT_CHARACTERS] for text, start in places)
-    return list(dict.fromkeys(prompt for prompt in prompts if prompt.strip()))[:_PROMPTS]

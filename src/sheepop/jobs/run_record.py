@@ -19,6 +19,7 @@ from sheepop.core.config import dump_config, dump_tree, parse_config, read_confi
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.machine import describe_machine
+from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
 from sheepop.jobs.config import SheepOpConfig
 
@@ -208,7 +209,7 @@ def view_run_config(run: RunDirectory) -> SheepOpConfig:
 def repeat_command(path: str | Path) -> str:
     """What to type for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
     file, again = RunDirectory(Path(path)).config_file, Path(path).with_name(f"{Path(path).name}-again")
-    return f"sheepop train --config {shlex.quote(str(file))} --output {shlex.quote(str(again))}"
+    return typed("train", "--config", file, "--output", again)
 
 
 def dump_differences(asked: Mapping[str, Any]) -> str:
@@ -230,7 +231,7 @@ def _differences(asked: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 def resume_command(path: str | Path) -> str:
     """What to type to go on with the run at `path`."""
-    return f"sheepop train --resume {shlex.quote(str(path))}"
+    return typed("train", "--resume", path)
 
 
 def _checksum(text: str) -> str:

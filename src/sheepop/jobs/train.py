@@ -35,7 +35,7 @@ from sheepop.jobs.training_data import (
     warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, evaluation_batch, run_loop
-from sheepop.jobs.training_samples import check_samples
+from sheepop.jobs.training_samples import check_samples, held_out_prompts
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
 from sheepop.train import (
@@ -67,7 +67,8 @@ class TrainOutcome:
     tokens: int
     best_step: int
     ended_early: bool  # because the held-out loss no longer fell
-    scores: Scores | None  # of the best checkpoint on the whole held-out split, if one is held out
+    scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if one is held out
+    prompt: str | None = None  # the beginning of a text that was held out
 
     @property
     def report(self) -> Path:
@@ -233,7 +234,7 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
     loaded = load_model(run.path, device)
     steps, provenance = run.steps(), loaded.provenance
     early = steps[-1] < config.training.resolved().total_steps
-    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early, None)
+    outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early)
     if corpus.validation.num_tokens == 0:
         return outcome
     batches = build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
@@ -248,7 +249,14 @@ def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: 
             on_batch=progress.advance,
         )
     _log_score(run, outcome.best_step, scores)
-    return replace(outcome, scores=scores)
+    return replace(outcome, scores=scores, prompt=_first_prompt(corpus, config))
+
+
+def _first_prompt(corpus: Corpus, config: SheepOpConfig) -> str | None:
+    """Something to try the model with; the document of a pair holds its target too."""
+    if config.model.architecture == "encoder_decoder":
+        return None
+    return next(iter(held_out_prompts(corpus)), None)
 
 
 def _log_score(run: RunDirectory, step: int, scores: Scores) -> None:

@@ -1,17 +1,40 @@
-"""Text that a model writes while it is trained."""
+"""Text that a model writes while it is trained, and when it is first tried."""
 
 from __future__ import annotations
 
+import math
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.program import typed
 from sheepop.core.random import derive_seed
+from sheepop.data import Corpus
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import Tokenizer
+
+_PROMPTS = 3
+_PROMPT_CHARACTERS = 48
+
+
+def held_out_prompts(corpus: Corpus) -> list[str]:
+    """The beginnings of three held-out documents; where there are fewer, of lines further down too."""
+    texts = [document.text.lstrip() for document in islice(corpus.documents("validation"), _PROMPTS)]
+    parts = math.ceil(_PROMPTS / max(1, len(texts)))
+    places = [(text, text.rfind("\n", 0, len(text) * part // parts) + 1) for part in range(parts) for text in texts]
+    prompts = (text[start : start + _PROMPT_CHARACTERS] for text, start in places)
+    return list(dict.fromkeys(prompt for prompt in prompts if prompt.strip()))[:_PROMPTS]
+
+
+def generate_command(run: Path, prompt: str | None) -> str:
+    """What to type to let the model of a run write, behind the first line of `prompt`."""
+    lines = [] if prompt is None else prompt.strip().splitlines()
+    return typed("generate", run, "--prompt", lines[0] if lines else "...")
 
 
 def check_samples(config: SheepOpConfig, tokenizer: Tokenizer) -> None:

@@ -84,6 +84,14 @@ class Tokenizer(ABC):
     def settings(self) -> dict[str, Any]:
         """The content of ``tokenizer_config.json``: which token plays which role, with the usual keys."""
 
+    def __len__(self) -> int:
+        """`vocab_size`."""
+        return self.vocab_size
+
+    def __call__(self, text: str) -> list[int]:
+        """The token ids of `text`; see `encode`."""
+        return self.encode(text)
+
     @property
     def prefix_ids(self) -> tuple[int, ...]:
         """Ids that the tokenizer's makers put before every text, such as a ``<bos>``; `encode` leaves them out."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 from datatrove.data import Document
-from pydantic import ValidationError
 
+from sheepop.core.errors import ConfigError
 from sheepop.data.clean.config import LanguageConfig
 from sheepop.data.clean.language import LanguageFilter
 from sheepop.data.clean.language_codes import LANGUAGE_CODES
@@ -99,5 +99,5 @@ def test_the_codes_are_those_of_the_model():
 
 
 def test_a_language_that_cannot_be_told_is_refused():
-    with pytest.raises(ValidationError, match="'english' is not a language code that can be told; give codes such as"):
+    with pytest.raises(ConfigError, match="'english' is not a language code that can be told; give codes such as"):
         LanguageConfig(keep=("english",))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
+from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.core.machine import installed_versions
 from sheepop.data.clean.evaluation_sets import EvaluationFile
@@ -149,15 +150,30 @@ class BuildRecord:
         refused = ", ".join(f"{reason} {count:,}" for reason, count in files["refused_parts"].items())
         removed = ", ".join(f"{name} {count:,}" for name, count in documents["removed"].items() if count)
         return (
-            f"Corpus: {files['found']:,} files found, {files['read']:,} read, {skipped:,} left out"
+            f"Corpus: {counted(files['found'], 'file')} found, {files['read']:,} read, {skipped:,} left out"
             + (f", with places that could not be used: {refused}" if refused else "")
             + ". "
-            + f"{documents['in']:,} documents, {documents['kept']:,} kept"
+            + f"{counted(documents['in'], 'document')}, {documents['kept']:,} kept"
             + (f"; removed: {removed}" if removed else "")
             + (f"; {documents['empty']:,} empty" if documents["empty"] else "")
             + f". {splits['train']['tokens']:,} training and {splits['validation']['tokens']:,} validation tokens. "
             + self.assignment.splitter.words
+            + self._replaced_in_words()
         )
+
+    def _replaced_in_words(self) -> str:
+        """What a reader of the model's texts will meet: placeholders where personal data and keys stood."""
+        words = ""
+        for name, what, switch in (
+            ("pii", "Personal data", "data.clean.pii.kinds=[]"),
+            ("secrets", "Keys and passwords", "data.clean.stages without secrets"),
+        ):
+            stage = self.account.stages.get(name)
+            if stage is not None and stage.changes:
+                kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(stage.changes.items()))
+                documents = counted(stage.changed_documents, "document")
+                words += f" {what} in {documents} became placeholders ({kinds}); {switch} leaves them as they are."
+        return words
 
     def _files(self) -> dict[str, Any]:
         source = self.account.source

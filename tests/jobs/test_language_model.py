@@ -1,0 +1,78 @@
+"""The Python API as a program uses it: names, settings, and what a wrong one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sheepop
+from sheepop.checkpoint import load_model
+from sheepop.core.errors import ConfigError, UsageError
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.config import load_config
+from sheepop.jobs.train import train
+from sheepop.train import TrainingConfig
+
+
+@pytest.fixture(scope="module")
+def run(tiny: tuple[str, ...], text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    places = {"data": {"paths": [str(text_folder)]}, "output_dir": str(tmp_path_factory.mktemp("lm") / "run")}
+    return train(load_config(None, [*tiny, "training.max_steps=2"], options={**places, "device": "cpu"})).run
+
+
+@pytest.fixture(scope="module")
+def lm(run: Path) -> sheepop.LanguageModel:
+    return sheepop.load(run, device="cpu")
+
+
+def test_public_names_are_listed_and_nothing_else() -> None:
+    assert dir(sheepop) == ["LanguageModel", "__version__", "load", "load_tokenizer"]
+
+
+def test_a_loaded_model_needs_no_gradients(lm: sheepop.LanguageModel) -> None:
+    assert not any(parameter.requires_grad for parameter in lm.model.parameters())
+
+
+def test_a_tokenizer_has_a_length_and_can_be_called(lm: sheepop.LanguageModel) -> None:
+    assert len(lm.tokenizer) == lm.tokenizer.vocab_size == lm.config.vocab_size
+    assert lm.tokenizer("Sheep") == lm.tokenizer.encode("Sheep")
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"greedy": True, "max_new_tokens": 9}, {"temperature": 0.0, "max_new_tokens": 9}),
+        ({"beams": 2, "max_new_tokens": 9}, {"num_beams": 2, "temperature": 0.0, "max_new_tokens": 9}),
+        ({"window": True, "max_new_tokens": 40, "seed": 3}, {"on_overflow": "window", "max_new_tokens": 40, "seed": 3}),
+        ({"seed": 3}, {"on_overflow": "slide", "seed": 3}),
+        (
+            {"stop": "e", "cache": False, "seed": 1},
+            {"stop": ("e",), "use_cache": False, "on_overflow": "slide", "seed": 1},
+        ),
+    ],
+)
+def test_settings_have_the_names_of_the_command_line(run: Path, lm: sheepop.LanguageModel, asked, meant) -> None:
+    loaded = load_model(run, "cpu")
+    (expected,) = Generator(loaded.model, loaded.tokenizer).generate(["Sheep"], GenerationConfig(**meant))
+    assert lm.generate("Sheep", **asked).text == expected.text
+
+
+def test_a_text_of_no_given_length_does_not_end_where_the_context_does(lm: sheepop.LanguageModel) -> None:
+    written = lm.generate("Sheep", seed=0)
+    assert len(written.token_ids) == GenerationConfig().max_new_tokens > lm.config.max_seq_len
+    assert written.num_dropped_prompt_tokens == 0
+    with pytest.raises(UsageError, match="holds at most"):
+        lm.generate("Sheep " * 20, seed=0)
+
+
+def test_what_is_wrong_is_said_in_our_words(lm: sheepop.LanguageModel) -> None:
+    with pytest.raises(UsageError, match=r"There is no setting num_beams\. The settings are: max_new_tokens, greedy"):
+        lm.generate("Sheep", num_beams=2)
+    with pytest.raises(ConfigError, match=r"^temperature = -1: "):
+        lm.generate("Sheep", temperature=-1)
+    with pytest.raises(ConfigError, match=r"^learning_rate = -1.0: ") as refusal:
+        TrainingConfig(learning_rate=-1.0)
+    assert isinstance(refusal.value, ValueError)
+    with pytest.raises(ConfigError, match=r"layers\.0\.learning_rate = -1"):
+        TrainingConfig(layers=[{"pattern": "*", "learning_rate": -1}])
