@@ -70,7 +70,8 @@ def test_numbers_stand_in_the_panel() -> None:
     live, now = view(shown)
     now[0] += 50
     live.heard(row(100))
-    memory = shown.facts.pop("Memory")
+    memory, terms = shown.facts.pop("Memory"), shown.facts.pop("Terms")
+    assert "surprise per token" in terms
     assert memory.endswith(("MB", "GB"))
     assert shown.facts == {
         "Step": "100 of 1,000",

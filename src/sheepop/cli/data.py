@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Json, Quiet, make_console, print_json
+from sheepop.cli.options import ConfigFile, Group, Json, Quiet, make_console, print_json
 from sheepop.core.facts import visible, visible_line
 
-app = typer.Typer(help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True
+)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus directory, or a run that has one.")]
 

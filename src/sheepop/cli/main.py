@@ -12,10 +12,11 @@ from types import FrameType
 from typing import Annotated, TextIO, cast
 
 import typer
+from typer.core import TyperCommand
 
 import sheepop
 from sheepop.cli import bench, config, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
-from sheepop.cli.options import ConfiguredCommand
+from sheepop.cli.options import Command, ConfiguredCommand, Group
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
 from sheepop.core.facts import visible
 from sheepop.core.standard_streams import MessageStream, ResultStream
@@ -24,11 +25,11 @@ _SHOWN_CHARACTERS = 100
 
 app = typer.Typer(
     name="sheepop",
+    cls=Group,
     help="A language model's whole life: a folder of files becomes a model that writes.",
     epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -43,6 +44,11 @@ app.command("export")(exchange.export_model)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
+
+for place in (app, *(group.typer_instance for group in app.registered_groups)):
+    for registered in place.registered_commands if place is not None else ():
+        if not issubclass(registered.cls or TyperCommand, Command):
+            registered.cls = Command
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from sheepop.core.console import Console
 from sheepop.core.facts import visible
@@ -26,7 +27,36 @@ Overrides = Annotated[
 ]
 
 
-class ConfiguredCommand(TyperCommand):
+# What stands for the value of an option in the help, by the type of the value.
+_METAVARS = {"bool": "", "str": "TEXT", "int": "N", "float": "X", "path": "PATH"}
+
+
+def _with_metavars(params: list[Any], ctx: Any) -> list[Any]:
+    """`params`; where newer versions of Typer would show an option's type in Python, its value gets a name."""
+    for param in params:
+        if param.param_type_name == "option" and param.metavar is None and hasattr(param, "display_type"):
+            words = re.findall(r"\w+", (param.display_type(ctx) or "").lower())
+            param.metavar = next((_METAVARS[word] for word in words if word in _METAVARS), None)
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help says what an option takes: nothing for a flag, ``PATH``, ``N`` or the like for others."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, as click asks for them."""
+        return _with_metavars(super().get_params(ctx), ctx)
+
+
+class Group(TyperGroup):
+    """As `Command`, for what holds commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, as click asks for them."""
+        return _with_metavars(super().get_params(ctx), ctx)
+
+
+class ConfiguredCommand(Command):
     """A command with options that set keys of the configuration: what is left out is as it says.
 
     Such an option names its key as ``show_default``, and the help shows the default that the key has.

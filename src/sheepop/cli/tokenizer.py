@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import ConfiguredCommand, Json, Quiet, make_console, print_json
+from sheepop.cli.options import ConfiguredCommand, Group, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
-app = typer.Typer(help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True
+)
 
 Pattern = Annotated[
     str | None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sheepop.core.files import write_atomic
 from sheepop.report.formatting import shown
+from sheepop.report.glossary import meaning
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +58,10 @@ class Page:
     def add_facts(self, facts: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """Labels and values; a value that is None is shown as a dash."""
         pairs = facts.items() if isinstance(facts, Mapping) else facts
-        items = (f"<div><dt>{escaped(label)}</dt><dd>{escaped(shown(value))}</dd></div>" for label, value in pairs)
+        items = (
+            f"<div><dt{_hint(label)}>{escaped(label)}</dt><dd>{escaped(shown(value))}</dd></div>"
+            for label, value in pairs
+        )
         self._parts.append(f"<dl>{''.join(items)}</dl>")
 
     def add_table(self, header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> None:
@@ -93,7 +97,7 @@ class Page:
         style = "chart half" if half else "chart"
         below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
         self._parts.append(
-            f'<figure class="{style}" aria-label="{escaped(title)}"><h3>{escaped(title)}</h3>'
+            f'<figure class="{style}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
             f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
         )
 
@@ -170,3 +174,9 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 
 def _resource(name: str) -> str:
     return files("sheepop.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hint(label: str) -> str:
+    """The attribute that explains a term when the pointer rests on it; nothing for other words."""
+    found = meaning(label)
+    return "" if found is None else f' title="{escaped(found)}"'

@@ -15,6 +15,8 @@ from sheepop.core.console import Progress
 from sheepop.core.facts import Fact
 from sheepop.report import MISSING, data_size, duration, flops, shown
 
+_TERMS = "loss: surprise per token; gradient norm: pull on the weights; MFU: share of the peak; see docs/glossary.md"
+
 
 @dataclass
 class LiveView:
@@ -80,6 +82,7 @@ class LiveView:
             Fact("Tokens", shown(row.get("tokens"))),
             Fact("Time left", duration(self._seconds_left(step))),
             Fact("MFU", self._shares(row), wide=True),
+            Fact("Terms", _TERMS, wide=True),
         ]
         if self._validation:
             facts.append(Fact("Held out", self._scores(), wide=True))
