@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,7 +10,7 @@ from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="train or generate; without it both.")] = None,
+    name: Annotated[Literal["train", "generate"] | None, typer.Argument(help="One of them; without it both.")] = None,
     preset: Annotated[str, typer.Option(help="The model to measure.")] = "llama-4m",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time for each measurement.")] = 10.0,
     device: Device = None,

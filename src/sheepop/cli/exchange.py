@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -52,7 +52,9 @@ def import_model(
 def export_model(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf) or file (gguf) for the export.")],
-    format: Annotated[str, typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")] = "hf",
+    format: Annotated[
+        Literal["hf", "gguf"], typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")
+    ] = "hf",
     dtype: Dtype = None,
     quantize: Annotated[
         str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
@@ -71,6 +73,9 @@ def export_model(
 
       sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q8_0
     """
+    from sheepop.checkpoint.run_directory import resolve_model_directory
+
+    resolve_model_directory(model)  # a name that is mistyped is refused before torch is loaded
     from sheepop.jobs.exchange import export_model
 
     result = export_model(

@@ -81,6 +81,7 @@ def generate(
 
       sheepop generate runs/pairs -p "reverse abc" --beams 4
     """
+    from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.generate.config import requested
 
     if standard_input not in (None, "-"):
@@ -108,6 +109,7 @@ def generate(
     def show(index: int, text: str) -> None:
         print_text(text)
 
+    resolve_model_directory(model)
     from sheepop.jobs.generate import generate_text  # loads torch, which nothing above needs
 
     completions = generate_text(

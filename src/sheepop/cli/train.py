@@ -66,6 +66,7 @@ def train(
 
       sheepop train --data notes/ --output runs/notes --profile
     """
+    from sheepop.data.discovery import require_paths
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable, why_no_run
     from sheepop.jobs.run_record import repeat_command
@@ -91,6 +92,7 @@ def train(
     if path is not None:
         options["output_dir"] = str(path)
     settings = load_config(config, overrides or (), options=options)
+    require_paths(path for path in data or () if "://" not in str(path))
     if find_rate:
         if resume is not None or fork is not None or overwrite or profile:
             raise UsageError(

@@ -51,6 +51,13 @@ class Skipped:
         return {"file": name, "stage": self.stage, "reason": self.reason, "detail": self.detail}
 
 
+def require_paths(paths: Iterable[Path]) -> None:
+    """Raises `DataError` for a path that does not exist."""
+    for path in paths:
+        if not os.path.lexists(path):
+            raise DataError(f"Data path {printable(str(path))} does not exist. Give a file or a folder with text.")
+
+
 def discover(
     paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = (), leave_out: Iterable[Path] = ()
 ) -> Iterator[FoundFile | Skipped]:
@@ -63,9 +70,7 @@ def discover(
     Raises `DataError` when a path does not exist.
     """
     given = [Path(path) for path in paths]
-    for path in given:
-        if not os.path.lexists(path):
-            raise DataError(f"Data path {printable(str(path))} does not exist. Give a file or a folder with text.")
+    require_paths(given)
     walk = _Walk(max_file_bytes, ignore_spec(ignore), leave_out)
     for path, label in zip(given, input_labels(given), strict=True):
         yield from walk.below(path, label, alone=len(given) == 1)
