@@ -132,6 +132,16 @@ def test_the_schedule_is_gone_through_whole_and_a_run_that_is_told_the_pace_repe
     assert repeated.agenda.pace == pace
 
 
+def test_a_run_that_goes_back_is_timed_anew_from_there() -> None:
+    deadline, pace = Deadline(100.0, None, record=lambda pace: None), Pace(100)
+    for step in range(1, 61):
+        assert deadline.revise(pace, step, float(step), 0.0) is None
+    assert deadline.revise(pace, 40, 61.0, 0.0) is None
+    found = [deadline.revise(pace, step, 61.0 + step - 40, 0.0) for step in range(41, 46)]
+    (revised,) = [one for one in found if one is not None][:1]
+    assert 78 <= revised.total_steps <= 80  # 39 seconds are left at step 40, and a step takes one
+
+
 def test_what_was_decided_before_a_kill_is_not_decided_anew() -> None:
     pace = Pace(1000).revised(500, 800)
     deadline = Deadline(300.0, None, record=lambda pace: None)

@@ -72,7 +72,7 @@ class Deadline:
         and checkpoints; since the last one, when something has changed just now. `ending` seconds are kept free for
         what is due behind the last step.
         """
-        if not self._looks:
+        if not self._looks or step <= self._looks[-1].step:  # a run may go back, and take steps anew
             self._looks = [_Look(step, seconds)]
             return None
         last = self._looks[-1]
