@@ -111,6 +111,7 @@ def compare_files(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "minutes": options.minutes,
         "sheepop": {**ours.scores.to_dict(), "seconds": ours.seconds},
         "nanogpt": {**theirs, "steps": steps, "seconds": seconds},
+        "compressors": ours.baselines.named,
         "lower_by": 1 - ours.scores.bits_per_byte / theirs["bits_per_byte"],
     }
 
@@ -159,6 +160,8 @@ def main() -> None:
     print("| model | loss | bits per byte |\n| --- | ---: | ---: |")
     for name in ("sheepop", "nanogpt"):
         print(f"| {name} | {record[name]['loss']:.4f} | {record[name]['bits_per_byte']:.4f} |")
+    for name, bits in record.get("compressors", {}).items():
+        print(f"| {name} | | {bits:.4f} |")
     print(f"\n{json.dumps(record, indent=2)}")
     write_record(options.json, record)
 
