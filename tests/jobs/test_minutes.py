@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def test_a_run_of_minutes_is_repeated_from_its_record(timed: SheepOpConfig, tmp_
     assert outcome.steps == kept.max_steps == kept.pace[-1][1] > PLAN
     assert RunRecord.read(RunDirectory.open(outcome.run)).command == "sheepop train with minutes"
 
-    assert (
-        repeat_command(outcome.run) == f"sheepop train --config {outcome.run}/config.yaml --output {outcome.run}-again"
-    )
+    record, begin = RunRecord.read(RunDirectory.open(outcome.run)), f"sheepop train --config {outcome.run}/config.yaml"
+    assert repeat_command(outcome.run, record) == f"{begin} --output {outcome.run}-again"
+    forked = replace(record, forked_from={"path": "/a model", "provenance": {}})
+    assert repeat_command(outcome.run, forked) == f"{begin} --fork '/a model' --output {outcome.run}-again"
     again = load_config(outcome.run / "config.yaml", [], options={"output_dir": str(tmp_path / "again")})
     repeated = train(again)
     assert RunRecord.read(RunDirectory.open(repeated.run)).deadline is None

@@ -66,10 +66,11 @@ def train(
 
       sheepop train --data notes/ --output runs/notes --profile
     """
+    from sheepop.checkpoint import RunDirectory
     from sheepop.data.discovery import require_paths
     from sheepop.jobs.config import load_config
     from sheepop.jobs.resume import find_resumable, why_no_run
-    from sheepop.jobs.run_record import repeat_command
+    from sheepop.jobs.run_record import RunRecord, repeat_command
 
     if resume is not None and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -135,7 +136,7 @@ def train(
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
         typer.echo(f"Report: {outcome.report}")
-        typer.echo(f"Repeat: {repeat_command(outcome.run)}")
+        typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
         typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
 
 

@@ -30,7 +30,7 @@ from sheepop.jobs.quickstart_recipe import (
     recipe,
 )
 from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import repeat_command
+from sheepop.jobs.run_record import RunRecord, repeat_command
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, record_times, run_training
@@ -121,7 +121,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",
-        f"Repeat: {repeat_command(outcome.run)}",
+        f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}",
         f"Next:   {generate_command(outcome.run, outcome.completions[0].prompt if outcome.completions else None)}",
     ]
     return "\n".join(lines)

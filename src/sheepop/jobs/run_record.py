@@ -206,10 +206,11 @@ def view_run_config(run: RunDirectory) -> SheepOpConfig:
     return validate(SheepOpConfig, read_config_file(run.config_file))
 
 
-def repeat_command(path: str | Path) -> str:
+def repeat_command(path: Path, record: RunRecord) -> str:
     """What to type for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
-    file, again = RunDirectory(Path(path)).config_file, Path(path).with_name(f"{Path(path).name}-again")
-    return typed("train", "--config", file, "--output", again)
+    begins = () if record.forked_from is None else ("--fork", record.forked_from["path"])
+    config = RunDirectory(path).config_file
+    return typed("train", "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
 
 
 def dump_differences(asked: Mapping[str, Any]) -> str:

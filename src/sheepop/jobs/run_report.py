@@ -91,8 +91,8 @@ def write_run_report(
     _add_question(page, record)
     page.add_section("Settings")
     page.add_text(
-        "The configuration with everything that was derived or measured filled in. This file alone repeats the run: "
-        f"{repeat_command(run.path)}"
+        "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
+        f"were changed on the way: {repeat_command(run.path, record)}"
     )
     page.add_source(config_text, run.config_file.name)
     page.write(run.report)
