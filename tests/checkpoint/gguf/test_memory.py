@@ -26,7 +26,7 @@ def anonymous():
     return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
 
 config = ModelConfig(
-    vocab_size=128, d_model=128, num_layers=20, num_heads=4, d_ff=1024, max_seq_len=32, dropout=0.0,
+    vocab_size=128, d_model=128, num_layers=60, num_heads=4, d_ff=1024, max_seq_len=32, dropout=0.0,
     position_encoding="rope", norm="rmsnorm", activation="swiglu", bias=False,
 )
 shapes = expected_tensors(config)
@@ -54,4 +54,4 @@ def test_neither_direction_needs_the_memory_of_the_model(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     size, needed = map(int, done.stdout.split())
-    assert needed < size / 4, f"{needed / 1e6:.0f} MB of memory for a model of {size / 1e6:.0f} MB"
+    assert needed < size / 6, f"{needed / 1e6:.0f} MB of memory for a model of {size / 1e6:.0f} MB"
