@@ -35,6 +35,8 @@ ARCHITECTURES: dict[str, ModelConfig] = {
             "experts": {"count": 6, "per_token": 3, "d_ff": 16, "shared": 2, "scores": "sigmoid", "layers": (1, 2)},
         },
         "switch": {"experts": {"count": 4, "per_token": 1, "layers": (1,)}, "tie_weights": False},
+        "convolved": {**_LLAMA, "short_convolution": 3, "num_kv_heads": 2, "value_head_dim": 12, "qk_norm": "head"},
+        "ngrams": {**_LLAMA, "ngrams": {"orders": (2, 4), "rows": 64}, "short_convolution": 2, "tie_weights": False},
         "mup": {"initialization": "mup", "mup_base_d_model": 16},
         "dropout": {"dropout": 0.1},
         "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1, "norm_position": "post"},

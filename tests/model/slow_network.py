@@ -87,6 +87,20 @@ def alibi_slope(head: int, heads: int) -> float:
     return (2 ** (-8 / (2 * power))) ** (2 * (head - power) + 1)
 
 
+# The fractional part of the golden ratio times 2^62, made odd.
+MULTIPLIER = math.isqrt(5 * 2**122) - 2**61 | 1
+
+
+def ngram_row(ngram: Sequence[int | None], rows: int) -> int:
+    """The row of an n-gram, its last token first; None stands for a token before the beginning."""
+    codes = [0 if token is None else token + 1 for token in ngram]
+    hashed = codes[0]
+    for code in codes[1:]:
+        hashed = (hashed * MULTIPLIER + code + 2**63) % 2**64 - 2**63  # as 64 bits with a sign
+        hashed ^= hashed >> 29
+    return hashed % rows
+
+
 class SlowNetwork:
     """Logits of one row of tokens; `changes` are applied to what stands at the probes of their names."""
 
@@ -109,6 +123,8 @@ class SlowNetwork:
         self.positions = [t - start for t, start in enumerate(starts)]
         self.starts = starts
         x = np.array([self.weights["embedding.weight"][token] * config.embedding_scale for token in ids])
+        if config.ngrams is not None:
+            x = x + self.ngrams(ids)
         if config.embedding_norm:
             x = self.norm(x, "embedding_norm")
         x = self.at("positioned", self.add_positions(self.at("embedded", x)))
@@ -122,6 +138,15 @@ class SlowNetwork:
         if config.logit_soft_cap is not None:
             logits = config.logit_soft_cap * np.tanh(logits / config.logit_soft_cap)
         return self.at("logits", logits)
+
+    def ngrams(self, ids: Sequence[int]) -> Array:
+        orders, rows = self.config.ngrams.orders, self.config.ngrams.rows
+        found = np.zeros((len(ids), self.config.d_model))
+        for t, start in enumerate(self.starts):
+            for table, order in enumerate(orders):
+                ngram = [ids[t - back] if t - back >= start else None for back in range(order)]
+                found[t] += self.weights["ngrams.table"][table * rows + ngram_row(ngram, rows)]
+        return found
 
     def add_positions(self, x: Array) -> Array:
         x = x.copy()
@@ -210,6 +235,8 @@ class SlowNetwork:
     def heads(self, x: Array, name: str, count: int, width: int) -> Array:
         """(count, T, width): the projection, normalised over the whole width or head by head, cut into heads."""
         x = self.linear(x, f"{name}_proj")
+        if self.config.short_convolution is not None:
+            x = self.convolved(x, "{}.convolutions.{}.taps".format(*name.rsplit(".", 1)))
         normed = None if name.endswith(".v") else self.config.qk_norm
         if normed == "width":
             x = self.norm(x, f"{name}_norm")
@@ -217,6 +244,14 @@ class SlowNetwork:
         if normed == "head":
             parts = [self.norm(part, f"{name}_norm") for part in parts]
         return self.at(name, np.stack(parts))
+
+    def convolved(self, x: Array, name: str) -> Array:
+        taps, out = self.weights[name], x.copy()
+        for t, start in enumerate(self.starts):
+            for back in range(1, len(taps) + 1):
+                if t - back >= start:
+                    out[t] += taps[back - 1] * x[t - back]
+        return out
 
     def rotated(self, x: Array, window: int | None) -> Array:
         """Pairs of columns as complex numbers, multiplied by exp(i position angle)."""

@@ -64,6 +64,26 @@ def test_resumed_from_any_checkpoint_a_run_is_the_same_bit_for_bit(
             assert file.read_bytes() == again.read_bytes(), file
 
 
+def test_with_ngrams_and_convolutions_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer) -> None:
+    settings: dict[str, Any] = {
+        "network": {"ngrams": {"orders": (2, 3), "rows": 50}, "short_convolution": 3, "position_encoding": "rope"},
+        "optimizer": "muon",
+        "micro_batch_size": 4,
+        "verify_interval": 2,
+    }
+    unbroken = make_trainer("unbroken", **settings)
+    unbroken.run()
+    assert all(parameter.detach().any() for parameter in unbroken.model.parameters())
+    assert "verification" not in {row["split"] for row in timeless(unbroken.journal.metrics.path)}
+    first = make_trainer("stopped", prefetch=0, **settings)
+    first.source = replace(first.source, plan=InterruptedPlan(first.source.plan, 6))
+    with pytest.raises(Interrupted, match="after step 5 of 12"):
+        first.run()
+    second = make_trainer("stopped", resume=True, **settings)
+    second.run()
+    assert_same_run(unbroken, second)
+
+
 def test_with_warm_ups_a_resumed_run_is_the_same_bit_for_bit(make_trainer: MakeTrainer) -> None:
     unbroken = make_trainer("unbroken", **WARM_UPS)
     unbroken.run()

@@ -35,9 +35,18 @@ def tensor_problems(
     ]
 
 
+def without_ours(config: ModelConfig) -> str:
+    """What to say behind a refused export: which keys leave out what no other program computes, if any are given."""
+    keys = [key for key in ("ngrams", "short_convolution") if getattr(config, key) is not None]
+    settings = " ".join(f"model.{key}=null" for key in keys)
+    return f"\nFor a model that other programs can run, train with {settings}." if keys else ""
+
+
 def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     width = config.d_model
     yield "embedding.weight", (config.vocabulary, width)
+    if config.ngrams is not None:
+        yield "ngrams.table", (len(config.ngrams.orders) * config.ngrams.rows, width)
     if config.position_encoding == "learned":
         yield "added_positions.table", (config.max_seq_len, width)
     if config.embedding_norm:
@@ -71,6 +80,9 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     yield from _linear("k_proj", keys, config.d_model, bias)
     yield from _linear("v_proj", values, config.d_model, bias)
     yield from _linear("o_proj", config.d_model, result, bool(config.attention_output_bias))
+    if config.short_convolution is not None:
+        for name, channels in (("q", queries), ("k", keys), ("v", values)):
+            yield f"convolutions.{name}.taps", (config.short_convolution - 1, channels)
     if config.qk_norm is not None:
         each_head = config.qk_norm == "head"
         yield from _norm(config, "q_norm", config.head_size if each_head else queries)

@@ -21,13 +21,15 @@ class BlockInputs:
     """What all layers of one kind are given beside the residual stream.
 
     `attending` is the kernel of their attention, made ready for the pass. `memory` (B, S, D) are the states of an
-    encoder, and `memory_attending` is the kernel for attention to them.
+    encoder, and `memory_attending` is the kernel for attention to them. `document_ids` (B, T) tell documents of a row
+    apart, where there are several.
     """
 
     attending: Attending
     rotary: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
     memory_attending: Attending | None = None
+    document_ids: Tensor | None = None
 
 
 class Block(nn.Module):
@@ -63,7 +65,9 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
         """The residual stream behind the sublayers, each on its own branch; and the routing, if there are experts."""
         normed_BTD = self.attention_input(self._before(x_BTD, self.attention_norm))
-        attended_BTD = self.attention(normed_BTD, inputs.attending, inputs.rotary, cache)
+        attended_BTD = self.attention(
+            normed_BTD, inputs.attending, inputs.rotary, cache, document_ids=inputs.document_ids
+        )
         attended_BTD = self.attention_output(self._behind(attended_BTD, self.attention_output_norm))
         if self.parallel:
             found_BTD, routing = self._feed_forward(x_BTD)

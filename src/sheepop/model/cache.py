@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
@@ -35,6 +36,12 @@ class Cache(Protocol):
         how many tokens the longest row will hold.
         """
 
+    def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
+        """The last `count` entries of every row (B, count, ...) at a place of the network, 0 where there are none.
+
+        `new` (B, T, ...) come next. Asked between `begin` and `advance`, at each place in every pass or in none.
+        """
+
     def prepare(self, kind: AttentionKind) -> Attending:
         """Makes ready what the layers of a kind share in this pass: the new tokens see themselves and what is held."""
 
@@ -48,6 +55,23 @@ class Cache(Protocol):
 
     def advance(self) -> None:
         """Makes the tokens of this pass part of the past; called when the last layer has stored them."""
+
+
+def shifted(new: Tensor, most: int, document_ids: Tensor | None, cache: Cache | None, place: str) -> list[Tensor]:
+    """What stands 1, 2, ... `most` places before each entry of `new` (B, T, ...), 0 where a row or document begins.
+
+    `document_ids` (B, T) number the documents of a row; `cache` knows what came before `new` at this place.
+    """
+    num_tokens = new.shape[1]
+    held = new.new_zeros(len(new), most, *new.shape[2:]) if cache is None else cache.preceding(place, new, most)
+    joined, found = torch.cat((held, new), dim=1), []
+    for back in range(1, most + 1):
+        earlier = joined[:, most - back : most - back + num_tokens]
+        if document_ids is not None:
+            same = document_ids == functional.pad(document_ids, (back, 0), value=-1)[:, :num_tokens]
+            earlier = earlier * same.view(*same.shape, *(1 for _ in new.shape[2:]))
+        found.append(earlier)
+    return found
 
 
 class KeyValueCache:
@@ -72,6 +96,7 @@ class KeyValueCache:
         self._values = torch.zeros(*shape, config.value_size, device=device, dtype=dtype)
         self._capacity = capacity
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tails: dict[str, Tensor] = {}
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         # The same numbers for the host, which need not wait for the device to tell them.
         self._held = [0] * batch_size
@@ -118,6 +143,20 @@ class KeyValueCache:
         rows = torch.arange(len(self._held), device=self._lengths.device)
         return rows.repeat_interleave(num_tokens), columns.repeat(len(rows))
 
+    def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
+        """What the last passes left of a place; the last real entries of `new` are kept for the next one."""
+        held = self._tails.get(place)
+        if held is None:
+            held = new.new_zeros(len(new), count, *new.shape[2:])
+        joined = torch.cat((held, new), dim=1)
+        if min(self._counts) == new.shape[1]:
+            self._tails[place] = joined[:, -count:]
+        else:
+            first = torch.tensor(self._counts, device=new.device)[:, None]
+            rows = torch.arange(len(new), device=new.device)[:, None]
+            self._tails[place] = joined[rows, first + torch.arange(count, device=new.device)]
+        return held
+
     def prepare(self, kind: AttentionKind) -> Attending:
         """A mask tells rows of different length apart; without one, rows of the same length take the usual kernels."""
         starts = None if self._slots is None else self._lengths
@@ -156,4 +195,5 @@ class KeyValueCache:
         chosen = torch.tensor(rows, device=self._lengths.device)
         self._keys, self._values = self._keys[:, chosen], self._values[:, chosen]
         self._memory = {layer: (keys[chosen], values[chosen]) for layer, (keys, values) in self._memory.items()}
+        self._tails = {place: held[chosen] for place, held in self._tails.items()}
         self._lengths, self._held = self._lengths[chosen], [self._held[row] for row in rows]

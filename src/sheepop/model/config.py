@@ -71,6 +71,24 @@ class ExpertsConfig(Config):
         return self
 
 
+class NgramConfig(Config):
+    """Vectors for the last tokens together, looked up by their hash and added to the embedding of the last one.
+
+    They cost no products, and hold what a small network would spend its layers on (Pagnoni et al. 2024, section 3.2.1).
+    """
+
+    orders: Annotated[tuple[Annotated[int, Field(ge=2, le=8, strict=True)], ...], Field(min_length=1)] = (2, 3)
+    """How many tokens belong together: a table of vectors for each number."""
+    rows: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 65_536
+    """Vectors in each table; where there are more n-grams than rows, some share one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NgramConfig:
+        if list(self.orders) != sorted(set(self.orders)):
+            raise ValueError(f"orders = {list(self.orders)}: give every number once, the smallest first")
+        return self
+
+
 class ModelConfig(Config):
     """Sizes and choices of a transformer. What is left out is derived and written back."""
 
@@ -99,6 +117,9 @@ class ModelConfig(Config):
     of 32."""
     max_seq_len: PositiveInt = 256
     """The context: the most tokens that the network can look at."""
+
+    ngrams: NgramConfig | None = None
+    """Vectors of hashed n-grams beside those of tokens; `null` is none."""
 
     position_encoding: PositionEncoding = "sinusoidal"
     """How positions enter; `rope` is rotary, `alibi` a bias of the scores by distance."""
@@ -141,6 +162,9 @@ class ModelConfig(Config):
     """Both sublayers read the same vectors, and what they find is added up: x + attention(norm(x)) +
     feed_forward(norm'(x))."""
 
+    short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
+    """How many tokens, its own included, every channel of queries, keys and values is mixed over before attention;
+    `null` is none."""
     attention_bias: bool | None = None
     """Biases of queries, keys and values; `null` is `bias`."""
     attention_output_bias: bool | None = None
@@ -282,7 +306,7 @@ class ModelConfig(Config):
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers is for architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
-            for name in ("sliding_window", "experts"):
+            for name in ("sliding_window", "experts", "ngrams", "short_convolution"):
                 if getattr(self, name) is not None:
                     yield f"{name} is for architecture: decoder; an encoder-decoder has two stacks of layers"
             if self.parallel_residual:

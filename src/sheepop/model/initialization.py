@@ -20,19 +20,27 @@ ARCHITECTURES: dict[Architecture, type[Transformer]] = {
     network.architecture: network for network in (Transformer, EncoderDecoder)
 }
 
-# vector: biases, norms, sinks. embedding: rows that are looked up. matrix: from activations of the network's width to
-# others of its width. router: to one score an expert. head: to logits.
-Role = Literal["vector", "embedding", "matrix", "router", "head"]
+# vector: biases, norms, sinks, convolutions of single channels. embedding: rows that are looked up. matrix: from
+# activations of the network's width to others of its width. router: to one score an expert. head: to logits. table:
+# rows that are looked up, a few of many.
+Role = Literal["vector", "embedding", "matrix", "router", "head", "table"]
 
-_ROLES: dict[str, Role] = {"embedding": "embedding", "table": "embedding", "router": "router", "lm_head": "head"}
+_ROLES: dict[str, Role] = {
+    "embedding": "embedding",
+    "added_positions.table": "embedding",
+    "ngrams.table": "table",
+    "taps": "vector",
+    "router": "router",
+    "lm_head": "head",
+}
 
 
 def parameter_role(name: str, shape: Sequence[int]) -> Role:
     """The role of the parameter of this name in a state dict; the stacked biases of experts are vectors too."""
-    owner = name.removesuffix(".weight").rpartition(".")[2]
+    owner = name.removesuffix(".weight")
     if len(shape) < 2 or owner.endswith("_bias"):
         return "vector"
-    return _ROLES.get(owner, "matrix")
+    return _ROLES.get(owner) or _ROLES.get(owner.rpartition(".")[2], "matrix")
 
 
 @dataclass(frozen=True)
@@ -89,9 +97,9 @@ def blank_model(config: ModelConfig) -> Transformer:
 def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Transformer:
     """A network with initial weights in float32 on `device`.
 
-    Matrices follow `config.initialization`; biases and attention sinks are 0, norms scale by 1. Embeddings and learned
-    positions are N(0, `initial_std`^2); under sinusoidal positions, where the embedding is multiplied by the root of
-    its width, N(0, 1 / width), so that token vectors and sinusoids have like size.
+    Matrices follow `config.initialization`; biases, sinks, convolutions and vectors of n-grams are 0, norms scale by 1.
+    Embeddings and learned positions are N(0, `initial_std`^2); under sinusoidal positions, where the embedding is
+    multiplied by the root of its width, N(0, 1 / width), so that token vectors and sinusoids have like size.
     """
     model = blank_model(config)
     with torch.no_grad():
@@ -110,7 +118,9 @@ def _initialise(model: Transformer, module: nn.Module, parameter: Tensor, name: 
             _draw(parameter, width**-0.5 if sinusoidal else config.initial_std, False, seed, name)
     elif name == "added_positions.table":
         _draw(parameter, config.initial_std, False, seed, name)
-    elif (role := parameter_role(name, parameter.shape)) != "vector":
+    elif (role := parameter_role(name, parameter.shape)) == "table":
+        parameter.zero_()
+    elif role != "vector":
         matrix = Matrix(
             fan_in=parameter.shape[-1],
             fan_out=parameter.shape[-2],

@@ -22,7 +22,7 @@ Update = Literal["adaptive", "gradient", "relative", "orthogonal"]
 # when their singular values do not grow with n, and in the router fall with n^-0.5 (Yang et al. 2023, "A spectral
 # condition for feature learning"); the root of the longer side grows with n^0.5.
 _POWERS: dict[Update, dict[Role, float]] = {
-    "adaptive": {"vector": 0, "embedding": 0, "head": 0, "matrix": -1, "router": -1},
+    "adaptive": {"vector": 0, "embedding": 0, "table": 0, "head": 0, "matrix": -1, "router": -1},
     "gradient": {"vector": 1, "embedding": 1, "head": 1, "matrix": 0, "router": -1},
     "relative": {"vector": 0, "embedding": 0, "head": 0, "matrix": -0.5, "router": 0},
     "orthogonal": {"matrix": -0.5, "router": -1},

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind
+from sheepop.model.attention.sight import number_documents
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
 from sheepop.model.experts import MixtureOfExperts, Routing
 from sheepop.model.head import OutputHead
+from sheepop.model.ngrams import NgramEmbedding
 from sheepop.model.norms import build_norm
 from sheepop.model.positions import AddedPositions, RotaryPositions, alibi_slopes
 from sheepop.model.probe import Probe, someone_watches
@@ -45,6 +47,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.d_model)
         # A plain number: sinusoids have amplitude 1, and embeddings must not be drowned (Vaswani et al. 2017, 3.4).
         self.embedding_scale = float(config.embedding_scale or 1.0)
+        self.ngrams = None if config.ngrams is None else NgramEmbedding(config.ngrams, config.d_model)
         self.embedding_norm = build_norm(config) if config.embedding_norm else None
         encoding = config.position_encoding
         self.added_positions = AddedPositions(config) if encoding in ("sinusoidal", "learned") else None
@@ -102,8 +105,12 @@ class Transformer(nn.Module):
 
     @property
     def exact_parameters(self) -> list[nn.Parameter]:
-        """Those that stay float32 where steps compute with rounded weights: a rounded router chooses other experts."""
-        return [mixture.router.weight for mixture in self.mixtures.values()]
+        """Those that stay float32 where steps compute with rounded weights.
+
+        A rounded router chooses other experts, and of a table few rows are read.
+        """
+        tables = [] if self.ngrams is None else [self.ngrams.table]
+        return [*(mixture.router.weight for mixture in self.mixtures.values()), *tables]
 
     def hidden_states(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """The hidden states (B, T, D) that `run` gives for the same arguments."""
@@ -153,7 +160,9 @@ class Transformer(nn.Module):
         if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
             raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")
         positions = behind if positions is None else positions
-        x_BTD = self.embed(input_ids, positions)
+        documents = None if document_ids is None else number_documents(document_ids)
+        ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
+        x_BTD = self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
         inputs = {}
         for window in set(self.windows):
             kind = self.attention_kind(window, cached=cache is not None)
@@ -162,7 +171,7 @@ class Transformer(nn.Module):
             else:
                 attending = cache.prepare(kind)
             rotary = self._rotary(window, num_tokens, positions)
-            inputs[window] = BlockInputs(attending, rotary, memory, memory_attending)
+            inputs[window] = BlockInputs(attending, rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
         for block, window in zip(self.blocks, self.windows, strict=True):
             x_BTD, routing = block(x_BTD, inputs[window], cache)
@@ -172,15 +181,24 @@ class Transformer(nn.Module):
             cache.advance()
         return Outputs(self._finish(x_BTD), tuple(routings))
 
-    def embed(self, input_ids: Tensor, positions: Tensor | None, probes: tuple[Probe, Probe] | None = None) -> Tensor:
+    def embed(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        probes: tuple[Probe, Probe] | None = None,
+        ngrams_BTD: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (B, T) to the residual stream (B, T, D) that enters the first block.
 
-        `probes` see it before and after positions are added, `embedded` and `positioned` when None.
+        `probes` see it before and after positions are added, `embedded` and `positioned` when None. `ngrams_BTD` are
+        added to the vectors of the tokens.
         """
         embedded, positioned = probes or (self.embedded, self.positioned)
         x_BTD = self.embedding(input_ids)
         if self.embedding_scale != 1.0:
             x_BTD = x_BTD * self.embedding_scale
+        if ngrams_BTD is not None:
+            x_BTD = x_BTD + ngrams_BTD.to(x_BTD.dtype)
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = embedded(x_BTD)

@@ -253,7 +253,15 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    """The numbers of all gradients, to be changed in place; of a sparse one those of the rows that it has."""
+    found = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            found.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            found.append(parameter.grad)
+    return found
 
 
 def _add_rows(master: Tensor, embedding: Tensor) -> None:

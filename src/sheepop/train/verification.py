@@ -25,7 +25,7 @@ class Recomputation:
         self._loss = loss
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
-                self._gradients[name], parameter.grad = parameter.grad, None
+                self._gradients[name], parameter.grad = parameter.grad.to_dense(), None
 
     def compare(self, loss: float) -> None:
         """Compares it with what the model holds now, and lets go of it."""
@@ -35,8 +35,10 @@ class Recomputation:
             first = self._gradients.pop(name, None)
             if (first is None) != (parameter.grad is None):
                 self.differences.append(f"{name}: only one of the computations gave a gradient")
-            elif first is not None and parameter.grad is not None and not _equal_bits(first, parameter.grad):
-                self.differences.append(f"{name}: {_described(first, parameter.grad)}")
+            elif first is not None and parameter.grad is not None:
+                second = parameter.grad.to_dense()
+                if not _equal_bits(first, second):
+                    self.differences.append(f"{name}: {_described(first, second)}")
 
 
 def _equal_bits(one: Tensor, other: Tensor) -> bool:

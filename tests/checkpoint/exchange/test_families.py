@@ -179,6 +179,8 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3, there 0.35"),
         ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid, there softmax\)"),
         ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1, there 0\)"),
+        ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),
+        ({"short_convolution": 3}, r"(?s)llama: short_convolution \(3, there none\).*model\.short_convolution=null\."),
         ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0, there 1.0\)"),
     ],
 )

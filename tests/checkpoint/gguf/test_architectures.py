@@ -47,6 +47,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "value_head_dim": (24,),
     "d_ff": (96,),
     "max_seq_len": (32,),
+    "ngrams": ({"rows": 9},),
+    "short_convolution": (3,),
     "position_encoding": ("sinusoidal", "learned", "rope", "alibi", "none"),
     "position_base": (123.0,),
     "rotary_fraction": (0.25, 0.75),
@@ -219,6 +221,15 @@ def test_what_no_architecture_computes_is_refused_with_every_reason(make: Callab
     assert "  gpt2: " in str(caught.value)
     with pytest.raises(CheckpointError, match="'gpt5' is no architecture that SheepOp writes: gpt2, bloom"):
         choose_architecture(config, "gpt5")
+
+
+def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it(make: Callable[..., Any]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        choose_architecture(make("llama", ngrams={"rows": 9}, short_convolution=3).config)
+    first, nearest, *_, last = str(caught.value).splitlines()
+    assert first == "llama.cpp has no architecture that computes what this model does:"
+    assert "ngrams" in nearest and "short_convolution = 3, and it computes None" in nearest
+    assert last.endswith("train with model.ngrams=null model.short_convolution=null.")
 
 
 @pytest.mark.parametrize(

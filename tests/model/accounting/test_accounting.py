@@ -126,12 +126,19 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
     outputs = model.run(token)
     expected = model.read_out(outputs.hidden_states)
     active = sum(parameter.numel() for parameter in model.parameters())
-    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name]
+    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "bias" not in name and "taps" not in name]
     multiplying = sum(p.numel() for p in matrices if p is not model.embedding.weight and p.ndim < 4)
     if config.position_encoding == "learned":
         multiplying -= model.added_positions.table.numel()
     if config.tie_weights:
         multiplying += model.lm_head.weight.numel()
+    if model.ngrams is not None:
+        idle = torch.ones(len(model.ngrams.table), dtype=torch.bool).index_fill(
+            0, model.ngrams.places(token).flatten(), 0
+        )
+        model.ngrams.table.data[idle] = torch.nan
+        active -= model.ngrams.table[idle].numel()
+        multiplying -= model.ngrams.table.numel()
     for mixture, routing in zip(model.mixtures.values(), outputs.routings, strict=True):
         idle = sorted(set(range(config.experts.count)) - set(routing.chosen.flatten().tolist()))
         assert len(idle) == config.experts.count - config.experts.per_token

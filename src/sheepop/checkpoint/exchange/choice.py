@@ -15,6 +15,7 @@ from sheepop.checkpoint.exchange.families.olmo2 import OLMO2
 from sheepop.checkpoint.exchange.families.phi3 import PHI3
 from sheepop.checkpoint.exchange.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.expected_tensors import without_ours
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
 
@@ -43,7 +44,9 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
     lines = [f"  {name}: {first_few(found, _SHOWN_KEYS)}" for name, found in nearest]
     raise CheckpointError(
-        "No family of transformers expresses this model. What stands in the way:\n" + "\n".join(lines)
+        "No family of transformers expresses this model. What stands in the way:\n"
+        + "\n".join(lines)
+        + without_ours(config)
     )
 
 

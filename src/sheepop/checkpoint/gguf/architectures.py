@@ -65,7 +65,7 @@ _SIZES: tuple[Field, ...] = (
     size("embedding_length", "d_model"),
 )
 _NO_CAPS = implied(attention_soft_cap=None, logit_soft_cap=None)
-_USUAL = implied(final_norm=True, attention_sinks=False)
+_USUAL = implied(final_norm=True, attention_sinks=False, ngrams=None, short_convolution=None)
 _LAYER_NORM = (Implied("norm", ("layernorm",)), number("attention.layer_norm_epsilon", "norm_eps"))
 _RMS_EPSILON = number("attention.layer_norm_rms_epsilon", "norm_eps")
 # A file is read as the first kind: a scale of 1 + weight is written as that sum.

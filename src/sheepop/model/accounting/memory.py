@@ -41,13 +41,17 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
     if optimizer not in _STATE:
         raise ValueError(f"the state of the optimizer {optimizer!r} is not known; known are {', '.join(_STATE)}")
     shapes = parameter_shapes(config)
+    tables = {name: shape for name, shape in shapes.items() if parameter_role(name, shape) == "table"}
     weights = weight_bytes(config)
     return TrainingBytes(
         weights=weights,
-        gradients=weights,
-        optimizer=sum(_STATE[optimizer](name, shape) for name, shape in shapes.items()),
-        # Embeddings are looked up in float32; the head, which may be the same weight, is cast. Routers are exact.
-        working_copy=2 * (num_parameters(config) - _looked_up(config) - _routing(config)) if precision == "bf16" else 0,
+        # Of a table the rows that a batch looks up, which are few.
+        gradients=weights - sum(_one(name, shape) for name, shape in tables.items()),
+        optimizer=sum(
+            _FLOAT32 * shape[0] if name in tables else _STATE[optimizer](name, shape) for name, shape in shapes.items()
+        ),
+        # Embeddings are looked up in float32; the head, which may be the same weight, is cast.
+        working_copy=2 * (num_parameters(config) - _kept_exact(config)) if precision == "bf16" else 0,
         average=weights if averaged else 0,
     )
 
@@ -66,14 +70,12 @@ def cache_bytes(config: ModelConfig, rows: int, capacity: int, itemsize: int = _
     return rows * (capacity + source_len) * per_token
 
 
-def _looked_up(config: ModelConfig) -> int:
-    """Numbers of the embedding that nothing else uses."""
-    return 0 if config.tie_weights else config.vocabulary * config.d_model
-
-
-def _routing(config: ModelConfig) -> int:
-    """Numbers of all routers."""
-    return sum(math.prod(shape) for name, shape in parameter_shapes(config).items() if ".router." in name)
+def _kept_exact(config: ModelConfig) -> int:
+    """Numbers of the routers, of tables, and of an embedding that nothing else uses."""
+    embedding = 0 if config.tie_weights else config.vocabulary * config.d_model
+    exact = ("router", "table")
+    found = parameter_shapes(config).items()
+    return embedding + sum(math.prod(shape) for name, shape in found if parameter_role(name, shape) in exact)
 
 
 def _moments(name: str, shape: Shape) -> int:

@@ -24,8 +24,13 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def num_active_parameters(config: ModelConfig) -> int:
-    """Those that take part in the computation of one token: of the experts of a layer only the ones it is sent to."""
+    """Those that take part in the computation of one token.
+
+    Of the experts of a layer these are the ones it is sent to, of a table of n-grams one row.
+    """
     total = num_parameters(config)
+    if config.ngrams is not None:
+        total -= len(config.ngrams.orders) * (config.ngrams.rows - 1) * config.d_model
     if config.experts is None:
         return total
     stacked = sum(math.prod(shape) for name, shape in parameter_shapes(config).items() if ".experts." in name)

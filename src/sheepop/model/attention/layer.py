@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sheepop.model.attention.convolution import ShortConvolution
 from sheepop.model.attention.kernel import Attending, Score
 from sheepop.model.attention.projections import PackedProjections
 from sheepop.model.cache import Cache
@@ -37,6 +38,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(
             config.num_heads * config.value_size, config.d_model, bias=bool(config.attention_output_bias)
         )
+        self.convolutions = None
+        if config.short_convolution is not None:
+            parts = ((name, getattr(self, f"{name}_proj").out_features) for name in "qkv")
+            self.convolutions = nn.ModuleDict(
+                {name: ShortConvolution(config.short_convolution, channels) for name, channels in parts}
+            )
         self.norms_heads = config.qk_norm == "head"
         widths = (config.head_size, config.head_size) if self.norms_heads else (q_width, k_width)
         self.q_norm, self.k_norm = (None if config.qk_norm is None else build_norm(config, width) for width in widths)
@@ -58,13 +65,17 @@ class Attention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
         memory_BSD: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds, or to `memory_BSD`."""
+        """Attends from the T positions of `x_BTD` to themselves and to what `cache` holds, or to `memory_BSD`.
+
+        `document_ids` (B, T) are for convolutions; what attention sees is the affair of `attending`.
+        """
         if memory_BSD is not None:
             q_BHTC = self._queries(self.q_proj(x_BTD))
             k_BKSC, v_BKSC = self._memory(memory_BSD, cache)
         else:
-            q_BTE, k_BTE, v_BTE = self._projections(x_BTD)
+            q_BTE, k_BTE, v_BTE = self._convolved(*self._projections(x_BTD), document_ids, cache)
             q_BHTC, (k_BKSC, v_BKSC) = self._queries(q_BTE), self._keys_and_values(k_BTE, v_BTE)
         if rotary is not None:
             q_BHTC, k_BKSC = rotate(q_BHTC, *rotary), rotate(k_BKSC, *rotary)
@@ -91,6 +102,17 @@ class Attention(nn.Module):
             q_BTE, k_BTE, v_BTE = self._packed.product(x_BTD)
             return q_BTE, k_BTE, v_BTE
         return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
+
+    def _convolved(
+        self, q_BTE: Tensor, k_BTE: Tensor, v_BTE: Tensor, document_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.convolutions is None:
+            return q_BTE, k_BTE, v_BTE
+        parts = zip(self.convolutions.items(), (q_BTE, k_BTE, v_BTE), strict=True)
+        q_BTE, k_BTE, v_BTE = (
+            convolve(x_BTE, document_ids, cache, f"{name} of layer {self.layer}") for (name, convolve), x_BTE in parts
+        )
+        return q_BTE, k_BTE, v_BTE
 
     def pack_projections(self) -> None:
         """Lays the weights of queries, keys and values one behind the other, so that they are one product.

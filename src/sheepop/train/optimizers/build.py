@@ -17,6 +17,7 @@ from sheepop.train.optimizer_settings import CUSTOMARY, OptimizerSettings
 from sheepop.train.optimizers.adafactor import Adafactor
 from sheepop.train.optimizers.groups import check_layers, parameter_groups
 from sheepop.train.optimizers.momentum import Lion, Muon
+from sheepop.train.optimizers.row_adagrad import RowAdagrad
 from sheepop.train.optimizers.schedule_free import ScheduleFreeAdamW
 
 Groups = list[dict[str, Any]]
@@ -29,7 +30,8 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
     """The optimizers of a run; together they hold every trainable parameter once.
 
     ``muon`` has Muon for the matrices inside the network and AdamW for embeddings, the output head, biases and
-    norms; every other name means one optimizer for all. A network initialised by muP has the rates that this asks for.
+    norms; every other name means one optimizer for all of these. Tables of n-grams, of which a step reads a few rows,
+    have an optimizer of their own under every name. A network initialised by muP has the rates that this asks for.
     Parameters that need no gradient are in none of them. Raises `ConfigError` when an entry of `training.layers`
     changes nothing, muP has no rule for the optimizer, or no parameter is trained.
     """
@@ -50,20 +52,22 @@ def build_optimizers(model: nn.Module, config: TrainingConfig) -> list[torch.opt
 
         return parameter_groups(chosen, config, multiplier)
 
-    if config.optimizer != "muon":
-        return [_BUILDERS[config.optimizer](groups(parameters, _UPDATES.get(config.optimizer, "adaptive")), settings)]
-    inner = {name: parameter for name, parameter in parameters.items() if _is_inner(name, parameter)}
-    rest = {name: parameter for name, parameter in parameters.items() if name not in inner}
+    roles = {name: parameter_role(name, parameter.shape) for name, parameter in parameters.items()}
+    tables = {name: parameter for name, parameter in parameters.items() if roles[name] == "table"}
+    inner = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if config.optimizer == "muon" and "blocks." in name and roles[name] != "vector"
+    }
+    rest = {name: parameter for name, parameter in parameters.items() if name not in tables.keys() | inner.keys()}
     built: list[torch.optim.Optimizer] = []
     if inner:
         built.append(Muon(groups(inner, "orthogonal"), lr=config.learning_rate, momentum=_known(settings.momentum)))
     if rest:
-        built.append(_adamw(groups(rest, "adaptive"), settings))
+        built.append(_BUILDERS[config.optimizer](groups(rest, _UPDATES.get(config.optimizer, "adaptive")), settings))
+    if tables:
+        built.append(RowAdagrad(groups(tables, "adaptive"), lr=config.learning_rate))
     return built
-
-
-def _is_inner(name: str, parameter: Tensor) -> bool:
-    return "blocks." in name and parameter_role(name, parameter.shape) != "vector"
 
 
 def _check_decay(network: ModelConfig, config: TrainingConfig) -> None:
@@ -115,6 +119,7 @@ def _schedule_free_adamw(groups: Groups, settings: OptimizerSettings) -> torch.o
 # How long the steps are, where not every entry moves by about the rate.
 _UPDATES: dict[str, Update] = {"sgd": "gradient", "adafactor": "relative"}
 _BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]] = {
+    "muon": _adamw,
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,
@@ -164,5 +169,6 @@ _SLOTS: dict[type[torch.optim.Optimizer], Callable[[Any, Mapping[str, Any], Tens
     Muon: _own,
     Lion: _own,
     Adafactor: _own,
+    RowAdagrad: _own,
     ScheduleFreeAdamW: _own,
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import ConfigError
-from sheepop.model.initialization import parameter_role
+from sheepop.model.initialization import Role, parameter_role
 from sheepop.train.config import LayerConfig, TrainingConfig
 
 # The factor of the learning rate that a parameter of this name asks for.
@@ -19,6 +19,9 @@ Multiplier = Callable[[str, Tensor], float]
 
 _FACTOR = "learning_rate_factor"
 _MOST_NAMES = 3
+# The rate of a row of a table, which is met a few times in a run, beside that of a weight that every step moves;
+# bench/results/minutes.md has the measurement.
+_RATES: dict[Role, float] = {"table": 2.5}
 
 
 def parameter_groups(
@@ -34,7 +37,7 @@ def parameter_groups(
     for name, parameter in parameters.items():
         layer = _layer_of(name, config.layers)
         decay = config.weight_decay if layer is None or layer.weight_decay is None else layer.weight_decay
-        multiple = multiplier(name, parameter)
+        multiple = multiplier(name, parameter) * _RATES.get(parameter_role(name, parameter.shape), 1.0)
         factor = multiple * (1.0 if layer is None else layer.learning_rate)
         groups.setdefault((factor, decay / multiple if _decays(name, parameter) else 0.0), []).append(parameter)
     return [
@@ -82,7 +85,7 @@ def members_with_gradient(group: Mapping[str, Any], key: Callable[[Tensor], Any]
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
-    return parameter_role(name, parameter.shape) != "vector"
+    return parameter_role(name, parameter.shape) not in ("vector", "table")
 
 
 def _layer_of(name: str, layers: Sequence[LayerConfig]) -> LayerConfig | None:
