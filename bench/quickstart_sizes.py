@@ -8,30 +8,23 @@ A size is width x layers x row length. Each run has its own directory below --ou
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from record import add_json_option, write_record
-from sheepop.jobs.config import load_config
-from sheepop.jobs.quickstart_recipe import SIZES, Size, library_paths, recipe
+from sheepop.core.console import Console
+from sheepop.jobs.bench import training_speed
+from sheepop.jobs.quickstart import library_paths
+from sheepop.jobs.recipe import complete
 from sheepop.jobs.train import train
 
 _TOKENS_PER_STEP = 2048
 
 
-def parse_size(text: str, vocab_size: int, learning_rate: float) -> Size:
-    """``128x4x256``: width 128, 4 layers, rows of 256 tokens; heads are 32 wide."""
+def parse_size(text: str) -> dict[str, Any]:
+    """``128x4x256``: width 128, 4 layers, rows of 256 tokens."""
     d_model, num_layers, max_seq_len = map(int, text.split("x"))
-    return replace(
-        SIZES[0],
-        d_model=d_model,
-        num_layers=num_layers,
-        num_heads=max(1, d_model // 32),
-        max_seq_len=max_seq_len,
-        vocab_size=vocab_size,
-        learning_rate=learning_rate,
-        batch_size=_TOKENS_PER_STEP // max_seq_len,
-    )
+    return {"d_model": d_model, "num_layers": num_layers, "max_seq_len": max_seq_len}
 
 
 def main() -> None:
@@ -47,9 +40,20 @@ def main() -> None:
     paths, ignore = library_paths()
     rows = []
     for text in options.sizes:
-        size = parse_size(text, options.vocab_size, options.learning_rate)
-        tree = recipe(size, {"vocab_size": options.vocab_size}, paths=paths, ignore=ignore, minutes=options.minutes)
-        outcome = train(load_config(base=tree, options={"output_dir": str(options.output / text)}))
+        model = parse_size(text)
+        training = {
+            "max_minutes": options.minutes,
+            "learning_rate": options.learning_rate,
+            "global_batch_size": _TOKENS_PER_STEP // model["max_seq_len"],
+        }
+        given = {
+            "model": model,
+            "tokenizer": {"vocab_size": options.vocab_size},
+            "data": {"paths": paths, "ignore": ignore},
+            "training": training,
+            "output_dir": str(options.output / text),
+        }
+        outcome = train(complete(given, training_speed, Console()).config)
         assert outcome.scores is not None
         rows.append({"size": text, "steps": outcome.steps, "tokens": outcome.tokens, **outcome.scores.to_dict()})
         print(f"{text:<14} {outcome.tokens:>12,} tokens  {outcome.scores.bits_per_byte:.4f} bits per byte", flush=True)

@@ -7,7 +7,7 @@
 rows, AdamW at 1e-3), get the same files, the same tokenizer and the same time; the quickstart's includes its
 tokenizer, measurements and validations, nanoGPT's is steps alone, for as long as the quickstart really took.
 `shakespeare`: 2,000 steps of that recipe by characters, and recipes/shakespeare-characters.yaml, which has the same
-size. The held-out text is the same for both, every token counted once.
+size. The held-out text is the same for both, every token counted once; `files` lets rows overlap by a half, for both.
 
 PATH is a checkout of nanoGPT, whose ``model.py`` is imported.
 """
@@ -31,7 +31,7 @@ import torch
 
 from record import add_json_option, write_record
 from sheepop.core.console import Console
-from sheepop.data import Corpus, PackedBatches
+from sheepop.data import Batches, Corpus, PackedBatches, PaddedBatches
 from sheepop.jobs.config import load_config
 from sheepop.jobs.quickstart import quickstart
 from sheepop.jobs.train import run_training
@@ -78,11 +78,18 @@ def train_nanogpt(path: Path, corpus: Corpus, progress: Progress) -> tuple[Any, 
     return model.eval(), step, time.monotonic() - started
 
 
-def score_nanogpt(model: Any, corpus: Corpus) -> dict[str, float]:
-    """Its loss in nats per token and bits per byte on every held-out token that SheepOp's model predicts too."""
+def score_nanogpt(model: Any, corpus: Corpus, *, overlapping: bool) -> dict[str, float]:
+    """Its loss in nats per token and bits per byte on every held-out token that SheepOp's model predicts too.
+
+    Where rows are `overlapping` a token is predicted from half a row at least, as SheepOp's model does it then.
+    """
     tokenizer = corpus.tokenizer()
     lengths = tokenizer.byte_lengths()
-    batches = PackedBatches(corpus.validation, max_length=LENGTH, pad_id=tokenizer.pad_id)
+    batches: Batches = PackedBatches(corpus.validation, max_length=LENGTH, pad_id=tokenizer.pad_id)
+    if overlapping:
+        batches = PaddedBatches(
+            corpus.validation, max_length=LENGTH, pad_id=tokenizer.pad_id, stride=LENGTH // 2, count_once=True
+        )
     total, count, num_bytes = 0.0, 0, 0
     with torch.inference_mode():
         for start in range(0, batches.num_samples, 64):
@@ -106,7 +113,7 @@ def compare_files(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     corpus = Corpus.open(work / "run" / "corpus")
     started = time.monotonic()
     model, steps, _ = train_nanogpt(options.against, corpus, lambda step: (time.monotonic() - started) / seconds)
-    theirs = score_nanogpt(model, corpus)
+    theirs = score_nanogpt(model, corpus, overlapping=True)
     return {
         "minutes": options.minutes,
         "sheepop": {**ours.scores.to_dict(), "seconds": ours.seconds},
@@ -140,7 +147,7 @@ def compare_shakespeare(options: argparse.Namespace, work: Path) -> dict[str, An
         "published": PUBLISHED,
         "published_reached": None if reached is None else {key: reached[key] for key in ("step", "seconds", "loss")},
         "sheepop": {**outcome.scores.to_dict(), "seconds": rows[-1]["seconds"]},
-        "nanogpt": {**score_nanogpt(model, corpus), "seconds": seconds},
+        "nanogpt": {**score_nanogpt(model, corpus, overlapping=False), "seconds": seconds},
     }
 
 

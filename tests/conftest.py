@@ -37,16 +37,25 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def tiny() -> tuple[str, ...]:
-    """Settings of a model that trains in a second."""
+    """Settings of a model that trains in a second; none that the recipe would choose is left open."""
     return (
         "tokenizer.algorithm=char",
+        "model.position_encoding=sinusoidal",
+        "model.norm=layernorm",
+        "model.activation=gelu",
+        "model.bias=true",
+        "model.dropout=0.1",
+        "model.ngrams=null",
+        "model.short_convolution=null",
         "model.d_model=16",
         "model.num_layers=1",
         "model.num_heads=2",
         "model.max_seq_len=32",
+        "training.optimizer=adamw",
         "training.global_batch_size=4",
         "training.max_steps=6",
         "training.precision=fp32",
+        "training.sample_prompts=[]",
     )
 
 

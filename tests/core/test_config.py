@@ -212,6 +212,11 @@ def test_an_override_below_a_plain_value_is_refused():
         apply_overrides({"seed": 3}, ["seed.x=1"])
 
 
+def test_a_section_that_is_null_is_begun_by_an_override_of_a_key_in_it():
+    assert apply_overrides({"a": {"b": None}}, ["a.b.c=1", "a.b.d=2"]) == {"a": {"b": {"c": 1, "d": 2}}}
+    assert apply_overrides({}, ["a.b.c=1", "a.b=null"]) == {"a": {"b": None}}
+
+
 def test_an_override_with_a_key_twice_is_refused():
     with pytest.raises(ConfigError, match="the key 'a' stands twice"):
         apply_overrides({}, ["model={a: 1, a: 2}"])

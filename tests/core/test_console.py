@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console as RichConsole
 
 from sheepop.core import console as console_module
 from sheepop.core.console import Console
-from sheepop.core.facts import Fact
+from sheepop.core.facts import Fact, Text
 from sheepop.core.live_bar import FactPanel, LiveBar
 
 
@@ -165,9 +166,9 @@ FACTS = [
 ]
 
 
-def panel(width: int) -> list[str]:
+def panel(width: int, facts: Sequence[Fact | Text] = FACTS) -> list[str]:
     file = io.StringIO()
-    RichConsole(file=file, width=width, force_terminal=True, color_system=None).print(FactPanel(FACTS))
+    RichConsole(file=file, width=width, force_terminal=True, color_system=None).print(FactPanel(facts))
     return file.getvalue().splitlines()
 
 
@@ -187,6 +188,14 @@ def test_a_wide_fact_is_cut_at_the_end_of_its_line_and_moves_no_cursor() -> None
     *_, held_out, sample, _ = panel(80)
     assert held_out.startswith("│ Held out a long line that says") and held_out.endswith("… │")
     assert sample.strip("│ ") == "Sample \\x1b[31mred\\x07⏎next"
+
+
+def test_texts_stand_side_by_side_in_their_lines() -> None:
+    texts = [Text("Step 0", "a\tb\n\x1b[2Jc"), Text("Step 9", "one\ntwo\n" + "more\n" * 9)]
+    rows = [line[2:-2].rstrip() for line in panel(60, [Fact("Step", "1"), *texts])[2:-1]]
+    columns = [(row[: rows[0].index("Step 9")].rstrip(), row[rows[0].index("Step 9") :]) for row in rows]
+    assert columns[:3] == [("Step 0", "Step 9"), ("a   b", "one"), ("\\x1b[2Jc", "two")]
+    assert len(columns) == 1 + 6
 
 
 def test_a_panel_is_drawn_below_the_bar_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PAIRS = (
     "model.architecture=encoder_decoder",
     "model.num_layers=1",
+    "model.ngrams=null",
+    "model.short_convolution=null",
     "training.label_smoothing=0.1",
     "training.sample_prompts=[double 7]",
 )

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run_record import RunRecord, read_run_config, repeat_command
+from sheepop.jobs.run_record import Request, RunRecord, read_run_config, repeat_command
 from sheepop.jobs.train import train
 from sheepop.train import budget, pace
 from sheepop.train.journal import Journal
@@ -53,7 +53,7 @@ def last_weights(run: Path) -> dict[str, bytes]:
 
 
 def test_a_run_of_minutes_is_repeated_from_its_record(timed: SheepOpConfig, tmp_path: Path) -> None:
-    outcome = train(timed, command="sheepop train with minutes")
+    outcome = train(timed, request=Request("sheepop train with minutes"))
     kept = read_run_config(RunDirectory.open(outcome.run)).training
     assert kept.max_minutes is None
     assert kept.pace[0] == (0, PLAN)

@@ -332,7 +332,8 @@ def test_only_the_last_samples_are_shown_and_the_page_says_so(run: RunDirectory,
     write_lines(run.samples_file, [{"step": step, "prompt": "p", "text": str(step)} for step in range(1, 41)])
     write_run_report(run, None, record)
     page = read(run)
-    assert page.texts["pre"][:12] == [f"p{step}" for step in range(29, 41)]
+    assert page.texts["pre"][:2] == ["p1", "p40"]  # the first and the last, beside each other at the top
+    assert page.texts["pre"][2:14] == [f"p{step}" for step in range(29, 41)]
     assert "The last 12 of 40; all of them are in samples.jsonl." in page.texts["p"]
 
 

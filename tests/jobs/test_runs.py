@@ -180,3 +180,36 @@ def test_page_picture_and_numbers_are_written(folder: Path, tmp_path: Path) -> N
     assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
     write_comparison(comparison, tmp_path / "again")
     assert (tmp_path / "again" / "comparison.svg").read_bytes() == svg
+
+
+def hold_out(run: RunDirectory, checksums: list[str], tokens: int) -> None:
+    """A corpus of which nothing is there but what its manifest says of the held-out text."""
+    run.corpus.mkdir()
+    files = [{"file": "val.jsonl.zst", "documents": 1, "sha256": checksum} for checksum in checksums]
+    manifest = {"format": "sheepop corpus", "format_version": 1}
+    text = json.dumps({**manifest, "tokens": {"splits": {"validation": {"tokens": tokens, "files": files}}}})
+    (run.corpus / "manifest.json").write_text(text)
+
+
+def test_a_comparison_warns_where_held_out_texts_differ_or_are_not_known(tmp_path: Path) -> None:
+    one, two, three = (make_run(tmp_path / name, [2.0]) for name in ("one", "two", "three"))
+    assert "may be of different texts" in str(compare_runs([one.path, two.path]).warning)
+    hold_out(one, ["a", "b"], tokens=100)
+    hold_out(two, ["a", "b"], tokens=70)  # the same text in other tokens
+    hold_out(three, ["a", "c"], tokens=100)
+    assert compare_runs([one.path, two.path]).warning is None
+    assert "hold out different texts" in str(compare_runs([one.path, three.path]).warning)
+    page = write_comparison(compare_runs([one.path, three.path]), tmp_path / "out").read_text()
+    assert "hold out different texts" in page
+
+
+def test_the_last_texts_of_runs_stand_side_by_side_and_tensorboard_is_named(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, [2.0]) for name in ("one", "two")]
+    for run in runs:
+        rows = [{"step": step, "prompt": "Oh", "text": f" {run.path.name} {step}"} for step in (0, 9)]
+        run.samples_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        run.tensorboard.mkdir()
+    page = write_comparison(compare_runs([run.path for run in runs]), tmp_path / "out").read_text()
+    assert page.count('<figure class="sample half">') == 2
+    assert " one 9<" in page and " two 9<" in page and " one 0<" not in page
+    assert f"--logdir_spec one:{tmp_path}/one/tensorboard,two:{tmp_path}/two/tensorboard" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sheepop.jobs.data import build
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.train import run_training
-from sheepop.jobs.training_data import build_plan
+from sheepop.jobs.training_data import build_batches, build_plan
 from sheepop.train.metrics import read_json_lines
 
 SILENT = Console.silent()
@@ -55,6 +56,28 @@ def configured(corpus: Corpus, output: Path, **training: Any) -> SheepOpConfig:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run")
+
+
+@pytest.mark.parametrize("stride", [1, 5, 16, 32])
+def test_overlapping_rows_score_every_token_once(corpus: Corpus, tmp_path: Path, stride: int) -> None:
+    """The labels of all rows together are those of the documents, each with 32 - stride tokens before it at least."""
+    tokenizer = corpus.tokenizer()
+    config = configured(corpus, tmp_path, eval_stride=stride)
+    batches = build_batches(config, corpus.validation, tokenizer, evaluation=True)
+    found = batches.batch(np.arange(batches.num_samples))
+    documents = [corpus.validation.tokens(*ends) for ends in pairwise(corpus.validation.offsets.tolist())]
+    assert found.labels[found.labels != -100].tolist() == [token for ids in documents for token in ids[1:].tolist()]
+    begins = {batches.token_range(row)[0]: row for row in range(batches.num_samples)}
+    inner = [row for start, row in begins.items() if start not in set(corpus.validation.offsets.tolist())]
+    assert all((found.labels[row, : 32 - stride] == -100).all() for row in inner)
+    training = build_batches(config, corpus.train, tokenizer)
+    assert training.num_samples == -(-corpus.train.num_tokens // 32)
+
+
+def test_an_eval_stride_beyond_a_row_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    config = configured(corpus, tmp_path, eval_stride=33)
+    with pytest.raises(ConfigError, match=r"training\.eval_stride = 33 is more than the chunk length 32"):
+        build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
 
 
 def test_rows_of_a_mixture_come_from_the_files_of_their_source(corpus: Corpus, run: RunDirectory) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sheepop.report import Curves, comparison_figure, loss_comparison_chart, range_test_figure, smooth
+from sheepop.report import Curves, comparison_chart, comparison_figure, range_test_figure, smooth
 
 from .conftest import assert_all_is_in_its_place
 
@@ -16,7 +16,8 @@ def rows(name: str, offset: float) -> Curves:
     for step in range(10, 210, 10):
         found.append({"step": step, "split": "train", "loss": offset + 50 / step, "seconds": step * offset})
         if step % 50 == 0:
-            found.append({"step": step, "split": "validation", "loss": offset + 60 / step, "seconds": step * offset})
+            score = {"loss": 99.0, "bits_per_byte": offset + 60 / step}
+            found.append({"step": step, "split": "validation", **score, "seconds": step * offset})
     return Curves(name, found)
 
 
@@ -54,11 +55,17 @@ def test_names_of_any_length_and_number_leave_the_panels_their_room() -> None:
 
 def test_a_single_value_can_be_seen() -> None:
     one = [
-        Curves("one", [{"step": 5, "split": split, "loss": 3.0, "seconds": 1.0} for split in ("train", "validation")])
+        Curves(
+            "one",
+            [
+                {"step": 5, "split": split, "loss": 3.0, "bits_per_byte": 1.0, "seconds": 1.0}
+                for split in ("train", "validation")
+            ],
+        )
     ]
     assert [axes.lines[0].get_marker() for axes in comparison_figure(one).axes] == ["o"] * 4
     for split in ("train", "validation"):
-        assert loss_comparison_chart(one, split, over="step").data[0].mode == "lines+markers"
+        assert comparison_chart(one, split, over="step").data[0].mode == "lines+markers"
 
 
 def test_runs_that_have_not_begun_are_drawn_as_such() -> None:
@@ -68,14 +75,14 @@ def test_runs_that_have_not_begun_are_drawn_as_such() -> None:
 
 @pytest.mark.parametrize(("over", "last"), [("step", 200), ("seconds", 300.0)])
 def test_charts_hold_the_same_curves(over: Any, last: float) -> None:
-    chart = loss_comparison_chart(RUNS, "validation", over=over)
+    chart = comparison_chart(RUNS, "validation", over=over)
     assert [trace.name for trace in chart.data] == ["one", "two"]
     assert chart.data[1].x[-1] == last
     assert chart.data[0].line.color != chart.data[1].line.color
 
 
 def test_many_runs_are_told_apart_by_dashes() -> None:
-    chart = loss_comparison_chart([rows(str(number), 1.0) for number in range(18)], "train", over="step")
+    chart = comparison_chart([rows(str(number), 1.0) for number in range(18)], "train", over="step")
     assert len({(trace.line.color, trace.line.dash) for trace in chart.data}) == 18
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sheepop.core.facts import Fact
+import pytest
+
+from sheepop.core.facts import Fact, Text
 from sheepop.train import Trainer
-from sheepop.train.live_view import LiveView
+from sheepop.train.live_view import LiveView, curve
 
 
 @dataclass
@@ -26,8 +28,9 @@ class Shown:
     def describe(self, detail: str) -> None:
         self.words = detail
 
-    def show(self, facts: Sequence[Fact]) -> None:
+    def show(self, facts: Sequence[Fact | Text]) -> None:
         self.facts = {fact.label: fact.value for fact in facts}
+        self.texts = [fact.label for fact in facts if isinstance(fact, Text)]
 
 
 def row(step: int, **values: Any) -> dict[str, Any]:
@@ -80,6 +83,7 @@ def test_numbers_stand_in_the_panel() -> None:
         "Learning rate": "9.50e-04",
         "Tokens/s": "12,346",
         "Tokens": "51,200",
+        "Loss so far": "▁",
         "Time left": "7 min 30 s",  # 100 steps in 50 s, 900 to go
         "MFU": "43.2% of 2 TFLOP/s, the matrix peak measured in bf16",
     }
@@ -101,9 +105,31 @@ def test_the_last_and_the_best_validation_and_the_last_sample_are_shown() -> Non
     assert shown.facts["Held out"] == "step 20: loss 4.0000, 2.0000 bits per byte, the best so far"
     live.heard(held_out(40, 4.5))
     assert shown.facts["Held out"] == "step 40: loss 4.5000, 2.2500 bits per byte (best 4.0000 at step 20)"
-    live.sampled({"step": 40, "prompt": "Oh", "text": " sheep\n"})
-    assert shown.facts["Sample"] == "step 40: Oh sheep\n"
     assert shown.facts["Loss"] == "–"
+
+
+def test_the_first_text_of_a_session_stands_beside_the_last() -> None:
+    shown = Shown()
+    live, _ = view(shown)
+    for step, text in ((0, "xq\n"), (20, " shep\n"), (40, " sheep\nAh")):
+        live.sampled({"step": step, "prompt": "Oh", "text": text})
+    assert shown.texts == ["Step 0", "Step 40"]
+    assert (shown.facts["Step 0"], shown.facts["Step 40"]) == ("Ohxq\n", "Oh sheep\nAh")
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "expected"),
+    [
+        ([], 8, "–"),
+        ([math.nan], 8, "–"),
+        ([5.0], 8, "▁"),
+        ([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 8, "█▇▆▅▄▃▂▁"),
+        ([9.0, 7.0, math.inf, 1.0, 1.0], 2, "█▁"),  # means of 8 and 1
+        ([3.0] * 100, 5, "▁▁▁▁▁"),
+    ],
+)
+def test_the_curve_of_the_loss(values: list[float], width: int, expected: str) -> None:
+    assert curve(values, width) == expected
 
 
 def test_shares_say_of_which_peak_they_are() -> None:

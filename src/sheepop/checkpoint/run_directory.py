@@ -104,7 +104,7 @@ class RunDirectory:
         run = cls(Path(path))
         existed = run.path.is_dir()
         with storage_errors(run.path):
-            run._require_place(overwrite, reading)
+            run.require_place(overwrite, reading)
             if existed:
                 run._set_aside()
         try:
@@ -153,7 +153,8 @@ class RunDirectory:
                 f"The output directory {self.path} is not empty and does not hold a run. Choose another one."
             )
 
-    def _require_place(self, overwrite: bool, reading: Sequence[Path]) -> None:
+    def require_place(self, overwrite: bool, reading: Sequence[Path] = ()) -> None:
+        """Raises `UsageError` where `starting` would refuse to begin a run."""
         self._require_empty_or_run()
         if not self._entries():
             return

@@ -68,6 +68,8 @@ def runs(
     _print_table(listing)
     if comparison is not None:
         _print_settings(comparison)
+        if comparison.warning:
+            console.warn(comparison.warning)
     if page is not None:
         typer.echo(f"Page: {page}")
     for path, reason in listing.left_out.items():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json, typed_command
 from sheepop.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from sheepop.jobs.config import SheepOpConfig
 
 _PROFILE_STEPS = 5
 
@@ -68,9 +65,10 @@ def train(
     """
     from sheepop.checkpoint import RunDirectory
     from sheepop.data.discovery import require_paths
-    from sheepop.jobs.config import load_config
+    from sheepop.jobs.config import load_config, read_settings
+    from sheepop.jobs.recipe import complete, draft
     from sheepop.jobs.resume import find_resumable, why_no_run
-    from sheepop.jobs.run_record import RunRecord, repeat_command
+    from sheepop.jobs.run_record import Request, RunRecord, repeat_command
 
     if resume is not None and overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
@@ -92,7 +90,8 @@ def train(
             raise UsageError(why_no_run(path))
     if path is not None:
         options["output_dir"] = str(path)
-    settings = load_config(config, overrides or (), options=options)
+    given = read_settings(config, overrides or (), options=options)
+    settings = draft(given, keeps_model=fork is not None)
     require_paths(path for path in data or () if "://" not in str(path))
     if find_rate:
         if resume is not None or fork is not None or overwrite or profile:
@@ -100,23 +99,32 @@ def train(
                 "--find-learning-rate starts no run, so --resume, --fork, --overwrite and --profile have no place "
                 "beside it."
             )
-        _find_rate(settings, quiet, as_json)
+        _find_rate(given, quiet, as_json)
         return
+    console, request = make_console(quiet), Request(typed_command())
     stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
     if resume == "auto" and settings.output_dir is None:
         raise UsageError("--resume auto needs to know the run: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
-    from sheepop.jobs.train import train as train_job  # loads torch, which nothing above needs
+    elif settings.output_dir is not None:
+        RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
+    # These load torch, which nothing above needs.
+    from sheepop.jobs.bench import training_speed
+    from sheepop.jobs.train import train as train_job
     from sheepop.jobs.training_samples import generate_command
+
+    if stored is None:
+        completed = complete(given, training_speed, console, keeps_model=fork is not None)
+        settings, request = completed.config, Request(request.command, completed.chosen)
 
     outcome = train_job(
         settings,
         resume=resume is not None,
         overwrite=overwrite,
         fork=fork,
-        console=make_console(quiet),
-        command=typed_command(),
+        console=console,
+        request=request,
         profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
     )
     result = {
@@ -140,11 +148,14 @@ def train(
         typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
 
 
-def _find_rate(settings: SheepOpConfig, quiet: bool, as_json: bool) -> None:
+def _find_rate(given: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """The range test of ``--find-learning-rate``."""
+    from sheepop.jobs.bench import training_speed
     from sheepop.jobs.learning_rate import PICTURE, find_rate
+    from sheepop.jobs.recipe import complete
 
-    found = find_rate(settings, console=make_console(quiet))
+    console = make_console(quiet)
+    found = find_rate(complete(given, training_speed, console).config, console=console)
     test = found.test
     if as_json:
         summary = {"suggestion": test.suggestion, "lowest": test.lowest, "diverged": test.diverged}

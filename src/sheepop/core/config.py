@@ -150,7 +150,9 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         *parents, leaf = key.split(".")
         node = result
         for parent in parents:
-            child = node.setdefault(parent, {})
+            if node.get(parent) is None:
+                node[parent] = {}  # a section that is null is one that is absent
+            child = node[parent]
             if not isinstance(child, dict):
                 raise ConfigError(f"Override {override!r}: {parent} is a value, not a section with keys.")
             node = child

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
-from sheepop.core.facts import Fact, visible
+from sheepop.core.facts import Fact, Text, visible
 from sheepop.core.standard_streams import MessageStream
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Progress(Protocol):
     def describe(self, detail: str) -> None:
         """Replaces the words shown behind the bar, or at the end of a plain line."""
 
-    def show(self, facts: Sequence[Fact]) -> None:
+    def show(self, facts: Sequence[Fact | Text]) -> None:
         """Replaces the panel below a live bar, which then takes the place of the words behind it."""
 
 
@@ -114,7 +114,7 @@ class _NoProgress:
 
     def describe(self, detail: str) -> None: ...
 
-    def show(self, facts: Sequence[Fact]) -> None: ...
+    def show(self, facts: Sequence[Fact | Text]) -> None: ...
 
 
 class _PlainProgress:
@@ -136,7 +136,7 @@ class _PlainProgress:
     def describe(self, detail: str) -> None:
         self._detail = detail
 
-    def show(self, facts: Sequence[Fact]) -> None:
+    def show(self, facts: Sequence[Fact | Text]) -> None:
         """Lines have no room for a panel."""
 
     def close(self) -> None:

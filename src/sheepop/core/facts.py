@@ -17,6 +17,14 @@ class Fact:
     wide: bool = False
 
 
+@dataclass(frozen=True)
+class Text:
+    """A text of several lines under a label; the texts of a panel stand side by side below its facts."""
+
+    label: str
+    value: str
+
+
 def counted(count: int, noun: str) -> str:
     """``1 file`` and ``1,024 files``, for a noun whose plural ends in s."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
-from sheepop.core.facts import Fact, visible, visible_line
+from sheepop.core.facts import Fact, Text, visible, visible_line
 
 _REDRAWS_PER_SECOND = 4
 _BAR_WIDTH = 24
@@ -22,6 +22,7 @@ _SHORTEST_BAR = 6
 _COLUMNS_BESIDE_PANEL = 3  # description, bar, share: the panel says the rest
 _COLUMN_WIDTH = 24  # of a label and its value
 _WIDEST_PANEL = 118
+_MOST_LINES = 6  # of a text
 _FRAME_WIDTH = 4  # borders and padding
 _ECHO_WIDTH = 3  # what a terminal writes behind the last line on Ctrl-C must not begin a new one
 
@@ -42,7 +43,7 @@ class LiveBar:
         self._task = self._progress.add_task(description, total=total, detail=unit)
         self._progress.update(self._task, completed=done)
         self._width_before_detail = len(f"{description}  100% 0:00:00 ") + _SHORTEST_BAR
-        self._facts: Sequence[Fact] = ()
+        self._facts: Sequence[Fact | Text] = ()
         self._live = _ResizedLive(
             get_renderable=self._render, console=console, refresh_per_second=_REDRAWS_PER_SECOND, transient=True
         )
@@ -70,7 +71,7 @@ class LiveBar:
         room = max(0, self._console.width - self._width_before_detail - _ECHO_WIDTH)
         self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
 
-    def show(self, facts: Sequence[Fact]) -> None:
+    def show(self, facts: Sequence[Fact | Text]) -> None:
         """Replaces the panel; the time that is left belongs into it."""
         self._facts = tuple(facts)
         if self._facts:
@@ -85,10 +86,11 @@ class LiveBar:
 
 
 class FactPanel:
-    """Facts in as many columns as fit the width; wide ones below, a line each."""
+    """Facts in as many columns as fit the width; wide ones below, a line each; and then texts, side by side."""
 
-    def __init__(self, facts: Sequence[Fact]) -> None:
-        self._facts = facts
+    def __init__(self, facts: Sequence[Fact | Text]) -> None:
+        self._facts = [fact for fact in facts if isinstance(fact, Fact)]
+        self._texts = [fact for fact in facts if isinstance(fact, Text)]
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width - _ECHO_WIDTH, _WIDEST_PANEL)
@@ -100,7 +102,13 @@ class FactPanel:
         for start in range(0, len(narrow), num_columns):
             grid.add_row(*(_line(fact) for fact in narrow[start : start + num_columns]))
         lines = [_line(fact) for fact in self._facts if fact.wide]
-        yield Panel(Group(grid, *lines), width=width, border_style="dim", padding=(0, 1))
+        beside = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for _ in self._texts:
+            beside.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        beside.add_row(*(_lines(text) for text in self._texts))
+        yield Panel(
+            Group(grid, *lines, *([beside] if self._texts else [])), width=width, border_style="dim", padding=(0, 1)
+        )
 
 
 class _ResizedLive(Live):
@@ -120,9 +128,18 @@ class _ResizedLive(Live):
         super().refresh()
 
 
-def _line(fact: Fact) -> Text:
+def _line(fact: Fact) -> RichText:
     value = visible_line(fact.value.replace("\t", " "))
-    line = Text(no_wrap=True, overflow="ellipsis")
+    line = RichText(no_wrap=True, overflow="ellipsis")
     line.append(f"{fact.label} ", style="dim")
     line.append(value)
     return line
+
+
+def _lines(text: Text) -> RichText:
+    """The label and the first lines of a text as they are."""
+    found = RichText(no_wrap=True, overflow="ellipsis")
+    found.append(text.label, style="dim")
+    for line in text.value.expandtabs(4).splitlines()[:_MOST_LINES]:
+        found.append(f"\n{visible_line(line)}")
+    return found

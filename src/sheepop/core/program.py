@@ -16,6 +16,13 @@ def typed(*words: str | Path) -> str:
     return " ".join([_called(), *(shlex.quote(str(word)) for word in words)])
 
 
+def typed_beside(program: str, *words: str | Path) -> str:
+    """The command line of another program, one that is installed beside this Python if it is there at all."""
+    beside = Path(sys.executable).parent / program
+    name = _shortest(beside, program) if beside.is_file() else program
+    return " ".join([name, *(shlex.quote(str(word)) for word in words)])
+
+
 def _called() -> str:
     """The name alone where the shell finds this program by it, else the path to it, else the module of its Python."""
     started = Path(sys.argv[0])

@@ -37,6 +37,7 @@ from sheepop.train.step import StepRunner
 _VOCABULARY = 4096  # of presets that leave it to the tokenizer
 _BATCH = 8
 _PROMPT = 16
+_PROBE_SECONDS = 1.0
 
 
 def bench(name: str | None, *, preset: str, seconds: float, device: str, console: Console) -> dict[str, Any]:
@@ -115,6 +116,15 @@ def measure_training(
     rate = rows * seq_len / _median_seconds(step, device, seconds)
     flops = rate * training_flops_per_token(config, seq_len)
     return _row("train", precision, f"{rows} x {seq_len}", rate, flops, device)
+
+
+def training_speed(device: str) -> float:
+    """Operations a second of a small model's training steps on `device`, in the precision that is fastest there."""
+    sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
+    kinds = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False, "dropout": 0.0}
+    probe = validate(ModelConfig, {**kinds, **sizes})
+    speeds = [measure_training(probe, device, precision, _PROBE_SECONDS) for precision in candidates("auto", device)]
+    return max(float(speed["flops_per_second"]) for speed in speeds)
 
 
 @dataclass(frozen=True)

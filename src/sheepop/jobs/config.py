@@ -57,17 +57,27 @@ def load_config(
     base: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> SheepOpConfig:
-    """The validated tree of `base`, then the file at `path`, then `options`, then ``key=value`` overrides.
+    """The validated tree of `read_settings`; raises `ConfigError` for anything unknown or out of range."""
+    return validate(SheepOpConfig, read_settings(path, overrides, base=base, options=options))
 
-    A ``config.json`` of the original system is translated first. Raises `ConfigError` for anything unknown or
-    out of range.
+
+def read_settings(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The tree of `base`, then the file at `path`, then `options`, then ``key=value`` overrides, as it was given.
+
+    A ``config.json`` of the original system is translated first. Raises `ConfigError` for what cannot be read.
     """
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
         found = read_config_file(path)
         tree = merge(tree, translate_original(found) if is_original(found) else found)
     tree = merge(tree, options or {})
-    return validate(SheepOpConfig, apply_overrides(tree, overrides))
+    return apply_overrides(tree, overrides)
 
 
 def refuse_mistyped(overrides: Iterable[str]) -> None:

@@ -54,13 +54,15 @@ def is_original(tree: Mapping[str, Any]) -> bool:
 def translate_original(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings in our names.
 
-    What the original did without a setting for it is set too: characters as tokens, chunks of each document
-    instead of packing, AdamW's betas 0.9 and 0.999. Raises `ConfigError` for keys it did not have.
+    What the original did without a setting for it is set too: sinusoidal positions, LayerNorm, characters as tokens,
+    chunks of each document instead of packing, AdamW's betas 0.9 and 0.999. Raises `ConfigError` for keys it did
+    not have.
     """
     result: dict[str, Any] = {
+        "model": {"position_encoding": "sinusoidal", "norm": "layernorm"},
         "tokenizer": {"algorithm": "char"},
         "data": {"packing": False},
-        "training": {"betas": (0.9, 0.999)},
+        "training": {"optimizer": "adamw", "betas": (0.9, 0.999)},
     }
     for section, settings in tree.items():
         if section in _TOP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,38 +11,44 @@ from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.program import typed
-from sheepop.data import Corpus, DataConfig, is_corpus
-from sheepop.data.discovery import FoundFile, discover
+from sheepop.data import Corpus, is_corpus
 from sheepop.generate import Completion, GenerationConfig
 from sheepop.jobs.baselines import Baselines, compress_validation
-from sheepop.jobs.bench import measure_training
-from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.bench import training_speed
+from sheepop.jobs.config import SheepOpConfig, load_config, read_settings
 from sheepop.jobs.generate import generate_text
-from sheepop.jobs.quickstart_recipe import (
-    LIBRARY_PROMPTS,
-    choose_size,
-    choose_tokenizer,
-    library_paths,
-    probe_config,
-    recipe,
-)
+from sheepop.jobs.recipe import complete
 from sheepop.jobs.resume import find_resumable
-from sheepop.jobs.run_record import RunRecord, repeat_command
+from sheepop.jobs.run_record import Request, RunRecord, repeat_command
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, record_times, run_training
 from sheepop.jobs.training_data import open_corpus
 from sheepop.jobs.training_samples import generate_command, held_out_prompts
-from sheepop.train.precision import candidates
 from sheepop.train.validation import Scores
 
-_PROBE_SECONDS = 1.0
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
+# Of the standard library's folder: what is installed beside it, and tests, which are data more than text.
+_NOT_THE_LIBRARY = (
+    "site-packages/",
+    "dist-packages/",
+    "test/",
+    "tests/",
+    "idle_test/",
+    "config-*/",
+    "lib-dynload/",
+    "ensurepip/",
+    "LICENSE*",
+)
+LIBRARY_PROMPTS = (
+    'def read_lines(path):\n    """',
+    "class Stack:\n    def __init__(self",
+    "import os\nimport sys\n\n",
+)
 
 
 @dataclass(frozen=True)
@@ -84,23 +91,24 @@ def quickstart(
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
         raise ConfigError(f"minutes = {minutes}: give a number above 0, for example --minutes 5.")
     stored = find_resumable(output) if resume else None
+    options = _options(output, minutes, paths, device, seed)
+    request = Request(command)
     if stored is not None:
-        asked = _asked(output, minutes, paths, device, seed)
-        config = load_config(None, overrides, base=stored.record.asked, options=asked)
+        config = load_config(None, overrides, base=stored.record.asked, options=options)
     elif RunDirectory(output).holds_run() and not (resume or overwrite):
         raise UsageError(
             f"The output directory {output} already holds a run. Go on with it (--resume), replace it (--overwrite), "
             "or choose another one."
         )
     else:
-        tree = _recipe(minutes or _MINUTES, paths, resolve_device(device), console)
-        options = {"device": device, "output_dir": str(output), **({} if seed is None else {"seed": seed})}
-        config = load_config(None, overrides, base=tree, options=options)
+        given = read_settings(None, overrides, base=_usual(paths, console), options=options)
+        completed = complete(given, training_speed, console)
+        config, request = completed.config, Request(command, completed.chosen)
     if config.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
     with interrupts_advise(f"Go on with: {typed('quickstart', '--resume', '--output', output)}"):
         outcome = run_training(
-            config, resume=resume, overwrite=overwrite, console=console, times=times, command=command
+            config, resume=resume, overwrite=overwrite, console=console, times=times, request=request
         )
         return _finish(outcome, config, times, console)
 
@@ -127,10 +135,21 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
     return "\n".join(lines)
 
 
-def _asked(
+def library_paths() -> tuple[list[str], tuple[str, ...]]:
+    """The folder of this interpreter's standard library, and the patterns of what in it is not the library."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    if not folder.is_dir():
+        raise DataError(
+            f"This Python keeps its standard library in {folder}, which is not a folder of files. "
+            "Give your own files with --data PATH."
+        )
+    return [str(folder)], _NOT_THE_LIBRARY
+
+
+def _options(
     output: Path, minutes: float | None, paths: Sequence[str | Path], device: str, seed: int | None
 ) -> dict[str, Any]:
-    """What the caller of a quickstart that goes on names, as options of the configuration."""
+    """What the caller of a quickstart names, as options of the configuration."""
     options: dict[str, Any] = {"device": device, "output_dir": str(output)}
     if minutes is not None:
         options["training"] = {"max_minutes": minutes}
@@ -141,31 +160,17 @@ def _asked(
     return options
 
 
-def _recipe(minutes: float, paths: Sequence[str | Path], device: str, console: Console) -> dict[str, Any]:
-    """The configuration of a new quickstart on this machine, before the caller's own settings."""
-    ignore: tuple[str, ...] = ()
+def _usual(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
+    """The settings of a new quickstart that are not the recipe's, before the caller's own."""
+    training: dict[str, Any] = {"max_minutes": _MINUTES, "sample_tokens": 48}
     if paths:
-        inputs = [str(path) for path in paths]
-        _require_held_out(inputs)
-        console.info(f"Reading {', '.join(inputs)}.")
-    else:
-        inputs, ignore = library_paths()
-        console.info(f"Reading the standard library of this Python, {inputs[0]}.")
-    probe = probe_config()
-    speeds = [measure_training(probe, device, precision, _PROBE_SECONDS) for precision in candidates("auto", device)]
-    flops_per_second = max(float(speed["flops_per_second"]) for speed in speeds)
-    num_bytes = _text_bytes(inputs, ignore)
-    size = choose_size(flops_per_second, minutes, num_bytes)
-    console.info(
-        f"This machine trains a small model at {flops_per_second / 1e9:,.0f} GFLOP/s; for {minutes:g} minutes that "
-        f"suits {size.num_layers} layers of width {size.d_model}."
-    )
-    tree = recipe(size, choose_tokenizer(size, num_bytes), paths=inputs, ignore=ignore, minutes=minutes)
-    if any(is_corpus(path) for path in inputs):
-        tree = {**tree, "tokenizer": {}, "data": {"paths": inputs}}  # a finished corpus brings its own
-    if not paths:
-        tree["training"]["sample_prompts"] = [LIBRARY_PROMPTS[0]]
-    return tree
+        _require_held_out([str(path) for path in paths])
+        console.info(f"Reading {', '.join(map(str, paths))}.")
+        return {"training": training}
+    inputs, ignore = library_paths()
+    console.info(f"Reading the standard library of this Python, {inputs[0]}.")
+    training["sample_prompts"] = [LIBRARY_PROMPTS[0]]
+    return {"data": {"paths": inputs, "ignore": list(ignore)}, "training": training}
 
 
 def _require_held_out(inputs: Sequence[str]) -> None:
@@ -177,15 +182,6 @@ def _require_held_out(inputs: Sequence[str]) -> None:
             )
 
 
-def _text_bytes(inputs: Sequence[str], ignore: Sequence[str]) -> int:
-    """The size of the text below `inputs`, about: of files before they are read, of a corpus as it is."""
-    corpora = [path for path in inputs if is_corpus(path)]
-    if corpora:
-        return sum(Corpus.open(path, verify=False).train.num_bytes for path in corpora)
-    found = discover(inputs, max_file_bytes=DataConfig().max_file_bytes, ignore=ignore)
-    return sum(file.size for file in found if isinstance(file, FoundFile))
-
-
 def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, console: Console) -> QuickstartOutcome:
     """Scores, samples and the report of a trained model."""
     run = RunDirectory.open(outcome.run)
@@ -195,7 +191,7 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
         baselines = compress_validation(corpus, console)
     with times("Writing"):
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
-        of_library = LIBRARY_PROMPTS[0] in config.training.sample_prompts
+        of_library = LIBRARY_PROMPTS[0] in (config.training.sample_prompts or ())
         prompts = list(LIBRARY_PROMPTS) if of_library else held_out_prompts(corpus)
         completions = generate_text(run.path, prompts, settings, device=config.device)
     record = record_times(run, times)

@@ -32,6 +32,14 @@ _SEAL = "# Written by the run; checksum of what follows: "
 
 
 @dataclass(frozen=True)
+class Request:
+    """How a run was asked for: what was typed, None for a program, and the settings that the recipe chose by key."""
+
+    command: str | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Budget:
     """What a run that has minutes may spend: seconds of the loop, and steps where another budget limits them."""
 
@@ -64,6 +72,7 @@ class RunRecord:
     num_parameters: int | None = None  # trained numbers of the network, tied ones once
     nominal_peak_flops: float | None = None  # by the data sheet of the GPU
     command: str | None = None  # as it was typed, None for a run that a program started
+    chosen: dict[str, Any] = field(default_factory=dict)  # the settings among those asked for that the recipe chose
     stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage, of all sessions that came to an end
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -79,7 +88,7 @@ class RunRecord:
         nominal_peak_flops: float | None,
         device: str,
         num_parameters: int,
-        command: str | None,
+        request: Request,
         fork: Fork | None = None,
     ) -> RunRecord:
         """The record of a run that starts on this machine now."""
@@ -98,18 +107,19 @@ class RunRecord:
             git=git_state(),
             compute=_compute(device),
             num_parameters=num_parameters,
-            command=command,
+            command=request.command,
+            chosen=dict(request.chosen),
             nominal_peak_flops=nominal_peak_flops,
         )
 
     def going_on(
-        self, *, asked: SheepOpConfig, step: int, device: str, keeps_steps: bool, command: str | None = None
+        self, *, asked: SheepOpConfig, step: int, device: str, keeps_steps: bool, request: Request
     ) -> RunRecord:
         """The record of a run that goes on from `step` on this machine now; with other steps it has no minutes."""
         session = {
             "step": step,
             "time": _now(),
-            "command": command,
+            "command": request.command,
             "sheepop_version": sheepop.__version__,
             "git": git_state(),
             "compute": _compute(device),
@@ -213,19 +223,21 @@ def repeat_command(path: Path, record: RunRecord) -> str:
     return typed("train", "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
 
 
-def dump_differences(asked: Mapping[str, Any]) -> str:
-    """The settings of `asked` that are not at their defaults, as YAML."""
+def dump_asked(record: RunRecord) -> str:
+    """The settings that were given and are not at their defaults, as YAML; those that the recipe chose are not."""
     usual = SheepOpConfig().model_dump(mode="json")
-    return dump_tree(_differences(asked, usual))
+    return dump_tree(_differences(record.asked, usual, record.chosen))
 
 
-def _differences(asked: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def _differences(
+    asked: Mapping[str, Any], usual: Mapping[str, Any], left_out: Mapping[str, Any], path: str = ""
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in asked.items():
-        default = usual.get(name)
-        if isinstance(value, dict) and isinstance(default, dict):
-            value = _differences(value, default) or default
-        if value != default:
+        default, key = usual.get(name), f"{path}{name}"
+        if isinstance(value, dict):
+            value = _differences(value, default or {}, left_out, f"{key}.") or default
+        if value != default and key not in left_out:
             found[name] = value
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.core.config import value_text
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data.manifest import read_manifest
 from sheepop.generate import Completion
@@ -21,8 +22,8 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import find_corpus
 from sheepop.jobs.machine_section import add_machine
 from sheepop.jobs.record_values import entry, text, whole
-from sheepop.jobs.run_record import RunRecord, dump_differences, repeat_command, resume_command, view_run_config
-from sheepop.jobs.run_summary import ended_early
+from sheepop.jobs.run_record import RunRecord, dump_asked, repeat_command, resume_command, view_run_config
+from sheepop.jobs.run_summary import ended_early, tensorboard_command
 from sheepop.model import ModelConfig
 from sheepop.model.accounting.parameters import num_parameters
 from sheepop.report import (
@@ -80,9 +81,10 @@ def write_run_report(
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
     _add_overview(page, run, config, metrics, scores)
+    _add_first_picture(page, metrics, samples)
     _add_scores(page, config, metrics, scores, baselines)
     _add_completions(page, completions)
-    _add_curves(page, metrics, baselines)
+    _add_curves(page, run, metrics, baselines)
     _add_training_samples(page, samples)
     _add_model(page, config)
     _add_data(page, manifest)
@@ -174,6 +176,18 @@ def _add_overview(
     metrics.add_note(page)
 
 
+def _add_first_picture(page: Page, metrics: _Log, samples: _Log) -> None:
+    """The course of the loss, and what the model wrote first and last behind the same prompt."""
+    chart = loss_chart(metrics.rows)
+    if chart.data:
+        page.add_chart(chart, "Loss")
+    prompt = samples.rows[-1].get("prompt") if samples.rows else None
+    written = [row for row in samples.rows if row.get("prompt") == prompt]
+    if len(written) > 1:
+        for row in (written[0], written[-1]):
+            page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
+
+
 def _add_scores(
     page: Page, config: SheepOpConfig | None, metrics: _Log, scores: Scores | None, baselines: Baselines | None
 ) -> None:
@@ -182,7 +196,7 @@ def _add_scores(
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
-        page.add_text("The best checkpoint, scored on all text that was held out from training.")
+        page.add_text(f"The best checkpoint, scored on all text that was held out from training.{_context(config)}")
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
@@ -203,6 +217,17 @@ def _add_scores(
         )
 
 
+def _context(config: SheepOpConfig | None) -> str:
+    """From how much of the text before it each token is predicted, where rows overlap."""
+    stride = None if config is None else config.training.eval_stride
+    if config is None or stride is None:
+        return ""
+    length = config.data.max_length or config.model.max_seq_len
+    return (
+        f" Rows overlap, so each token is predicted from at least {length - stride:,} before it, where there are any."
+    )
+
+
 def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
     if not completions:
         return
@@ -214,11 +239,10 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         page.add_sample(done.prompt, done.text, label=label)
 
 
-def _add_curves(page: Page, metrics: _Log, baselines: Baselines | None) -> None:
+def _add_curves(page: Page, run: RunDirectory, metrics: _Log, baselines: Baselines | None) -> None:
     page.add_section("Course of training")
     references = baselines.named if baselines else None
     charts = (
-        (loss_chart(metrics.rows), "Loss", False),
         (bits_per_byte_chart(metrics.rows, references), "Bits per byte of held-out text", False),
         (learning_rate_chart(metrics.rows), "Learning rate", True),
         (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
@@ -230,6 +254,8 @@ def _add_curves(page: Page, metrics: _Log, baselines: Baselines | None) -> None:
         page.add_text("Nothing has been logged yet.")
     for figure, title, half in drawn:
         page.add_chart(figure, title, half=half)
+    if command := tensorboard_command({run.path.name: run.path}):
+        page.add_text(f"The same curves in TensorBoard: {command}")
 
 
 def _add_training_samples(page: Page, samples: _Log) -> None:
@@ -327,8 +353,13 @@ def _add_question(page: Page, record: RunRecord) -> None:
     page.add_section("What was asked for")
     if record.command is not None:
         page.add_source(record.command, "The command")
-    page.add_text("All settings that were not at their defaults before anything was derived or measured.")
-    page.add_source(dump_differences(record.asked), "Asked for")
+    page.add_text(
+        "The settings that were given, where they are not the defaults, before anything was derived or measured."
+    )
+    page.add_source(dump_asked(record), "Asked for")
+    if record.chosen:
+        page.add_text("What was left open, chosen for the text, the machine and the budget. A key that is given wins.")
+        page.add_source("\n".join(f"{key}: {value_text(value)}" for key, value in record.chosen.items()), "Chosen")
 
 
 def _num_parameters(config: ModelConfig) -> int | None:

@@ -12,8 +12,11 @@ from sheepop import model
 from sheepop.checkpoint import RunDirectory, read_counters
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError
+from sheepop.core.program import typed_beside
+from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.record_values import whole
+from sheepop.jobs.data import find_corpus
+from sheepop.jobs.record_values import entry, text, whole
 from sheepop.jobs.run_record import RunRecord, view_run_config
 from sheepop.report import number
 from sheepop.train.metrics import SCORE, read_json_lines
@@ -50,11 +53,17 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run with everything a comparison needs: its summary, its settings without nesting, its metrics."""
+    """A run with everything a comparison needs.
+
+    Its settings come without nesting; `held_out` names the text that it is scored on, None where that is not known;
+    `sample` is the last text that it wrote.
+    """
 
     summary: RunSummary
     settings: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
+    held_out: str | None = None
+    sample: Mapping[str, Any] | None = None
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[FoundRun], dict[str, str]]:
@@ -109,7 +118,24 @@ def read_run(path: Path) -> FoundRun:
         is_sampled=score is None and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
-    return FoundRun(summary, dict(leaves(config.model_dump(mode="json"))), metrics)
+    samples, _ = read_json_lines(run.samples_file)
+    return FoundRun(
+        summary,
+        dict(leaves(config.model_dump(mode="json"))),
+        metrics,
+        _held_out(run, config),
+        samples[-1] if samples else None,
+    )
+
+
+def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
+    """What to type to see the curves of runs, by name, in TensorBoard; None where none was written for it."""
+    places = {name: RunDirectory(path).tensorboard for name, path in runs.items()}
+    found = {name: place for name, place in places.items() if place.is_dir()}
+    if len(found) == 1:
+        return typed_beside("tensorboard", "--logdir", *found.values())
+    named = ",".join(f"{name}:{place}" for name, place in found.items())
+    return typed_beside("tensorboard", "--logdir_spec", named) if found else None
 
 
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
@@ -122,6 +148,16 @@ def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
     except SheepOpError:
         return False
     return int(counters.get("stale_validations", 0)) >= patience
+
+
+def _held_out(run: RunDirectory, config: SheepOpConfig) -> str | None:
+    """The checksums of the held-out documents: the same for the same text, whatever its tokens are."""
+    found = find_corpus(run, config)
+    try:
+        files = entry({} if found is None else read_manifest(found), "tokens", "splits", "validation").get("files")
+    except SheepOpError:
+        return None
+    return " ".join(text(file.get("sha256")) for file in files) if isinstance(files, list) and files else None
 
 
 def _num_parameters(run: RunDirectory, config: SheepOpConfig) -> int | None:

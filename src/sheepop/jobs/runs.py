@@ -11,8 +11,9 @@ from typing import Any, Literal
 import sheepop
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
-from sheepop.jobs.run_summary import FoundRun, RunSummary, find_runs
-from sheepop.report import Curves, Page, comparison_figure, duration, loss_comparison_chart, save_png, save_svg, shown
+from sheepop.jobs.record_values import text
+from sheepop.jobs.run_summary import FoundRun, RunSummary, find_runs, tensorboard_command
+from sheepop.report import Curves, Page, comparison_chart, comparison_figure, duration, save_png, save_svg, shown
 
 SortKey = Literal["bits", "loss", "name", "steps", "tokens", "time"]
 PAGE, PICTURE, RESULT = "comparison.html", "comparison", "comparison.json"
@@ -44,9 +45,19 @@ class Comparison:
     listing: Listing
     settings: dict[str, list[Any]]
 
+    @property
+    def warning(self) -> str | None:
+        """What to know before scores are compared; None where all runs are known to be scored on the same text."""
+        texts = [run.held_out for run in self.listing.runs]
+        if None in texts:
+            return "Not every run says which text it holds out, so their scores may be of different texts."
+        if len(set(texts)) > 1:
+            return "The runs hold out different texts, so their scores say little about which of them is better."
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain data."""
-        return {**self.listing.to_dict(), "settings": self.settings}
+        return {**self.listing.to_dict(), "settings": self.settings, "warning": self.warning}
 
 
 def list_runs(paths: Sequence[Path], *, sort: SortKey = "bits") -> Listing:
@@ -87,12 +98,18 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
     )
     page.add_section("Scores")
     page.add_table(HEADER, [row(run.summary) for run in runs], caption=SCORES)
-    page.add_section("Held-out loss")
-    page.add_chart(loss_comparison_chart(curves, "validation", over="step"), "By step")
-    page.add_chart(loss_comparison_chart(curves, "validation", over="seconds"), "By training time")
+    if warning := comparison.warning:
+        page.add_text(warning)
+    page.add_section("Held-out text, bits per byte")
+    page.add_chart(comparison_chart(curves, "validation", over="step"), "By step")
+    page.add_chart(comparison_chart(curves, "validation", over="seconds"), "By training time")
     page.add_section("Training loss")
-    page.add_chart(loss_comparison_chart(curves, "train", over="step"), "By step, smoothed")
-    page.add_chart(loss_comparison_chart(curves, "train", over="seconds"), "By training time, smoothed")
+    page.add_chart(comparison_chart(curves, "train", over="step"), "By step, smoothed")
+    page.add_chart(comparison_chart(curves, "train", over="seconds"), "By training time, smoothed")
+    _add_samples(page, runs)
+    places = {run.summary.name: Path(run.summary.path) for run in runs}
+    if command := tensorboard_command(places):
+        page.add_text(f"The same curves in TensorBoard: {command}")
     page.add_section("Settings")
     if comparison.settings:
         page.add_text("Those in which the runs differ.")
@@ -102,6 +119,17 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
         page.add_text("All settings are the same.")
     page.write(directory / PAGE)
     return directory / PAGE
+
+
+def _add_samples(page: Page, runs: Sequence[FoundRun]) -> None:
+    """The last text of every run, side by side."""
+    written = [(run.summary.name, run.sample) for run in runs if run.sample is not None]
+    if not written:
+        return
+    page.add_section("What the runs write")
+    for name, sample in written:
+        label = f"{name}, step {shown(sample.get('step'))}"
+        page.add_sample(text(sample.get("prompt")), text(sample.get("text")), label=label, half=True)
 
 
 def row(run: RunSummary) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pydantic_core import to_jsonable_python
 from sheepop.core.config import value_text
 from sheepop.core.keys import Key, find_key, keys
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import chosen_keys
 
 _WIDTH = 110
 _MOST_WRITTEN_OUT = 10**12
@@ -101,6 +102,8 @@ def _render_value(setting: Setting) -> str:
         "meaning": _plain(setting.meaning),
         "on resume": resume,
     }
+    if setting.key in chosen_keys():
+        facts["left open"] = "train and quickstart choose it for the text, the machine and the budget"
     lines = [setting.key]
     for name, text in facts.items():
         indent = " " * 13

@@ -24,7 +24,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
 from sheepop.jobs.resume import corpus_settings, find_resumable, refuse_changes, require_text
-from sheepop.jobs.run_record import Budget, RunRecord, StoredRun, resume_command, write_run_config
+from sheepop.jobs.run_record import Budget, Request, RunRecord, StoredRun, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_data import (
@@ -35,14 +35,10 @@ from sheepop.jobs.training_data import (
     warn_of_long_pairs,
 )
 from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, evaluation_batch, run_loop
-from sheepop.jobs.training_samples import check_samples, held_out_prompts
+from sheepop.jobs.training_samples import check_samples, held_out_prompts, with_prompts
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
-from sheepop.train import (
-    Scores,
-    check_layers,
-    validate,
-)
+from sheepop.train import Scores, check_layers, validate
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import (
     loop_seconds,
@@ -56,6 +52,8 @@ from sheepop.train.budget import (
 from sheepop.train.metrics import SCORE, JsonLines
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
+
+_PROGRAM = Request()
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def train(
     fork: Path | None = None,
     console: Console | None = None,
     profile_steps: int | None = None,
-    command: str | None = None,
+    request: Request = _PROGRAM,
 ) -> TrainOutcome:
     """Runs `config` from its data to its report and returns the best checkpoint's scores (see `run_training`)."""
     times = StageTimes()
@@ -99,7 +97,7 @@ def train(
             console=console,
             times=times,
             profile_steps=profile_steps,
-            command=command,
+            request=request,
         )
         run = RunDirectory.open(outcome.run)
         try:
@@ -121,12 +119,12 @@ def run_training(
     console: Console | None = None,
     times: StageTimes | None = None,
     profile_steps: int | None = None,
-    command: str | None = None,
+    request: Request = _PROGRAM,
 ) -> TrainOutcome:
     """Runs `config` from its data to the scores of its best checkpoint; the stages' times are added to `times`.
 
-    With `profile_steps` that many steps are profiled into the run's ``profile/``. `command` is what was typed for the
-    run, to be kept in its record.
+    With `profile_steps` that many steps are profiled into the run's ``profile/``. `request`, how it was asked
+    for, is kept in its record.
 
     With `resume` a run that `config.output_dir` already holds goes on exactly where its last good checkpoint
     stands; without a run there it starts, with the weights of the model that `fork` means if given. Raises
@@ -145,9 +143,9 @@ def run_training(
         stored = find_resumable(path) if resume else None
         prepare_process(config, device)  # before a step is measured: deterministic algorithms may be slower
         if stored is None:
-            ready = _started(config, path, overwrite or resume, fork, device, console, times, command)
+            ready = _started(config, path, overwrite or resume, fork, device, console, times, request)
         else:
-            ready = _gone_on(stored, config, path, device, console, command)
+            ready = _gone_on(stored, config, path, device, console, request)
         try:
             with times("Training"):
                 config = run_loop(ready, device, console, profile_steps=profile_steps)
@@ -170,7 +168,7 @@ def _started(
     device: str,
     console: Console,
     times: StageTimes,
-    command: str | None,
+    request: Request,
 ) -> ReadyRun:
     """A new run, with all that is derived or measured before its first step."""
     with (
@@ -187,7 +185,7 @@ def _started(
             if origin is not None:
                 origin.require(corpus)
         with times("Measuring"):
-            config, record = _start(config, asked, run, corpus, device, console, origin, command)
+            config, record = _start(config, asked, run, corpus, device, console, origin, request)
     return ReadyRun(config, run, corpus, record, origin)
 
 
@@ -199,7 +197,7 @@ def record_times(run: RunDirectory, times: StageTimes) -> RunRecord:
 
 
 def _gone_on(
-    stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, console: Console, command: str | None
+    stored: StoredRun, asked: SheepOpConfig, path: Path, device: str, console: Console, request: Request
 ) -> ReadyRun:
     """The run at `path`, with the settings that it goes on with."""
     run = RunDirectory.open(path)
@@ -209,7 +207,7 @@ def _gone_on(
     config = refuse_changes(stored, asked, corpus, path)
     keeps_steps = config.training.max_steps == stored.config.training.max_steps
     record = stored.record.going_on(
-        asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps, command=command
+        asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps, request=request
     )
     _check_settings(config, corpus, device)
     _require_arithmetic(config, device)
@@ -274,10 +272,10 @@ def _start(
     device: str,
     console: Console,
     fork: Fork | None,
-    command: str | None,
+    request: Request,
 ) -> tuple[SheepOpConfig, RunRecord]:
     """Resolves what is derived or measured, and writes it down before the first step."""
-    config = fit_model_to_tokenizer(config, corpus)
+    config = with_prompts(fit_model_to_tokenizer(config, corpus), corpus)
     _check_settings(config, corpus, device)
     if config.training.initial_embeddings is not None:
         check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
@@ -339,7 +337,7 @@ def _start(
         fork=fork,
         device=device,
         num_parameters=num_parameters(config.model),
-        command=command,
+        request=request,
     )
     config = config.replace(training=training.model_dump())
     record.write(run)

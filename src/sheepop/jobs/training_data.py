@@ -98,7 +98,7 @@ def build_batches(
 ) -> Batches:
     """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say; of pairs for an encoder-decoder.
 
-    For `evaluation` every token is counted once, overlapping chunks or not.
+    For `evaluation` every token is counted once, whether rows overlap, as `training.eval_stride` says, or not.
     """
     max_length = config.data.max_length or config.model.max_seq_len
     if max_length > config.model.max_seq_len:
@@ -106,7 +106,10 @@ def build_batches(
             f"data.max_length = {max_length} is more than model.max_seq_len = {config.model.max_seq_len}. "
             "Lower the first or raise the second."
         )
+    overlapping = config.training.eval_stride if evaluation else None
     if reads_pairs(config):
+        if overlapping is not None:
+            raise ConfigError("training.eval_stride is for held-out texts; pairs are scored whole. Leave it out.")
         return PairBatches(
             split,
             max_length=max_length,
@@ -114,12 +117,13 @@ def build_batches(
             eos_id=tokenizer.eos_id,
             leave_out_long=config.data.long_pairs == "leave_out",
         )
-    if config.data.packing:
+    if config.data.packing and overlapping is None:
         return PackedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id)
-    stride = config.data.stride or max_length
+    stride = overlapping or config.data.stride or max_length
     if stride > max_length:
+        key = "training.eval_stride" if overlapping else "data.stride"
         raise ConfigError(
-            f"data.stride = {stride} is more than the chunk length {max_length}, so tokens between chunks would be "
+            f"{key} = {stride} is more than the chunk length {max_length}, so tokens between chunks would be "
             "lost. Choose a stride of at most the length."
         )
     return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id, stride=stride, count_once=evaluation)

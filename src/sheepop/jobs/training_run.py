@@ -36,7 +36,7 @@ from sheepop.train import (
     validate,
 )
 from sheepop.train.activation_checkpointing import StepBytes, apply_activation_checkpointing, step_bytes
-from sheepop.train.agenda import Agenda
+from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.config import TrainingConfig
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.journal import Journal, Throughput
@@ -84,7 +84,8 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
     settings = config.training.resolved()
-    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
+    speaks = bool(config.training.sample_prompts)
+    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision), due=(SAMPLE,) if speaks else ())
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
     objective = with_experts(NextToken.configured(config.training), config.model)
     plan = build_plan(config, corpus, run, console)

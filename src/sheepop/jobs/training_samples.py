@@ -31,6 +31,18 @@ def held_out_prompts(corpus: Corpus) -> list[str]:
     return list(dict.fromkeys(prompt for prompt in prompts if prompt.strip()))[:_PROMPTS]
 
 
+def with_prompts(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """`config` with the beginning of a held-out text as prompt, where none is given and the model continues texts."""
+    if config.training.sample_prompts is not None:
+        return config
+    tokenizer, most = corpus.tokenizer(), config.model.max_seq_len // 2
+    found = [] if config.model.architecture == "encoder_decoder" else held_out_prompts(corpus)[:1]
+    while found and len(tokenizer.encode(found[0])) > most:
+        found = [found[0][: len(found[0]) // 2]]
+    prompts = [prompt for prompt in found if prompt.strip()]
+    return config.replace(training={**config.training.model_dump(), "sample_prompts": prompts})
+
+
 def generate_command(run: Path, prompt: str | None) -> str:
     """What to type to let the model of a run write, behind the first line of `prompt`."""
     lines = [] if prompt is None else prompt.strip().splitlines()
@@ -42,7 +54,7 @@ def check_samples(config: SheepOpConfig, tokenizer: Tokenizer) -> None:
     with torch.device("meta"):
         model = blank_model(config.model)
     try:
-        Generator(model, tokenizer).require(config.training.sample_prompts, config.generation)
+        Generator(model, tokenizer).require(config.training.sample_prompts or (), config.generation)
     except UsageError as error:
         raise ConfigError(f"training.sample_prompts: {error}") from None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         speed_chart,
         stage_times_chart,
     )
-    from sheepop.report.comparison import Curves, comparison_figure, loss_comparison_chart
+    from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
     from sheepop.report.figures import save_png, save_svg, training_curves
     from sheepop.report.formatting import MISSING, data_size, duration, flops, shown
     from sheepop.report.page import Page
@@ -30,6 +30,7 @@ __all__ = [
     "Curves",
     "Page",
     "bits_per_byte_chart",
+    "comparison_chart",
     "comparison_figure",
     "data_size",
     "duration",
@@ -38,7 +39,6 @@ __all__ = [
     "gradient_norm_chart",
     "learning_rate_chart",
     "loss_chart",
-    "loss_comparison_chart",
     "number",
     "range_test_figure",
     "save_png",

@@ -1,4 +1,7 @@
-"""Loss curves of several runs in one picture and in one chart, by step and by training time."""
+"""Curves of several runs in one picture and in one chart, by step and by training time.
+
+On held-out text they show bits per byte, which runs with any tokenizer share; while training, the loss per token.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ _AXES = {"step": "Step", "seconds": "Training time (s)"}
 _LEGEND_WIDTH, _LEGEND_KEY = 130, 10  # in characters, of the figure and of what stands beside a name
 _LEGEND_LINE = 0.24  # inches
 _SPLITS = ("validation", "train")
+_KEYS = {"validation": "bits_per_byte", "train": "loss"}
+_UNITS = {"validation": "Bits per byte", "train": "Nats per token"}
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
 
 
@@ -35,8 +40,8 @@ class Curves:
 
 
 def comparison_figure(runs: Sequence[Curves]) -> Figure:
-    """Four panels: held-out loss above, smoothed training loss below; by step left, by training time right."""
-    names = [run.name for run in runs if not all(series(run.metrics, split, "loss").is_empty for split in _SPLITS)]
+    """Four panels: held-out text above, smoothed training loss below; by step left, by training time right."""
+    names = [run.name for run in runs if not all(_curve(run, split, "step").is_empty for split in _SPLITS)]
     columns = max(1, min(len(names), _LEGEND_WIDTH // (_LEGEND_KEY + max(map(len, names), default=0))))
     foot = _LEGEND_LINE * math.ceil(len(names) / columns)
     figure = blank_figure(11, 7.2 + foot, 2, 2, has_y_labels=True, foot=foot)
@@ -48,14 +53,14 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
     return figure
 
 
-def loss_comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
-    """The loss of every run in `split`, the training loss smoothed, by step or by training time."""
+def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
+    """Every run in `split`, bits per byte of held-out text or the smoothed training loss, by step or training time."""
     chart = empty_chart(height=360)
     chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
-    chart.update_yaxes(title={"text": "Nats per token", "standoff": 10}, gridcolor=GRID, zeroline=False)
+    chart.update_yaxes(title={"text": _UNITS[split], "standoff": 10}, gridcolor=GRID, zeroline=False)
     for place, run in enumerate(runs):
         dash = _DASHES[place // len(RUNS) % len(_DASHES)][1]
-        add_curve(chart, _loss(run, split, over), run.name, RUNS[place % len(RUNS)], dash=dash)
+        add_curve(chart, _curve(run, split, over), run.name, RUNS[place % len(RUNS)], dash=dash)
     return chart
 
 
@@ -63,7 +68,7 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
     """Draws the runs that have values; returns their lines by the place of the run."""
     lines = {}
     for place, run in enumerate(runs):
-        found = _loss(run, split, over)
+        found = _curve(run, split, over)
         if found.is_empty:
             continue
         values = [math.nan if value is None else value for value in found.values]
@@ -77,9 +82,9 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
             linewidth=1.5,
             label=run.name,
         )
-    axes.set_title("Held-out loss" if split == "validation" else "Training loss, smoothed", loc="left", fontsize=11)
+    axes.set_title("Held-out text" if split == "validation" else "Training loss, smoothed", loc="left", fontsize=11)
     axes.set_xlabel(_AXES[over], fontsize=9)
-    axes.set_ylabel("Nats per token", fontsize=9)
+    axes.set_ylabel(_UNITS[split], fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -106,6 +111,6 @@ def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: in
         text.set_text(name)
 
 
-def _loss(run: Curves, split: str, over: str) -> Series:
-    found = series(run.metrics, split, "loss", over=over)
+def _curve(run: Curves, split: str, over: str) -> Series:
+    found = series(run.metrics, split, _KEYS[split], over=over)
     return found if split == "validation" else found.smoothed() or found

@@ -83,7 +83,7 @@ class Page:
         )
         title = f'<figcaption class="label">{escaped(caption)}</figcaption>' if caption else ""
         self._parts.append(
-            f'<figure class="table">{title}<div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
+            f'<figure class="table">{title}<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
             f"<tbody>{body}</tbody></table></div></figure>"
         )
 
@@ -101,12 +101,17 @@ class Page:
             f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
         )
 
-    def add_sample(self, prompt: str, text: str, *, label: str = "") -> None:
-        """A prompt and what was written after it, character by character; control characters become pictures."""
+    def add_sample(self, prompt: str, text: str, *, label: str = "", half: bool = False) -> None:
+        """A prompt and what was written after it, character by character; control characters become pictures.
+
+        Two that are `half` stand side by side where there is room.
+        """
         caption = f'<figcaption class="label">{escaped(label)}</figcaption>' if label else ""
         begin = f'<span class="prompt">{escaped(prompt)}</span>' if prompt else ""
         rest = f'<span class="continuation">{escaped(text)}</span>'
-        self._parts.append(f'<figure class="sample">{caption}<pre>{begin}{rest}</pre></figure>')
+        self._parts.append(
+            f'<figure class="{"sample half" if half else "sample"}">{caption}<pre>{begin}{rest}</pre></figure>'
+        )
 
     def add_source(self, text: str, summary: str) -> None:
         """Preformatted text such as a configuration file, folded away under `summary`."""

@@ -166,14 +166,18 @@ class TrainingConfig(Config):
     eval_tokens: MayChange[Count | None] = None
     """Tokens of the held-out text per validation while training; `null` is all; the scoring at the end always takes
     all."""
+    eval_stride: MayChange[Count | None] = None
+    """Tokens between the beginnings of two held-out rows, at most the length of a row; `null` is that length. With
+    fewer, rows overlap: every token is still scored once, and from more of the text before it."""
     early_stopping: MayChange[Count | None] = None
     """Validations in a row without improvement that end the run; `null` never does."""
     early_stopping_delta: MayChange[float] = Field(0.0, ge=0)
     """By how many nats per token a validation loss must be lower to count as an improvement."""
     sample_interval: MayChange[Count | None] = None
     """Steps between two samples; `null` is a fifth of the steps."""
-    sample_prompts: MayChange[tuple[str, ...]] = ()
-    """Prompts that the model continues while it is trained."""
+    sample_prompts: MayChange[tuple[str, ...] | None] = None
+    """Prompts that the model continues before its first step and while it is trained; `null` is the beginning of a
+    held-out text, an empty list none."""
     sample_tokens: MayChange[Count] = 64
     """Tokens of such a sample; its seed follows from the step, the rest from `generation`."""
     checkpoint_interval: MayChange[Count | None] = None

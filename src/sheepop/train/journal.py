@@ -178,7 +178,10 @@ class Journal:
         for row in rows:
             self.samples.append({"step": state.step, **row})
             self._view.sampled({"step": state.step, **row})
-            self._console.info(f"  {row['prompt']!r} -> {row['text']!r}")
+            lines = f"{row['prompt']}{row['text']}".splitlines()
+            self._console.info(
+                "\n".join([f"Step {state.step:,}, the model writes:", *(f"  | {line}" for line in lines)])
+            )
 
     def trouble(self, state: TrainingState, row: Mapping[str, Any]) -> None:
         """Writes down a step that was not taken."""

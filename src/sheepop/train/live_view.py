@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import psutil
 import torch
 
 from sheepop.core.console import Progress
-from sheepop.core.facts import Fact
+from sheepop.core.facts import Fact, Text
 from sheepop.report import MISSING, data_size, duration, flops, shown
 
 _TERMS = "loss: surprise per token; gradient norm: pull on the weights; MFU: share of the peak; see docs/glossary.md"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 60
 
 
 @dataclass
@@ -38,7 +43,8 @@ class LiveView:
     clock: Callable[[], float] = time.monotonic
     _train: Mapping[str, Any] = field(default_factory=dict)
     _validation: Mapping[str, Any] = field(default_factory=dict)
-    _sample: Mapping[str, Any] = field(default_factory=dict)
+    _losses: list[float] = field(default_factory=list)
+    _samples: list[Mapping[str, Any]] = field(default_factory=list)  # the first and the last of this session
 
     def __post_init__(self) -> None:
         self._started = self.clock()
@@ -47,6 +53,7 @@ class LiveView:
         """Shows a row of metrics."""
         if row["split"] == "train":
             self._train = row
+            self._losses.append(row["loss"])
         elif row["split"] == "validation":
             self._validation = row
             if row["loss"] < (math.inf if self.best is None else self.best[0]):
@@ -55,7 +62,7 @@ class LiveView:
 
     def sampled(self, row: Mapping[str, Any]) -> None:
         """Shows what the model wrote."""
-        self._sample = row
+        self._samples = [*self._samples[:1], row]
         self._show()
 
     def _show(self) -> None:
@@ -67,12 +74,12 @@ class LiveView:
             )
         self.progress.show(self.facts())
 
-    def facts(self) -> list[Fact]:
+    def facts(self) -> list[Fact | Text]:
         """Everything known, in the order in which it is shown."""
         row = self._train
         step = row.get("step", self.done)
         kind, memory = self._memory()
-        facts = [
+        facts: list[Fact | Text] = [
             Fact("Step", f"{step:,} of {self.total_steps:,}"),
             Fact("Loss", _number(row.get("loss"), ".4f")),
             Fact("Gradient norm", _number(row.get("grad_norm"), ".3f")),
@@ -81,14 +88,13 @@ class LiveView:
             Fact(kind, data_size(memory)),
             Fact("Tokens", shown(row.get("tokens"))),
             Fact("Time left", duration(self._seconds_left(step))),
+            Fact("Loss so far", curve(self._losses, _CURVE_WIDTH), wide=True),
             Fact("MFU", self._shares(row), wide=True),
             Fact("Terms", _TERMS, wide=True),
         ]
         if self._validation:
             facts.append(Fact("Held out", self._scores(), wide=True))
-        if self._sample:
-            text = f"step {self._sample['step']:,}: {self._sample['prompt']}{self._sample['text']}"
-            facts.append(Fact("Sample", text, wide=True))
+        facts += [Text(f"Step {row['step']:,}", f"{row['prompt']}{row['text']}") for row in self._samples]
         return facts
 
     def _shares(self, row: Mapping[str, Any]) -> str:
@@ -120,6 +126,18 @@ class LiveView:
         if self.device == "mps":
             return "GPU memory", torch.mps.current_allocated_memory()
         return "Memory", psutil.Process().memory_info().rss
+
+
+def curve(values: Sequence[float], width: int) -> str:
+    """A line of at most `width` blocks, the higher the larger the mean of the values that each stands for."""
+    found = [value for value in values if math.isfinite(value)]
+    if not found:
+        return MISSING
+    size = min(width, len(found))
+    cuts = [len(found) * place // size for place in range(size + 1)]
+    means = [sum(found[start:end]) / (end - start) for start, end in pairwise(cuts)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1))] for mean in means)
 
 
 def _number(value: float | None, form: str) -> str:

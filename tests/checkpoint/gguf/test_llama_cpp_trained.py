@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.core.config import validate
+from sheepop.core.console import Console
 from sheepop.generate import GenerationConfig
-from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import generate_text
-from sheepop.jobs.quickstart_recipe import Size, recipe
+from sheepop.jobs.recipe import complete
 from sheepop.jobs.train import run_training
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
@@ -53,11 +52,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the quickstart's settings, with fewer steps, a smaller network and fewer files."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [str(folder / name) for name in ("argparse.py", "textwrap.py", "json/decoder.py", "heapq.py")]
-    size = Size(0.0, 64, 2, 2, 64, 1024, 1.2e-2, 8)
-    tree = recipe(size, {"vocab_size": size.vocab_size}, paths=files, ignore=(), minutes=1.0)
-    tree["training"] |= {"max_minutes": None, "max_epochs": None, "max_steps": 40, "precision": "fp32"}
-    tree |= {"device": "cpu", "output_dir": str(tmp_path_factory.mktemp("trained") / "run")}
-    return run_training(validate(SheepOpConfig, tree)).run
+    given = {
+        "model": {"d_model": 64, "num_layers": 2, "max_seq_len": 64},
+        "tokenizer": {"vocab_size": 1024},
+        "data": {"paths": files},
+        "training": {"max_steps": 40, "global_batch_size": 8, "precision": "fp32"},
+        "device": "cpu",
+        "output_dir": str(tmp_path_factory.mktemp("trained") / "run"),
+    }
+    return run_training(complete(given, lambda device: 1e9, Console.silent()).config).run
 
 
 @pytest.fixture(scope="module")

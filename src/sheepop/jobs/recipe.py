@@ -1,0 +1,258 @@
+"""The recipe: what a training run's settings leave open is chosen for its text, this machine and its budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sheepop.core.config import leaves, merge, validate, value_text
+from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
+from sheepop.data import Corpus, DataConfig, is_corpus
+from sheepop.data.discovery import FoundFile, discover
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.model.presets import PRESETS
+from sheepop.report import data_size
+from sheepop.train import TrainingConfig
+
+_ARCHITECTURE: dict[str, Any] = {
+    "position_encoding": "rope",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "bias": False,
+    "dropout": 0.0,
+}
+# Of a decoder alone.
+_SHORT_CONVOLUTION = 3
+_NGRAM_ORDERS = (2, 3)
+_MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
+_BYTES_PER_NGRAM_ROW = 48
+_HEAD_DIM = 32
+# Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
+# the same text teaches a small model little more.
+_BYTES_PER_VOCABULARY_ENTRY = 400
+_SMALLEST_VOCABULARY = 512
+_BYTES_FOR_WORDS = 20_000
+_WEIGHTS_PER_BYTE = 0.75
+_MAX_EPOCHS = 16
+_BYTES_PER_TOKEN = 3
+# A run without minutes gets no model that would need more than these.
+_MINUTES_AT_MOST = 60.0
+# Held-out tokens of a validation while the minutes run.
+_EVAL_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model that is worth training when at least `flops` operations are spent on it."""
+
+    flops: float
+    d_model: int
+    num_layers: int
+    num_heads: int
+    max_seq_len: int
+    vocab_size: int
+    learning_rate: float
+    batch_size: int
+
+    @property
+    def weights(self) -> int:
+        """Weights inside the blocks, about."""
+        return 12 * self.num_layers * self.d_model**2
+
+    def cost(self, tokens: float) -> float:
+        """Operations of training on so many tokens, about (Kaplan et al. 2020, section 2.1)."""
+        return 6 * (self.weights + self.d_model * self.vocab_size) * tokens
+
+
+# Larger models, longer rows and larger vocabularies win only once they see enough text;
+# bench/results/minutes.md has the measurements.
+SIZES = (
+    Size(0.0, 64, 2, 2, 128, 1024, 2.0e-2, 16),
+    Size(1.0e12, 96, 2, 3, 128, 2048, 1.6e-2, 16),
+    Size(3.0e12, 128, 2, 4, 128, 2048, 1.6e-2, 16),
+    Size(4.0e13, 192, 4, 6, 256, 4096, 1.2e-2, 16),
+    Size(9.0e13, 256, 4, 4, 256, 4096, 1.0e-2, 16),
+    Size(3.0e14, 256, 6, 4, 256, 4096, 8.0e-3, 16),
+    Size(1.0e15, 384, 8, 6, 512, 8192, 5.0e-3, 32),
+    Size(1.0e16, 512, 10, 8, 512, 8192, 4.0e-3, 64),
+)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A whole configuration, and which of its keys the recipe chose."""
+
+    config: SheepOpConfig
+    chosen: dict[str, Any]
+
+
+def draft(given: Mapping[str, Any], *, keeps_model: bool = False) -> SheepOpConfig:
+    """`given` with the smallest choices for what it leaves open; raises `ConfigError` for a tree that is not valid."""
+    return validate(SheepOpConfig, merge(_choices(SIZES[0], given, 0, keeps_model), given))
+
+
+def complete(
+    given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, keeps_model: bool = False
+) -> Completed:
+    """`given`, a tree of settings, with what it leaves open chosen and said in one line; keys that it has are kept.
+
+    Chosen are sizes, context, vocabulary, optimizer, learning rate and batch, from the amount of text, the budget and
+    the `speed` of training steps on a device, in operations a second, which is asked for only where it is needed. A
+    run that `keeps_model`, that of another, gets what concerns the training alone. Raises `ConfigError` for a tree
+    that is not valid.
+    """
+    asked = draft(given, keeps_model=keeps_model)
+    if not asked.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
+        return Completed(asked, {})
+    num_bytes = text_bytes(asked.data)
+    flops_per_second = speed(resolve_device(asked.device))
+    size = choose_size(flops_per_second, asked.training, num_bytes)
+    chosen = _choices(size, given, num_bytes, keeps_model)
+    config = validate(SheepOpConfig, merge(chosen, given))
+    found = dict(leaves(chosen))
+    settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+    minutes = asked.training.max_minutes
+    budget = "" if minutes is None else f", {minutes:g} minutes"
+    console.info(
+        f"Chosen for {data_size(num_bytes)} of text{budget} and this machine's {flops_per_second / 1e9:,.0f} GFLOP/s; "
+        f"give a key to overrule it: {settings}"
+    )
+    return Completed(config, found)
+
+
+def chosen_keys() -> frozenset[str]:
+    """The keys that the recipe chooses for a run of minutes where they are left open; sections whole."""
+    given = {"training": {"max_minutes": 1}}
+    texts = (_choices(SIZES[-1], given, num_bytes, keeps_model=False) for num_bytes in (0, 10**9))
+    return frozenset(f"{name}.{key}" for tree in texts for name, section in tree.items() for key in section)
+
+
+def choose_size(flops_per_second: float, training: TrainingConfig, num_bytes: int) -> Size:
+    """The largest size that the budget pays for on a machine of this speed, with `num_bytes` of text.
+
+    A model with many more weights than the text has bytes would learn it by heart.
+    """
+    seconds = 60 * (training.max_minutes or _MINUTES_AT_MOST)
+    fitting = [
+        size
+        for size in SIZES
+        if size.flops <= min(flops_per_second * seconds, size.cost(_most_tokens(training, size, num_bytes)))
+        and size.weights <= _WEIGHTS_PER_BYTE * num_bytes
+    ]
+    return max(fitting, key=lambda size: size.flops, default=SIZES[0])
+
+
+def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
+    """The size's vocabulary, halved until `num_bytes` of text can fill it; characters for a few pages of text."""
+    if num_bytes < _BYTES_FOR_WORDS:
+        return {"algorithm": "char"}
+    vocab_size = size.vocab_size
+    while vocab_size > _SMALLEST_VOCABULARY and vocab_size * _BYTES_PER_VOCABULARY_ENTRY > num_bytes:
+        vocab_size //= 2
+    return {"vocab_size": vocab_size}
+
+
+def _ngram_rows(num_bytes: int) -> int:
+    """A power of two, for no more n-grams than `num_bytes` of text repeat often enough to be learned."""
+    rows = _MOST_NGRAM_ROWS
+    while rows > _FEWEST_NGRAM_ROWS and rows * _BYTES_PER_NGRAM_ROW > num_bytes:
+        rows //= 2
+    return rows
+
+
+def text_bytes(data: DataConfig) -> int:
+    """The size of the text that `data` names, about: of files before they are read, of a corpus as it is."""
+    places = [path for path in data.paths if "://" not in path]
+    corpora = [path for path in places if is_corpus(path)]
+    found = discover(
+        [path for path in places if path not in corpora], max_file_bytes=data.max_file_bytes, ignore=data.ignore
+    )
+    return sum(Corpus.open(path, verify=False).train.num_bytes for path in corpora) + sum(
+        file.size for file in found if isinstance(file, FoundFile)
+    )
+
+
+def _most_tokens(training: TrainingConfig, size: Size, num_bytes: int) -> float:
+    """The tokens that a budget in steps, tokens or epochs leaves; where there is none a run makes one epoch."""
+    limits = [
+        (training.max_steps, size.batch_size * size.max_seq_len),
+        (training.max_tokens, 1),
+        (training.max_epochs, num_bytes / _BYTES_PER_TOKEN),
+    ]
+    tokens = [budget * each for budget, each in limits if budget is not None]
+    return min(tokens, default=math.inf if training.max_minutes else num_bytes / _BYTES_PER_TOKEN)
+
+
+def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: bool) -> dict[str, dict[str, Any]]:
+    """What the recipe says of the keys that `given`, which may not be valid, leaves open, as a tree."""
+    model, tokenizer, data = (_section(given, name) for name in ("model", "tokenizer", "data"))
+    preset = PRESETS.get(str(model.get("preset")), {})
+    choices: dict[str, dict[str, Any]] = {}
+    if not keeps_model and "preset" not in model:
+        choices["model"] = _ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
+        if model.get("architecture", "decoder") == "decoder":
+            tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
+            choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables}
+    size = _nearest(size, {**choices.get("model", {}), **preset, **model})
+    paths = data.get("paths") or ()
+    finished = any(is_corpus(path) for path in ([paths] if isinstance(paths, str) else paths))
+    if not (keeps_model or finished or {"path", "algorithm", "vocab_size"} & tokenizer.keys()):
+        choices["tokenizer"] = choose_tokenizer(size, num_bytes)
+        if (most := _size(model, "vocab_size")) and "vocab_size" in choices["tokenizer"]:
+            choices["tokenizer"]["vocab_size"] = min(most, choices["tokenizer"]["vocab_size"])
+    choices["training"] = _training(size, _section(given, "training"))
+    length = _size(data, "max_length") or _size({**choices.get("model", {}), **preset, **model}, "max_seq_len")
+    if "eval_tokens" in choices["training"] and length and model.get("architecture", "decoder") == "decoder":
+        choices["training"]["eval_stride"] = max(1, length // 2)
+    opened = {
+        name: {key: value for key, value in section.items() if key not in _section(given, name)}
+        for name, section in choices.items()
+    }
+    return {name: section for name, section in opened.items() if section}
+
+
+def _sizes(size: Size, model: Mapping[str, Any], max_length: int | None) -> dict[str, Any]:
+    """The sizes of the network, with those that are given others that go with them."""
+    width, heads = _size(model, "d_model"), _size(model, "num_heads")
+    d_model, num_heads = width or size.d_model, heads or size.num_heads
+    if width is not None:
+        num_heads = next((n for n in range(max(1, width // _HEAD_DIM), 0, -1) if width % (2 * n) == 0), 1)
+    elif heads is not None:
+        d_model = 2 * heads * max(1, round(d_model / (2 * heads)))
+    sizes = {"d_model": d_model, "num_layers": size.num_layers, "num_heads": num_heads}
+    return {**sizes, "max_seq_len": max_length or size.max_seq_len}
+
+
+def _nearest(size: Size, model: Mapping[str, Any]) -> Size:
+    """`size`, or where the network has others the one of its weights, which knows the rates that go with them."""
+    layers, width = _size(model, "num_layers"), _size(model, "d_model")
+    if layers is None or width is None or 12 * layers * width**2 == size.weights:
+        return size
+    return min(SIZES, key=lambda other: abs(math.log(other.weights / (12 * layers * width**2))))
+
+
+def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates and batches; a rate goes with the recipe's optimizer only."""
+    micro = _size(given, "micro_batch_size") or 1
+    chosen: dict[str, Any] = {"global_batch_size": -(-size.batch_size // micro) * micro}
+    if "optimizer" not in given:
+        least = given.get("min_learning_rate")
+        rate = max(size.learning_rate, least) if isinstance(least, float) else size.learning_rate
+        chosen |= {"optimizer": "muon", "learning_rate": rate}
+    if given.get("max_minutes") is not None:
+        chosen |= {"max_epochs": _MAX_EPOCHS, "eval_tokens": _EVAL_TOKENS}
+    return chosen
+
+
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = given.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _size(section: Mapping[str, Any], name: str) -> int | None:
+    """The size as an integer, None when it is not given or not one, which validation will say."""
+    found = section.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None

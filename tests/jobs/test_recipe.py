@@ -1,0 +1,187 @@
+"""What the recipe chooses for the settings that are left open, and that it keeps those that are given."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.config import leaves
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
+from sheepop.jobs import recipe
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete
+from sheepop.jobs.settings import all_settings, render
+from sheepop.model.config import NgramConfig
+from sheepop.model.presets import PRESETS
+from sheepop.train import TrainingConfig
+
+Completer = Callable[..., Completed]
+MINUTES = TrainingConfig(max_minutes=5)
+
+
+@pytest.fixture
+def completed(tmp_path: Path) -> Completer:
+    """``completed(tree)`` on a machine of 50 GFLOP/s, with 100 kB of text unless the tree names other text."""
+    file = tmp_path / "text.txt"
+    file.write_text("sheep and wool\n" * 7000)
+
+    def complete_on(given: Mapping[str, Any], **options: Any) -> Completed:
+        return complete({"data": {"paths": [str(file)]}, **given}, lambda device: 50e9, Console.silent(), **options)
+
+    return complete_on
+
+
+def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
+    sizes = [choose_size(speed, MINUTES, 10**12) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
+    assert [size.flops for size in sizes] == sorted(size.flops for size in sizes)
+    assert sizes[0] == SIZES[0]
+    assert sizes[-1] == SIZES[-1]
+    assert choose_size(1e11, TrainingConfig(max_minutes=50), 10**12) == choose_size(1e12, MINUTES, 10**12)
+
+
+def test_little_text_gets_a_small_model() -> None:
+    assert choose_size(1e14, MINUTES, 0) == SIZES[0]
+    for num_bytes in (10**5, 10**6, 10**7, 10**8):
+        size = choose_size(1e14, MINUTES, num_bytes)
+        assert size == SIZES[0] or size.weights <= num_bytes
+
+
+def test_few_steps_tokens_or_epochs_give_a_small_model_and_no_minutes_mean_an_hour_at_most() -> None:
+    for few in (TrainingConfig(max_steps=10), TrainingConfig(max_tokens=20_000), TrainingConfig(max_epochs=1e-9)):
+        assert choose_size(1e14, few, 10**12) == SIZES[0]
+    many = TrainingConfig(max_steps=10**9)
+    assert choose_size(1e11, many, 10**12) == choose_size(1e11, TrainingConfig(max_minutes=60), 10**12)
+    # 6 operations a weight and token: what a size costs is what it must be worth.
+    for steps in (100, 1000, 10_000):
+        size = choose_size(1e14, TrainingConfig(max_steps=steps), 10**12)
+        weights = 12 * size.num_layers * size.d_model**2 + size.vocab_size * size.d_model
+        assert size == SIZES[0] or size.flops <= 6 * weights * steps * size.batch_size * size.max_seq_len
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (0, {"algorithm": "char"}),
+        (100_000, {"vocab_size": 512}),
+        (900_000, {"vocab_size": 2048}),
+        (10**8, {"vocab_size": 4096}),
+    ],
+)
+def test_the_vocabulary_fits_the_text(num_bytes: int, expected: dict[str, object]) -> None:
+    size = next(size for size in SIZES if size.vocab_size == 4096)
+    assert choose_tokenizer(size, num_bytes) == expected
+
+
+@pytest.mark.parametrize(("num_bytes", "rows"), [(0, 1024), (100_000, 2048), (1_000_000, 16_384), (10**9, 65_536)])
+def test_tables_of_ngrams_fit_the_text(num_bytes: int, rows: int, completed: Completer) -> None:
+    assert recipe._ngram_rows(num_bytes) == rows
+    given = {"model": {"ngrams": {"orders": [2], "rows": 5}}}
+    assert completed(given).config.model.ngrams == NgramConfig(orders=(2,), rows=5)
+    assert completed({"model": {"ngrams": None}}).config.model.ngrams is None
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size.d_model}x{size.num_layers}")
+def test_every_size_is_a_valid_configuration(
+    size: recipe.Size, completed: Completer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "choose_size", lambda *given: size)
+    config = completed({"training": {"max_minutes": 5}}).config
+    assert (config.model.d_model, config.model.num_layers, config.model.max_seq_len) == (
+        size.d_model,
+        size.num_layers,
+        size.max_seq_len,
+    )
+    assert (config.training.max_minutes, config.training.learning_rate) == (5, size.learning_rate)
+    assert config.model.head_size % 2 == 0
+
+
+GIVEN: list[dict[str, Any]] = [
+    {"model": {"d_model": 48}},
+    {"model": {"d_model": 36, "num_layers": 5}},
+    {"model": {"num_heads": 3}},
+    {"model": {"architecture": "encoder_decoder"}},
+    {"model": {"norm": "layernorm", "norm_bias": True, "bias": True, "dropout": 0.2}},
+    {"model": {"position_encoding": "learned", "max_seq_len": 40}},
+    {"tokenizer": {"algorithm": "char"}},
+    {"tokenizer": {"algorithm": "wordpiece", "vocab_size": 300}},
+    {"model": {"vocab_size": 400}},
+    {"training": {"optimizer": "adamw", "betas": [0.8, 0.9]}},
+    {"training": {"optimizer": "schedule_free_adamw", "schedule": "constant"}},
+    {"training": {"learning_rate": 1e-5, "max_epochs": 2}},
+    {"training": {"min_learning_rate": 0.5}},
+    {"training": {"micro_batch_size": 6}},
+    {"model": {"preset": "gpt2"}, "training": {"precision": "fp32"}},
+    {"model": {"preset": "llama-1m", "num_layers": 2}},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_keys_that_are_given_are_kept_and_fit_those_that_are_chosen(
+    given: dict[str, Any], completed: Completer
+) -> None:
+    found = completed(given)
+    config = dict(leaves(found.config.model_dump(mode="json")))
+    asked = dict(leaves(given))
+    assert {key: config[key] for key in asked} == asked
+    assert not asked.keys() & found.chosen.keys()
+    assert {key: config[key] for key in found.chosen} == found.chosen
+
+
+def test_all_keys_that_are_chosen_are_known(completed: Completer) -> None:
+    found = completed({"training": {"max_minutes": 5}}).chosen
+    whole = {"model.ngrams" if key.startswith("model.ngrams.") else key for key in found}
+    assert whole | {"tokenizer.algorithm"} == recipe.chosen_keys()
+    assert "left open" not in render(all_settings("model.norm_eps"))
+    assert "train and quickstart choose it" in render(all_settings("model.d_model"))
+
+
+def test_a_preset_is_kept_whole_and_gets_the_rate_of_its_size(completed: Completer) -> None:
+    small, large = (completed({"model": {"preset": name}}) for name in ("llama-1m", "gpt2"))
+    assert not [key for key in small.chosen if key.startswith("model.")]
+    assert all(getattr(large.config.model, key) == value for key, value in PRESETS["gpt2"].items())
+    assert small.config.training.learning_rate > large.config.training.learning_rate
+
+
+def test_another_optimizer_has_its_own_rate(completed: Completer) -> None:
+    config = completed({"training": {"optimizer": "adamw"}}).config
+    assert config.training.learning_rate == SheepOpConfig().training.learning_rate
+
+
+def test_a_fork_keeps_model_and_tokenizer(completed: Completer) -> None:
+    found = completed({}, keeps_model=True)
+    assert {key.partition(".")[0] for key in found.chosen} == {"training"}
+
+
+def test_longer_rows_need_a_longer_context(completed: Completer, tmp_path: Path) -> None:
+    given = {"data": {"paths": [str(tmp_path / "text.txt")], "max_length": 700}}
+    assert completed(given).config.model.max_seq_len == 700
+
+
+def unmeasurable(device: str) -> float:
+    raise AssertionError(f"{device} was measured")
+
+
+def test_nothing_is_measured_where_nothing_is_open(completed: Completer) -> None:
+    whole = completed({"training": {"max_minutes": 2}}).config.model_dump(mode="json")
+    again = complete(whole, unmeasurable, Console.silent())
+    assert again == Completed(again.config, {})
+    assert again.config.model_dump(mode="json") == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"training": {"learning_rat": 1}}, r"training\.learning_rat: unknown key"),
+        ({"model": {"d_model": "wide"}}, r"model\.d_model = 'wide'"),
+        ({"model": 3}, "model"),
+        ({"model": {"preset": "gpt9"}}, "preset 'gpt9' is not known"),
+        ({"tokenizer": {"vocab_size": -1}}, r"tokenizer\.vocab_size = -1"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_measured(
+    given: dict[str, Any], message: str, completed: Completer
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        complete({"data": {"paths": ["."]}, **given}, unmeasurable, Console.silent())
