@@ -190,10 +190,11 @@ def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: 
     """What the recipe says of the keys that `given`, which may not be valid, leaves open, as a tree."""
     model, tokenizer, data = (_section(given, name) for name in ("model", "tokenizer", "data"))
     preset = PRESETS.get(str(model.get("preset")), {})
+    reads_text = model.get("architecture", "decoder") == "decoder"
     choices: dict[str, dict[str, Any]] = {}
     if not keeps_model and "preset" not in model:
         choices["model"] = _ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
-        if model.get("architecture", "decoder") == "decoder":
+        if reads_text:
             tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
             choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables}
     size = _nearest(size, {**choices.get("model", {}), **preset, **model})
@@ -205,7 +206,7 @@ def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: 
             choices["tokenizer"]["vocab_size"] = min(most, choices["tokenizer"]["vocab_size"])
     choices["training"] = _training(size, _section(given, "training"))
     length = _size(data, "max_length") or _size({**choices.get("model", {}), **preset, **model}, "max_seq_len")
-    if "eval_tokens" in choices["training"] and length and model.get("architecture", "decoder") == "decoder":
+    if "eval_tokens" in choices["training"] and length and not keeps_model and reads_text:
         choices["training"]["eval_stride"] = max(1, length // 2)
     opened = {
         name: {key: value for key, value in section.items() if key not in _section(given, name)}

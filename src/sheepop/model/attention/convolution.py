@@ -9,7 +9,8 @@ from sheepop.model.cache import Cache, shifted
 
 
 class ShortConvolution(nn.Module):
-    """``y_t = x_t + sum_i taps_i x_(t-i)`` for i = 1, ..., W - 1 in every channel (So et al. 2021, section 4).
+    """``y_t = x_t + sum_i taps_i x_(t-i)`` for i = 1, ..., W - 1 in every channel (So et al. 2021,
+    Multi-DConv-Head Attention).
 
     It begins as the identity. With it a key also says what stood before its token, which otherwise takes a layer.
     """
