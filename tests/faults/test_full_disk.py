@@ -14,26 +14,9 @@ from sheepop.core.files import damaged_files
 
 from ..command_line import Launcher
 
-SETTINGS = (
-    "tokenizer.algorithm=char",
-    "model.d_model=64",
-    "model.num_layers=2",
-    "model.num_heads=2",
-    "model.max_seq_len=32",
-    "model.position_encoding=sinusoidal",
-    "model.norm=layernorm",
-    "model.activation=gelu",
-    "model.bias=true",
-    "model.dropout=0.1",
-    "model.ngrams=null",
-    "model.short_convolution=null",
-    "training.optimizer=adamw",
-    "training.global_batch_size=4",
-    "training.max_steps=10",
-    "training.checkpoint_interval=1",
-    "training.keep_checkpoints=20",
-    "training.precision=fp32",
-)
+# A network large enough for a few of its checkpoints to fill the disk, and a checkpoint at every step.
+LARGER = ("model.d_model=64", "model.num_layers=2", "training.max_steps=10")
+AT_EVERY_STEP = ("training.checkpoint_interval=1", "training.keep_checkpoints=20")
 
 
 @pytest.fixture
@@ -48,11 +31,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_loses_nothing_that_was_saved(launcher: Launcher, small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_that_was_saved(
+    launcher: Launcher, small_disk: Path, tmp_path: Path, tiny: tuple[str, ...]
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"Sheep number {number} jumps over the fence.\n" for number in range(200)))
     run = small_disk / "run"
-    arguments = ["train", "--data", str(text), "--output", str(run), "--device", "cpu", "--quiet", *SETTINGS]
+    places = ("--data", str(text), "--output", str(run), "--device", "cpu", "--quiet")
+    arguments = ["train", *places, *tiny, *LARGER, *AT_EVERY_STEP]
     full = launcher.run(*arguments)
     assert full.code == 1
     assert full.err.count("\n") == 1, full.err
