@@ -201,6 +201,11 @@ def test_a_comparison_warns_where_held_out_texts_differ_or_are_not_known(tmp_pat
     assert "hold out different texts" in str(compare_runs([one.path, three.path]).warning)
     page = write_comparison(compare_runs([one.path, three.path]), tmp_path / "out").read_text()
     assert "hold out different texts" in page
+    manifest = json.loads((two.corpus / "manifest.json").read_text())
+    for damaged in ([], ["a"], {"a": 1}, None):
+        manifest["tokens"]["splits"]["validation"]["files"] = damaged
+        (two.corpus / "manifest.json").write_text(json.dumps(manifest))
+        assert "may be of different texts" in str(compare_runs([one.path, two.path]).warning)
 
 
 def test_the_last_texts_of_runs_stand_side_by_side_and_tensorboard_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, synchronize
 from sheepop.data import Batch
+from sheepop.jobs.recipe import ARCHITECTURE
 from sheepop.model import KeyValueCache, ModelConfig, build_model
 from sheepop.model.accounting.operations import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.accounting.saved_activations import Mode
@@ -121,8 +122,7 @@ def measure_training(
 def training_speed(device: str) -> float:
     """Operations a second of a small model's training steps on `device`, in the precision that is fastest there."""
     sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
-    kinds = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False, "dropout": 0.0}
-    probe = validate(ModelConfig, {**kinds, **sizes})
+    probe = validate(ModelConfig, {**ARCHITECTURE, **sizes})
     speeds = [measure_training(probe, device, precision, _PROBE_SECONDS) for precision in candidates("auto", device)]
     return max(float(speed["flops_per_second"]) for speed in speeds)
 

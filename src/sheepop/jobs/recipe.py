@@ -17,7 +17,7 @@ from sheepop.model.presets import PRESETS
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
 
-_ARCHITECTURE: dict[str, Any] = {
+ARCHITECTURE: dict[str, Any] = {
     "position_encoding": "rope",
     "norm": "rmsnorm",
     "activation": "swiglu",
@@ -193,7 +193,7 @@ def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: 
     reads_text = model.get("architecture", "decoder") == "decoder"
     choices: dict[str, dict[str, Any]] = {}
     if not keeps_model and "preset" not in model:
-        choices["model"] = _ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
+        choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
         if reads_text:
             tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
             choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables}

@@ -157,7 +157,9 @@ def _held_out(run: RunDirectory, config: SheepOpConfig) -> str | None:
         files = entry({} if found is None else read_manifest(found), "tokens", "splits", "validation").get("files")
     except SheepOpError:
         return None
-    return " ".join(text(file.get("sha256")) for file in files) if isinstance(files, list) and files else None
+    if not isinstance(files, list) or not files or not all(isinstance(file, Mapping) for file in files):
+        return None
+    return " ".join(text(file.get("sha256")) for file in files)
 
 
 def _num_parameters(run: RunDirectory, config: SheepOpConfig) -> int | None:
