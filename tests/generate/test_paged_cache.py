@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.generate.blocks import BlockManager, BlockTable
-from sheepop.generate.paged_cache import Chunk, PagedCache, reaches_of
+from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
+from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.model import Transformer
 
 NETWORKS: dict[str, dict[str, Any]] = {

@@ -37,6 +37,20 @@ class BlockTable:
     chain: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """The next `count` tokens of a sequence, behind the `start` tokens that the blocks of its table hold."""
+
+    table: BlockTable
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence once these are stored."""
+        return self.start + self.count
+
+
 class _Pool:
     """The blocks of one kind: how many tables hold each, and which are free, the longest unused first."""
 

@@ -12,31 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheepop.generate.blocks import BlockTable, Copy
+from sheepop.generate.blocks import Chunk, Copy
 from sheepop.model import Transformer
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
 # Chunks of more tokens attend sequence by sequence, with the kernels of training; shorter ones all together.
 _LONGEST_TOGETHER = 8
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The next `count` tokens of a sequence, behind the `start` tokens that the blocks of its table hold.
-
-    `source` is the number of the text that an encoder reads for it.
-    """
-
-    table: BlockTable
-    start: int
-    count: int
-    source: int = -1
-
-    @property
-    def end(self) -> int:
-        """Tokens of the sequence once these are stored."""
-        return self.start + self.count
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
@@ -98,10 +80,15 @@ class PagedCache:
                 for tail in self._tails.values():
                     tail[target] = tail[source]
 
-    def read(self, chunks: Sequence[Chunk]) -> None:
-        """Says what the tokens of the next pass are, in this order."""
+    def read(self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None) -> None:
+        """Says what the tokens of the next pass are, in this order.
+
+        `sources` number the texts that an encoder read for each chunk.
+        """
         self._pass = _Pass(chunks, self.block_size, self.keys[0].device)
-        before, self._sources = self._sources, [chunk.source for chunk in chunks for _ in range(chunk.count)]
+        numbers = sources or [0] * len(chunks)
+        before = self._sources
+        self._sources = [source for source, chunk in zip(numbers, chunks, strict=True) for _ in range(chunk.count)]
         if set(self._sources) <= set(before):
             if self._sources != before:
                 rows = torch.tensor([before.index(source) for source in self._sources], device=self.keys[0].device)
