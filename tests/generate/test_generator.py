@@ -220,7 +220,7 @@ def test_a_new_token_runs_the_network_on_one_position(toy_model: Build, characte
     model = toy_model()
     counts: list[int] = []
     config = GREEDY.replace(max_new_tokens=6)
-    with watch(model, {"embedded": lambda x_BTD: counts.append(x_BTD.shape[1])}):
+    with watch(model, {"embedded": lambda x_BTD: counts.append(x_BTD.shape[:2].numel())}):
         Generator(model, characters).generate(["hello"], config)
         assert counts == [5, 1, 1, 1, 1, 1]
         counts.clear()

@@ -10,19 +10,30 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sheepop.core.random import torch_generator
+from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig
 from sheepop.generate.sampler import (
-    apply_repetition_penalty,
+    Row,
+    Sampler,
+    apply_min_p,
     apply_temperature,
     apply_top_k,
     apply_top_p,
-    next_token_probabilities,
-    sample,
+    apply_typical,
+    draw,
+    repetition_penalised,
+    uniform,
+    warped,
 )
 
 # One decimal, so that equal logits are common.
 LOGITS = st.lists(st.integers(-80, 80).map(lambda tenths: tenths / 10), min_size=1, max_size=30)
+
+
+def next_token_probabilities(logits: torch.Tensor, *configs: GenerationConfig) -> torch.Tensor:
+    """The distributions (B, V), or (V,) for one row of logits."""
+    rows = warped(logits.reshape(-1, logits.shape[-1]), configs * (logits.numel() // logits.shape[-1] // len(configs)))
+    return rows.softmax(-1).view(logits.shape)
 
 
 def reference_softmax(logits: np.ndarray) -> np.ndarray:
@@ -78,7 +89,7 @@ def test_every_row_of_a_batch_is_on_its_own_and_sums_to_one(rows: list[list[floa
     torch.testing.assert_close(together.sum(-1), torch.ones(len(rows), dtype=torch.float64), rtol=1e-12, atol=0)
 
 
-def log(probabilities: list[float]) -> torch.Tensor:
+def log(probabilities: list[float] | list[list[float]]) -> torch.Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
@@ -136,10 +147,42 @@ def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
     assert apply_top_k(logits, 10).tolist() == logits.tolist()
 
 
-def test_repetition_penalty_by_hand() -> None:
-    logits = torch.tensor([[3.0, -3.0, 3.0, -3.0, 0.0]])
-    seen = torch.tensor([[True, True, False, False, True]])
-    assert apply_repetition_penalty(logits, seen, 1.5).tolist() == [[2.0, -4.5, 3.0, -3.0, 0.0]]
+def scores_of(logits: list[float], config: GenerationConfig, prompt: list[int], text: list[int]) -> list[float]:
+    sampler = Sampler(torch.tensor([False] * len(logits)), [0])
+    return sampler.scores(torch.tensor([logits]), [Row(config, prompt, text, 0)])[0].tolist()
+
+
+def test_penalties_and_biases_by_hand() -> None:
+    logits = [3.0, -3.0, 3.0, -3.0, 0.0]
+    config = GenerationConfig(repetition_penalty=1.5)
+    assert scores_of(logits, config, [0, 1], [4, 4]) == [2.0, -4.5, 3.0, -3.0, 0.0]
+    config = GenerationConfig(presence_penalty=0.5, frequency_penalty=0.25)
+    assert scores_of(logits, config, [0, 1], [4, 3, 4]) == [3.0, -3.0, 3.0, -3.75, -1.0]
+    assert scores_of(logits, GenerationConfig(logit_bias={2: -4.0}), [], []) == [3.0, -3.0, -1.0, -3.0, 0.0]
+    # A bias of 1 comes before the penalty that halves: (3 + 1) / 2, and presence after both.
+    config = GenerationConfig(logit_bias={0: 1.0}, repetition_penalty=2.0, presence_penalty=0.5)
+    assert scores_of(logits, config, [], [0]) == [1.5, -3.0, 3.0, -3.0, 0.0]
+
+
+def test_a_text_does_not_end_before_its_fewest_tokens() -> None:
+    config = GenerationConfig(min_new_tokens=2)
+    assert [scores_of([9.0, 1.0], config, [], text)[0] for text in ([], [1], [1, 1])] == [-math.inf, -math.inf, 9.0]
+
+
+def test_rows_of_a_batch_have_settings_of_their_own() -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, 40, dtype=torch.float64) * 3
+    configs = [
+        GenerationConfig(temperature=0.3, top_k=3, top_p=1.0),
+        GenerationConfig(temperature=2.0, top_p=0.5),
+        GenerationConfig(temperature=1.0, top_p=1.0, min_p=0.2),
+        GenerationConfig(temperature=1.5, top_p=1.0, typical_p=0.4),
+        GenerationConfig(temperature=0.9, top_p=1.0),
+        GenerationConfig(temperature=1.2, top_k=9, top_p=0.8, min_p=0.01, typical_p=0.9),
+    ]
+    together = next_token_probabilities(logits, *configs)
+    for row, alone, config in zip(together, logits, configs, strict=True):
+        torch.testing.assert_close(row, next_token_probabilities(alone, config), rtol=1e-12, atol=0)
 
 
 def chi_square(draws: list[int], probabilities: list[float]) -> float:
@@ -148,37 +191,63 @@ def chi_square(draws: list[int], probabilities: list[float]) -> float:
     return float(((observed - expected) ** 2 / expected).sum())
 
 
+def drawn(probabilities: list[float], seeds: list[int]) -> list[int]:
+    scores = torch.tensor(probabilities, dtype=torch.float64).log().expand(len(seeds), -1)
+    return draw(scores, torch.tensor(seeds)).tolist()
+
+
 def test_sampled_frequencies_fit_the_distribution() -> None:
     probabilities = [0.35, 0.25, 0.2, 0.1, 0.07, 0.03]
-    tensor = torch.tensor(probabilities, dtype=torch.float64)
-    along_a_text = [sample(tensor, torch_generator(5, "token", place)) for place in range(10_000)]
-    across_seeds = [sample(tensor, torch_generator(seed, "token", 0)) for seed in range(10_000)]
+    along_a_text = drawn(probabilities, [derive_seed(5, "token", place) for place in range(10_000)])
+    across_seeds = drawn(probabilities, [derive_seed(seed, "token", 0) for seed in range(10_000)])
+    neighbours = drawn(probabilities, list(range(10_000)))
     # The chi-square distribution with 5 degrees of freedom exceeds 20.515 once in a thousand times.
     assert chi_square(along_a_text, probabilities) < 20.515
     assert chi_square(across_seeds, probabilities) < 20.515
+    assert chi_square(neighbours, probabilities) < 20.515
     # Neighbouring draws are independent: 35 degrees of freedom, 66.619 once in a thousand times.
     pairs = [6 * first + second for first, second in zip(along_a_text[::2], along_a_text[1::2], strict=True)]
     assert chi_square(pairs, np.outer(probabilities, probabilities).ravel().tolist()) < 66.619
 
 
+def test_numbers_are_uniform_and_independent_of_each_other() -> None:
+    numbers = uniform(torch.arange(300)[:, None], torch.arange(400))
+    assert 0 < numbers.min()
+    assert numbers.max() < 1
+    # 99 degrees of freedom, 148.23 once in a thousand times.
+    assert chi_square((numbers.flatten() * 100).long().tolist(), [0.01] * 100) < 148.23
+    across, along = numbers[1:] - 0.5, numbers[:-1] - 0.5
+    # The mean of n products of independent numbers has the standard deviation 1 / (12 sqrt(n)).
+    assert abs(float((across * along).mean())) < 4 / 12 / math.sqrt(across.numel())
+    assert abs(float(((numbers[:, 1:] - 0.5) * (numbers[:, :-1] - 0.5)).mean())) < 4 / 12 / math.sqrt(across.numel())
+
+
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    probabilities = torch.tensor([0.0, 1e-300, 0.0, 1.0], dtype=torch.float64)
-    assert {sample(probabilities, torch_generator(1, place)) for place in range(500)} == {3}
+    assert set(drawn([0.0, 1e-300, 0.0, 1.0], list(range(500)))) == {3}
 
 
-def test_a_draw_is_a_function_of_its_generator_alone() -> None:
-    probabilities = torch.full((50,), 0.02, dtype=torch.float64)
-    first = [sample(probabilities, torch_generator(3, "token", place)) for place in range(20)]
-    torch.manual_seed(99)
-    assert [sample(probabilities, torch_generator(3, "token", place)) for place in reversed(range(20))][::-1] == first
-    assert [sample(probabilities, torch_generator(4, "token", place)) for place in range(20)] != first
+def test_a_draw_depends_on_nothing_beside_it() -> None:
+    together = drawn([0.02] * 50, list(range(20)))
+    assert [drawn([0.02] * 50, [seed])[0] for seed in reversed(range(20))][::-1] == together
+    assert drawn([0.02] * 50, list(range(20, 40))) != together
 
 
 def test_an_unlikely_candidate_more_or_less_leaves_the_draw_as_it_is() -> None:
-    with_it = torch.tensor([0.3, 0.3, 0.3999, 1e-4], dtype=torch.float64)
-    without = torch.tensor([0.3, 0.3, 0.3999, 0.0], dtype=torch.float64)
-    draws = [(sample(with_it, torch_generator(place)), sample(without, torch_generator(place))) for place in range(300)]
-    assert all(first == second for first, second in draws)
+    seeds = list(range(300))
+    assert drawn([0.3, 0.3, 0.3999, 1e-4], seeds) == drawn([0.3, 0.3, 0.3999, 0.0], seeds)
+
+
+def test_the_likeliest_tokens_and_their_probabilities_are_those_of_the_model() -> None:
+    logits = log([[0.5, 0.3, 0.15, 0.05], [0.1, 0.1, 0.7, 0.1]])
+    rows = [
+        Row(GenerationConfig(temperature=0, logit_bias={0: -100.0}, top_logprobs=2), [], [], 0),
+        Row(GenerationConfig(temperature=0), [], [], 0),
+    ]
+    choice = Sampler(torch.tensor([False] * 4), []).choose(logits, rows)
+    assert choice.token_ids == [1, 2]
+    assert choice.logprobs == pytest.approx([math.log(0.3), math.log(0.7)])
+    assert choice.top_ids[0] == [0, 1]
+    assert choice.top_logprobs[0] == pytest.approx([math.log(0.5), math.log(0.3)])
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
@@ -190,7 +259,7 @@ def test_warpers_agree_with_transformers(penalty: float) -> None:
     seen = torch.zeros(4, 300, dtype=torch.bool).scatter(1, input_ids, True)
 
     expected = process.RepetitionPenaltyLogitsProcessor(penalty)(input_ids, logits.clone())
-    actual = apply_repetition_penalty(logits, seen, penalty)
+    actual = torch.where(seen, repetition_penalised(logits, penalty), logits)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
     expected = process.TemperatureLogitsWarper(0.7)(input_ids, expected)
@@ -202,7 +271,12 @@ def test_warpers_agree_with_transformers(penalty: float) -> None:
     for p in (0.01, 0.5, 0.95, 0.999):
         assert torch.equal(apply_top_p(actual, p).isfinite(), process.TopPLogitsWarper(p)(None, expected).isfinite())
 
+    for p in (0.01, 0.3, 0.9):
+        assert torch.equal(apply_min_p(actual, p).isfinite(), process.MinPLogitsWarper(p)(None, expected).isfinite())
+        typical = process.TypicalLogitsWarper(p)(None, expected)
+        assert torch.equal(apply_typical(actual, p).isfinite(), typical.isfinite())
+
     config = GenerationConfig(temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=penalty)
     expected = process.TopPLogitsWarper(0.9)(None, process.TopKLogitsWarper(40)(None, expected)).softmax(-1)
-    actual = next_token_probabilities(apply_repetition_penalty(logits, seen, penalty), config)
+    actual = next_token_probabilities(torch.where(seen, repetition_penalised(logits, penalty), logits), config)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)

@@ -29,6 +29,10 @@ class Job:
     texts: list[Text]
 
     @property
+    def width(self) -> int:
+        return len(self.texts)
+
+    @property
     def readers(self) -> list[Text]:
         return [text for text in self.texts if len(text.context) < text.goal]
 
@@ -41,7 +45,7 @@ def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
             scheduler.manager.advance(chunk.table, reader.context, chunk.end)
         job = share.request
         assert isinstance(job, Job)
-        grown = [grant.reader for grant in share.grants if grant.is_last]
+        grown = [grant.reader for grant in share.grants if grant.num_predictions]
         assert len(grown) in (0, len(job.readers))  # all texts of a request go on together
         for text in grown:
             assert isinstance(text, Text)

@@ -93,14 +93,19 @@ def describe_machine(place: str | Path = ".") -> Machine:
         cores=usable_cores(),
         matrix_units=_matrix_units(),
         memory=memory.total if limits.memory is None else min(memory.total, limits.memory),
-        memory_available=(
-            memory.available if limits.memory_left is None else min(memory.available, limits.memory_left)
-        ),
+        memory_available=available_memory(),
         disk_free=shutil.disk_usage(place).free,
         compiler=find_compiler(),
         accelerators=_accelerators(),
         versions=installed_versions(LIBRARIES),
     )
+
+
+def available_memory() -> int:
+    """Bytes of memory that this process may still take."""
+    left = control_group_limits().memory_left
+    available = psutil.virtual_memory().available
+    return available if left is None else min(available, left)
 
 
 def usable_cores() -> float:

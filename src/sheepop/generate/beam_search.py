@@ -7,13 +7,13 @@ short texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sheepop.generate.runner import Runner
+from sheepop.generate.blocks import BlockTable
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Hypothesis:
     def followed_by(self, token_id: int, logprob: float, total: float) -> Hypothesis:
         """The text with one more token."""
         return Hypothesis((*self.token_ids, token_id), (*self.logprobs, logprob), total)
+
+
+@dataclass
+class Branch:
+    """A hypothesis as the network reads it, behind its prompt; see `scheduler.Reader`."""
+
+    context: list[int]
+    salt: str
+    table: BlockTable | None = None
+    drafts: list[int] = field(default_factory=list)
 
 
 class Beam:
@@ -47,11 +57,11 @@ class Beam:
     def extend(self, logprobs: Tensor) -> list[int]:
         """Continues the live hypotheses; returns which of them, by number, each of the new live ones continues.
 
-        `logprobs` (n, V), float64 on the CPU, are those of the next token after each of the n live hypotheses; -inf
-        forbids a token. Of equally good continuations those of earlier hypotheses and smaller ids come first.
+        `logprobs` (n, V) are those of the next token after each of the n live hypotheses; -inf forbids a token. Of
+        equally good continuations those of earlier hypotheses and smaller ids come first.
         """
         before, self.live, parents = self.live, [], []
-        totals = torch.tensor([hypothesis.total for hypothesis in before], dtype=torch.float64)
+        totals = logprobs.new_tensor([hypothesis.total for hypothesis in before])
         scores = (totals[:, None] + logprobs).flatten()
         for place in _largest(scores, self.num_beams - len(self.finished)).tolist():
             parent, token_id = divmod(place, logprobs.shape[1])
@@ -85,38 +95,10 @@ class Beam:
         return float(((5 + length) / 6) ** self._length_penalty)
 
 
-def search(
-    runner: Runner,
-    contexts: Sequence[Sequence[int]],
-    beams: Sequence[Beam],
-    log_probabilities: Callable[[Tensor], Tensor],
-    should_stop: Callable[[], bool] | None = None,
-) -> None:
-    """Runs the beams of several prompts together until all are over, or `should_stop` is true.
-
-    `log_probabilities` makes of the network's logits (n, V) what `Beam.extend` takes.
-    """
-    logits = runner.start(contexts, [beam.max_tokens for beam in beams])
-    while True:
-        logprobs = log_probabilities(logits)
-        rows: list[int] = []
-        first = 0
-        for beam in beams:
-            count = len(beam.live)
-            if count:
-                rows += [first + parent for parent in beam.extend(logprobs[first : first + count])]
-            first += count
-        if not rows or (should_stop is not None and should_stop()):
-            return
-        if rows != list(range(first)):
-            runner.keep_rows(rows)
-        logits = runner.step([hypothesis.token_ids[-1] for beam in beams for hypothesis in beam.live])
-
-
 def _largest(scores: Tensor, count: int) -> Tensor:
     """The places of the `count` largest finite scores (N,), or of all there are; the largest first, ties in order."""
     count = min(count, int(scores.isfinite().sum()))
     if count == 0:
-        return torch.empty(0, dtype=torch.long)
+        return scores.new_empty(0, dtype=torch.long)
     places = (scores >= scores.topk(count).values[-1]).nonzero()[:, 0]
     return places[scores[places].argsort(descending=True, stable=True)[:count]]

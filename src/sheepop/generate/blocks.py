@@ -90,7 +90,7 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: Sequence[int], reaches: Sequence[int | None], block_size: int) -> None:
-        self.block_size, self.reaches = block_size, tuple(reaches)
+        self.block_size, self.reaches, self.num_blocks = block_size, tuple(reaches), tuple(num_blocks)
         self._pools = [_Pool(count) for count in num_blocks]
         # Contents by the one before and the tokens themselves, which a dictionary compares: no two are taken for one.
         self._contents: dict[tuple[int | str, tuple[int, ...]], int] = {}
@@ -101,6 +101,10 @@ class BlockManager:
     def num_free(self) -> tuple[int, ...]:
         """Blocks of each kind that no table holds."""
         return tuple(len(pool.free) for pool in self._pools)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
 
     def open(self, tokens: Sequence[int], salt: str = "") -> BlockTable:
         """A table for a sequence, which holds the longest beginning of `tokens` that is in the cache; never all of it.
@@ -120,7 +124,7 @@ class BlockManager:
 
     def num_missing(self, table: BlockTable, num_tokens: int) -> tuple[int, ...]:
         """The blocks of each kind that `reserve` would take."""
-        total = -(-(table.num_tokens + num_tokens) // self.block_size)
+        total = self.num_blocks_for(table.num_tokens + num_tokens)
         return tuple(
             max(0, total - len(table.blocks[kind])) + (num_tokens > 0 and self._is_shared(kind, table))
             for kind in range(len(self._pools))
@@ -165,7 +169,7 @@ class BlockManager:
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second table of the same tokens in the same blocks."""
-        filled = -(-table.num_tokens // self.block_size)
+        filled = self.num_blocks_for(table.num_tokens)
         copied = [blocks[:filled] for blocks in table.blocks]
         for pool, blocks in zip(self._pools, copied, strict=True):
             for block in blocks:

@@ -59,15 +59,33 @@ class GenerationConfig(Config):
 
     max_new_tokens: int = Field(default=256, ge=1)
     """The most tokens to write."""
+    min_new_tokens: int = Field(default=0, ge=0)
+    """The text does not end by itself before it has as many tokens."""
     temperature: float = Field(default=0.8, ge=0.0)
     """Below 1 sharpens the distribution, above 1 flattens it, 0 always takes the likeliest token."""
     top_k: int | None = Field(default=None, ge=1)
     """Draw among the k likeliest tokens; `null` is all."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
     """Draw among the fewest tokens that together have this probability; 1 is all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Draw among tokens at least this many times as likely as the likeliest; 0 is all."""
+    typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Draw among the tokens whose information is nearest to the average, as few as have this probability; 1 is all."""
     # The bounds are far outside of use; beyond them products with logits could overflow.
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
     """Above 1 makes tokens of the prompt and of the text so far less likely."""
+    presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
+    """What is taken off the logit of each token that the text has so far."""
+    frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
+    """What is taken off the logit of a token for every time that the text has it so far."""
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    """What is added to the logits of tokens, by their ids."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=1000)
+    """How many of the likeliest tokens are reported with their log-probabilities at every place."""
+    num_completions: int = Field(default=1, ge=1, le=1024)
+    """How many texts are written for each prompt."""
+    best_of: int | None = Field(default=None, ge=1, le=1024)
+    """How many texts to choose the `num_completions` likeliest from; `null` is as many."""
     num_beams: int = Field(default=1, ge=1, le=1024, strict=True)
     """The texts that beam search follows at a time, without drawing; 1 takes one token after the other."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)
@@ -76,6 +94,8 @@ class GenerationConfig(Config):
     """The same seed gives the same text; `null` draws one and reports it."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The text ends with the first of these tokens."""
     use_cache: bool = True
     """Keep keys and values; `false` runs the network on the whole text for every token."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"

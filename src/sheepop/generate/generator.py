@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
-from sheepop.core.random import torch_generator
-from sheepop.generate.beam_search import Beam, search
+from sheepop.core.errors import TokenizerError, UsageError
+from sheepop.core.machine import available_memory
+from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.engine import Engine, Update
+from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
-from sheepop.generate.runner import IncrementalRunner, RecomputingRunner, Runner
-from sheepop.generate.sampler import apply_repetition_penalty, next_token_probabilities, sample
+from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
+from sheepop.generate.sampler import Sampler
+from sheepop.generate.scheduler import Scheduler
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
+
+_BLOCK_SIZE = 16
+_TOKENS_PER_STEP = 512
 
 
 class Generator:
@@ -55,7 +62,7 @@ class Generator:
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
-        self._forbidden = _forbidden_tokens(tokenizer, rows, self._end_ids)
+        self._forbidden = _forbidden_tokens(tokenizer, rows, self._end_ids).to(self.model.device)
 
     @property
     def continues_prompts(self) -> bool:
@@ -88,104 +95,54 @@ class Generator:
         requests = self._requests(prompts, config or GenerationConfig())
         if not requests:
             return []
-        num_beams = requests[0].config.num_beams
-        run = self._run if num_beams == 1 else self._search
-        size = max(1, self.max_batch_size // num_beams) if batched else 1
+        groups = [requests] if batched else [[request] for request in requests]
         with torch.inference_mode(), torch.autocast(self.model.embedding.weight.device.type, enabled=False):
-            for first in range(0, len(requests), size):
-                run(requests[first : first + size], on_text, should_stop)
-        return [request.completion() for request in requests]
+            for group in groups:
+                self._run(group, on_text, should_stop)
+        return [completion for request in requests for completion in request.completions()]
 
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
         self._requests(prompts, config)
 
     def _run(
-        self,
-        active: list[Request],
-        on_text: OnText | None,
-        should_stop: Callable[[], bool] | None,
+        self, requests: Sequence[Request], on_text: OnText | None, should_stop: Callable[[], bool] | None
     ) -> None:
-        """Runs requests together until all have ended; those that end leave the batch."""
-        runner = self._runner(active)
-        restart = True
-        while active:
+        """Writes the texts of requests together."""
+        engine = self._engine(requests)
+        for request in requests:
+            engine.add(request)
+        while not engine.is_idle:
             if should_stop is not None and should_stop():
-                for request in active:
-                    _hand_on(request.index, request.finish("abort"), on_text)
+                for request in (*engine.scheduler.running, *engine.scheduler.waiting):
+                    for update in engine.abort(cast(Request, request)):
+                        _hand_on(update, on_text)
                 return
-            if restart:
-                logits = runner.start([r.context for r in active], [r.num_remaining for r in active])
-            else:
-                logits = runner.step([r.context[-1] for r in active])
-            for request, (token_id, logprob) in zip(active, self._choose(logits, active), strict=True):
-                _hand_on(request.index, request.accept(token_id, logprob), on_text)
-            rows = [row for row, request in enumerate(active) if request.finish_reason is None]
-            if 0 < len(rows) < len(active):
-                runner.keep_rows(rows)
-            active = [active[row] for row in rows]
-            restart = any(request.context_overflows for request in active)
-            for request in active:
-                if request.context_overflows:
-                    request.slide()
+            for update in engine.step():
+                _hand_on(update, on_text)
 
-    def _search(
-        self,
-        requests: list[Request],
-        on_text: OnText | None,
-        should_stop: Callable[[], bool] | None,
-    ) -> None:
-        """Writes the best text that beam search finds for every request."""
-        beams = [
-            Beam(
-                num_beams=request.config.num_beams,
-                max_tokens=request.num_remaining,
-                end_ids=self._end_ids,
-                length_penalty=request.config.length_penalty,
-            )
-            for request in requests
-        ]
-
-        def log_probabilities(logits: Tensor) -> Tensor:
-            logits = logits.cpu().double()
-            _require_finite(logits, [request for request, beam in zip(requests, beams, strict=True) for _ in beam.live])
-            return logits.log_softmax(-1).masked_fill(self._forbidden, -torch.inf)
-
-        search(self._runner(requests), [r.context for r in requests], beams, log_probabilities, should_stop)
-        for request, beam in zip(requests, beams, strict=True):
-            best = beam.best()
-            text = "".join(map(request.accept, best.token_ids, best.logprobs))
-            _hand_on(request.index, text if request.finish_reason else text + request.finish("abort"), on_text)
-
-    def _runner(self, requests: list[Request]) -> Runner:
-        """What runs the network on the requests' contexts, and on their sources once."""
-        sources = [r.prompt.source_ids for r in requests if r.prompt.source_ids is not None] or None
-        return (IncrementalRunner if requests[0].config.use_cache else RecomputingRunner)(self.model, sources)
-
-    def _choose(self, logits: Tensor, active: list[Request]) -> list[tuple[int, float]]:
-        """The next token of every row of `logits` (B, V) and its log-probability under the model."""
-        logits = logits.cpu().double()  # in two steps, since not every device has float64
-        _require_finite(logits, active)
-        groups = _rows_of_equal_settings(active)
-        if len(groups) == 1:
-            token_ids = self._draw(logits, active)
-        else:
-            token_ids = torch.empty(len(active), dtype=torch.long)
-            for rows in groups:
-                token_ids[rows] = self._draw(logits[rows], [active[row] for row in rows])
-        logprobs = logits.gather(-1, token_ids[:, None])[:, 0] - logits.logsumexp(dim=-1)
-        return list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
-
-    def _draw(self, scores: Tensor, requests: list[Request]) -> Tensor:
-        """The next tokens (B,) of requests whose sampling settings are those of the first."""
-        config = requests[0].config
-        if config.repetition_penalty != 1:
-            scores = apply_repetition_penalty(scores, _seen(requests, scores.shape[-1]), config.repetition_penalty)
-        scores = scores.masked_fill(self._forbidden, -torch.inf)
-        if config.greedy:
-            return scores.argmax(dim=-1)
-        rows = zip(next_token_probabilities(scores, config), requests, strict=True)
-        return torch.tensor([sample(row, torch_generator(r.seed, "token", len(r.token_ids))) for row, r in rows])
+    def _engine(self, requests: Sequence[Request]) -> Engine:
+        """An engine with blocks for as many of these requests at a time as may be and as half of the memory holds."""
+        max_sequences = max(self.max_batch_size, *(request.width for request in requests))
+        max_tokens = max(_TOKENS_PER_STEP, max_sequences)
+        reaches = reaches_of(self.model)
+        needed = sorted((request.width * -(-request.longest // _BLOCK_SIZE) for request in requests), reverse=True)
+        num_blocks = sum(needed[:max_sequences])
+        uses_cache = requests[0].config.use_cache
+        if uses_cache:
+            affordable = _free_memory(self.model.device) // 2 // bytes_per_block(self.model, _BLOCK_SIZE)
+            num_blocks = max(needed[0], min(num_blocks, affordable))
+        counts = [num_blocks] * len(reaches)
+        scheduler = Scheduler(
+            BlockManager(counts, reaches, _BLOCK_SIZE),
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            max_waiting=len(requests),
+        )
+        runner: Runner = RecomputingRunner(self.model)
+        if uses_cache:
+            runner = PagedRunner(self.model, PagedCache(self.model, counts, _BLOCK_SIZE))
+        return Engine(runner, Sampler(self._forbidden, self._end_ids), scheduler)
 
     def _requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
@@ -211,6 +168,7 @@ class Generator:
             self._end_ids,
             max_seq_len=self.model.config.max_seq_len,
             seed=drawn_seed if config.seed is None else config.seed,
+            number=index,
         )
 
 
@@ -222,16 +180,6 @@ def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> Non
             raise UsageError(f"Prompts that are given together need the same {name}. Give them in calls of their own.")
 
 
-def _rows_of_equal_settings(active: list[Request]) -> list[list[int]]:
-    """The rows of a batch, those together whose next token is drawn in the same way."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for row, request in enumerate(active):
-        config = request.config
-        settings = (config.repetition_penalty, config.temperature, config.top_k, config.top_p)
-        groups.setdefault(settings, []).append(row)
-    return list(groups.values())
-
-
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:
     """(V,) True for rows of the model that are never written: no token, padding, unknown, beginning of document."""
     forbidden = torch.arange(num_rows) >= tokenizer.vocab_size
@@ -241,26 +189,12 @@ def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[in
     return forbidden
 
 
-def _seen(active: list[Request], vocab_size: int) -> Tensor:
-    """(B, V) True where a token occurs in a request's prompt or text."""
-    seen = torch.zeros(len(active), vocab_size, dtype=torch.bool)
-    for row, request in enumerate(active):
-        seen[row, request.prompt.token_ids + request.token_ids] = True
-    return seen
+def _free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
-def _require_finite(logits: Tensor, active: list[Request]) -> None:
-    if logits.isfinite().all():
-        return
-    row = int((~logits.isfinite()).any(dim=-1).nonzero()[0])
-    request = active[row]
-    raise CheckpointError(
-        f"The network's logits for the token at position {request.position} of prompt {request.index} and its text are "
-        "not finite (NaN or infinity), so the model is not usable: its weights are damaged or its training diverged. "
-        "Use an earlier checkpoint."
-    )
-
-
-def _hand_on(index: int, text: str, on_text: OnText | None) -> None:
-    if on_text is not None and text:
-        on_text(index, text)
+def _hand_on(update: Update, on_text: OnText | None) -> None:
+    if update.error is not None:
+        raise update.error
+    if on_text is not None and update.text:
+        on_text(update.request.index, update.text)

@@ -38,6 +38,17 @@ def num_preceding(model: Transformer) -> int:
     return max(0, *(order - 1 for order in orders), (config.short_convolution or 1) - 1)
 
 
+def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0) -> int:
+    """What a block of every kind takes together."""
+    config = model.config
+    per_token = config.num_layers * config.kv_heads * (config.head_size + config.value_size) * model.dtype.itemsize
+    width = min(block_size, num_preceding(model) + lookahead)
+    channels = 0
+    if config.short_convolution is not None:
+        channels = config.num_heads * config.head_size + config.kv_heads * (config.head_size + config.value_size)
+    return block_size * per_token + width * config.num_layers * channels * model.dtype.itemsize
+
+
 class PagedCache:
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 

@@ -1,4 +1,4 @@
-"""Runs the network on the contexts of several requests: incrementally with a cache, or whole each time."""
+"""Runs the network on what a step reads: with a cache, or on whole texts each time."""
 
 from __future__ import annotations
 
@@ -8,117 +8,106 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sheepop.model import EncoderDecoder, KeyValueCache, Memory, Transformer
+from sheepop.generate.paged_cache import PagedCache
+from sheepop.generate.scheduler import Share
+from sheepop.model import EncoderDecoder, Memory, Transformer
 
 _PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
 
 
 class Runner(Protocol):
-    """Next-token logits (B, V) of B rows of tokens."""
+    """The network as the engine sees it."""
 
-    def start(self, contexts: Sequence[Sequence[int]], num_new_tokens: Sequence[int]) -> Tensor:
-        """Reads whole contexts; row b will be given at most ``num_new_tokens[b] - 1`` tokens more."""
-
-    def step(self, token_ids: Sequence[int]) -> Tensor:
-        """Reads one more token in every row."""
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Goes on with these rows, in this order; one that is named twice becomes two."""
+    def run(self, shares: Sequence[Share]) -> Tensor:
+        """Reads what is granted; the logits (R, V) behind each text and each of its guesses that was read."""
 
 
-class SourcedNetwork:
-    """A network whose rows each have a source, where it has an encoder; the sources are read once."""
+class PagedRunner:
+    """Reads every token once; keys and values stay in the blocks of `cache`."""
 
-    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]] | None) -> None:
-        self.model, self.device = model, model.device
-        self._memory: Memory | None = None
-        if isinstance(model, EncoderDecoder):
-            assert sources is not None
-            lengths = torch.tensor([len(source) for source in sources])[:, None]
-            source_ids = pad(sources)
-            mask = torch.arange(source_ids.shape[1]) < lengths
-            self._memory = model.encode(source_ids.to(self.device), mask.to(self.device))
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+        self._model, self._cache = model, cache
+        self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
-    def logits(self, input_ids: Tensor, lengths: Sequence[int], **inputs: Any) -> Tensor:
-        """The logits (B, V) behind the last token of each row; row b has `lengths[b]` of them."""
-        if self._memory is not None:
-            inputs["memory"] = self._memory
-        hidden_BTD = self.model.hidden_states(input_ids.to(self.device), **inputs)
-        if min(lengths) < hidden_BTD.shape[1]:
-            last = torch.tensor(lengths, device=self.device) - 1
-            hidden_BTD = hidden_BTD[torch.arange(len(lengths), device=self.device), last][:, None]
-        return self.model.read_out(hidden_BTD, logits_to_keep=1)[:, -1]
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Chooses among the sources."""
-        if self._memory is not None:
-            self._memory = self._memory.rows(torch.tensor(rows, device=self.device))
-
-
-class IncrementalRunner:
-    """Keeps keys and values, so that a step runs the network on one position per row."""
-
-    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]] | None = None) -> None:
-        self._network = SourcedNetwork(model, sources)
-        self._cache: KeyValueCache | None = None
-
-    def start(self, contexts: Sequence[Sequence[int]], num_new_tokens: Sequence[int]) -> Tensor:
-        """Fills a new cache with the contexts, padded behind to the longest."""
-        self._cache = None  # the old cache's memory is free before the new one is allocated
-        model, counts = self._network.model, [len(context) for context in contexts]
-        needed = max(count + new - 1 for count, new in zip(counts, num_new_tokens, strict=True))
-        self._cache = KeyValueCache(
-            model.config,
-            len(contexts),
-            min(needed, model.config.max_seq_len),
-            device=model.device,
-            dtype=model.dtype,
-        )
-        return self._network.logits(pad(contexts), counts, counts=counts, cache=self._cache)
-
-    def step(self, token_ids: Sequence[int]) -> Tensor:
-        """Runs the network on the new tokens alone."""
-        return self._network.logits(torch.tensor(token_ids)[:, None], [1] * len(token_ids), cache=self._cache)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Chooses among the rows' keys and values."""
-        assert self._cache is not None
-        self._cache.keep_rows(rows)
-        self._network.keep_rows(rows)
+    def run(self, shares: Sequence[Share]) -> Tensor:
+        """Reads the new tokens, each as a row of its own."""
+        grants = [grant for share in shares for grant in share.grants]
+        chunks = [chunk for _, chunk in grants]
+        self._cache.copy([copy for share in shares for copy in share.copies])
+        read: list[int] = []
+        predicting: list[int] = []
+        for grant in grants:
+            reader, chunk = grant
+            read += (reader.context + reader.drafts)[chunk.start : chunk.end]
+            predicting += range(len(read) - grant.num_predictions, len(read))
+        inputs: dict[str, Any] = {}
+        numbers = None
+        if self._sources is not None:
+            sources = [share.request.source_ids for share in shares for _ in share.grants]
+            inputs["memory"], numbers = self._sources.memory(sources, [chunk.count for chunk in chunks])
+        self._cache.read(chunks, numbers)
+        device = self._model.device
+        input_ids = torch.tensor(read, device=device)[:, None]
+        hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)
+        if len(predicting) < len(read):
+            hidden_N1D = hidden_N1D[torch.tensor(predicting, device=device)]
+        return self._model.read_out(hidden_N1D)[:, 0]
 
 
 class RecomputingRunner:
-    """Runs the network on the whole of every context for every token: slow, and the measure of the other one."""
+    """Runs the network on the whole of every text for every token: slow, and the measure of the other one."""
 
-    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]] | None = None) -> None:
-        self._network = SourcedNetwork(model, sources)
-        self._contexts: list[list[int]] = []
+    def __init__(self, model: Transformer) -> None:
+        self._model = model
+        self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
-    def start(self, contexts: Sequence[Sequence[int]], num_new_tokens: Sequence[int]) -> Tensor:
-        """Remembers the contexts and runs them."""
-        self._contexts = [list(context) for context in contexts]
-        return self._logits()
-
-    def step(self, token_ids: Sequence[int]) -> Tensor:
-        """Runs all tokens again, with the new ones."""
-        for context, token_id in zip(self._contexts, token_ids, strict=True):
-            context.append(token_id)
-        return self._logits()
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Chooses among the contexts."""
-        self._contexts = [list(self._contexts[row]) for row in rows]
-        self._network.keep_rows(rows)
-
-    def _logits(self) -> Tensor:
-        input_ids, lengths = pad(self._contexts), [len(context) for context in self._contexts]
+    def run(self, shares: Sequence[Share]) -> Tensor:
+        """Reads all of the texts that a token is chosen for."""
+        grants = [(share, grant) for share in shares for grant in share.grants if grant.num_predictions]
+        device = self._model.device
+        if not grants:
+            return torch.empty(0, self._model.config.vocabulary, device=device)
+        texts = [[*grant.reader.context, *grant.reader.drafts][: grant.chunk.end] for _, grant in grants]
+        longest = max(map(len, texts))
+        input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=device)
+        lengths = torch.tensor(list(map(len, texts)), device=device)[:, None]
         # Padding shares the position of the last token before it, so that nothing beyond a row's end is looked up.
-        positions = torch.arange(input_ids.shape[1]).minimum(torch.tensor(lengths)[:, None] - 1)
-        even = min(lengths) == max(lengths)
-        return self._network.logits(input_ids, lengths, positions=None if even else positions.to(self._network.device))
+        inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
+        if self._sources is not None:
+            sources = [share.request.source_ids for share, _ in grants]
+            inputs["memory"], _ = self._sources.memory(sources, [1] * len(grants))
+        hidden_BTD = self._model.hidden_states(input_ids, **inputs)
+        parts = [
+            hidden_BTD[row, len(text) - grant.num_predictions : len(text)]
+            for row, (text, (_, grant)) in enumerate(zip(texts, grants, strict=True))
+        ]
+        return self._model.read_out(torch.cat(parts)[:, None])[:, 0]
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Token ids (B, T) that all begin in the first column; what stands behind a row is seen by none of its tokens."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[_PADDING_ID] * (longest - len(row))] for row in rows])
+class _Sources:
+    """What the encoder made of the sources of the requests that run, each read once."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self._model = model
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._states: dict[int, Tensor] = {}
+        self._next = 0
+
+    def memory(self, sources: Sequence[Sequence[int] | None], counts: Sequence[int]) -> tuple[Memory, list[int]]:
+        """The states for the tokens of a pass, `counts` of them for each source, and the numbers of the sources."""
+        keys = [tuple(source or ()) for source in sources]
+        for key in dict.fromkeys(keys):
+            if key not in self._numbers:
+                self._numbers[key] = self._next
+                source_ids = torch.tensor([key], device=self._model.device)
+                self._states[self._next] = self._model.encode(source_ids).states[0]
+                self._next += 1
+        for key in self._numbers.keys() - set(keys):
+            del self._states[self._numbers.pop(key)]
+        numbers = [self._numbers[key] for key in keys]
+        device = self._model.device
+        lengths = torch.tensor([len(key) for key in keys], device=device)
+        states = torch.nn.utils.rnn.pad_sequence([self._states[number] for number in numbers], batch_first=True)
+        mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
+        rows = torch.arange(len(keys), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        return Memory(states[rows], mask[rows]), numbers

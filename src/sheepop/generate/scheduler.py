@@ -28,11 +28,15 @@ class Reader(Protocol):
 
 
 class Schedulable(Protocol):
-    """A request: the texts that it still writes, and its place in the order, the smallest first."""
+    """A request: the texts that it still writes, at most `width` at a time, and its place in the order."""
 
     @property
     def readers(self) -> Sequence[Reader]:
         """All of them are scheduled together, or none."""
+
+    @property
+    def width(self) -> int:
+        """The most readers that it will have."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -46,9 +50,9 @@ class Grant(NamedTuple):
     chunk: Chunk
 
     @property
-    def is_last(self) -> bool:
-        """Whether the network will have read all of the text, so that the next token can be chosen."""
-        return self.chunk.end >= len(self.reader.context)
+    def num_predictions(self) -> int:
+        """How many tokens can be chosen: one behind the whole text and each of the guesses that are read."""
+        return max(0, self.chunk.end - len(self.reader.context) + 1)
 
 
 @dataclass
@@ -87,6 +91,24 @@ class Scheduler:
         self.running: list[Schedulable] = []
         self.num_preemptions = 0
 
+    def require_room(self, request: Schedulable, longest: int) -> None:
+        """Raises `UsageError` where a request whose texts get `longest` tokens would not fit even alone."""
+        if request.width > self.max_sequences:
+            raise UsageError(
+                f"The request writes {request.width} texts at a time, and max_sequences = {self.max_sequences}. "
+                "Ask for fewer, or raise max_sequences."
+            )
+        for kind, reach in enumerate(self.manager.reaches):
+            needed = request.width * self.manager.num_blocks_for(longest)
+            if reach is not None:
+                held = self.manager.num_blocks_for(reach) + 1
+                needed = min(needed, request.width * (held + 1) + self.manager.num_blocks_for(self.max_tokens))
+            if needed > self.manager.num_blocks[kind]:
+                raise UsageError(
+                    f"The request may need {needed} blocks of the cache, and there are "
+                    f"{self.manager.num_blocks[kind]}. Ask for fewer tokens or texts, or give the cache more memory."
+                )
+
     def add(self, request: Schedulable) -> None:
         """Lets a request wait for its turn; raises `QueueFullError`."""
         if len(self.waiting) >= self.max_waiting:
@@ -94,7 +116,7 @@ class Scheduler:
         insort(self.waiting, request, key=lambda other: other.order)
 
     def remove(self, request: Schedulable) -> None:
-        """Forgets a request that has ended; its blocks are free."""
+        """Forgets a request; its blocks are free."""
         self._release(request)
         (self.running if request in self.running else self.waiting).remove(request)
 
@@ -107,8 +129,7 @@ class Scheduler:
                 budget -= self._grant(request, budget, shares)
         while self.waiting and budget > 0 and self.num_preemptions == before:
             request = self.waiting[0]
-            texts = sum(len(other.readers) for other in self.running)
-            if texts + len(request.readers) > self.max_sequences or not self._admit(request, budget, shares):
+            if sum(other.width for other in (*self.running, request)) > self.max_sequences or not self._admit(request, budget, shares):
                 break
             budget -= shares[id(request)].num_tokens
         return list(shares.values())

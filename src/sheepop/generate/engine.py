@@ -1,0 +1,203 @@
+"""The engine: requests in, tokens out. A step schedules what is read, runs the network on it, and samples tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sheepop.core.errors import CheckpointError
+from sheepop.generate.beam_search import Branch
+from sheepop.generate.blocks import BlockTable
+from sheepop.generate.request import Candidate, Request
+from sheepop.generate.runner import Runner
+from sheepop.generate.sampler import Choice, Row, Sampler
+from sheepop.generate.scheduler import Grant, Scheduler, Share
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step brought: a piece of one of a request's texts, perhaps its last, or why the request failed."""
+
+    candidate: Candidate
+    text: str = ""
+    error: CheckpointError | None = None
+
+    @property
+    def request(self) -> Request:
+        """Whose text it is."""
+        return self.candidate.request
+
+
+class Engine:
+    """Continues requests, any number at a time; see `Scheduler` for who comes first."""
+
+    def __init__(self, runner: Runner, sampler: Sampler, scheduler: Scheduler) -> None:
+        self._runner, self._sampler, self.scheduler = runner, sampler, scheduler
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.scheduler.running or self.scheduler.waiting)
+
+    def add(self, request: Request) -> None:
+        """Takes a request; raises `UsageError` for one that could never run, or when too many wait."""
+        self.scheduler.require_room(request, request.longest)
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> list[Update]:
+        """Ends a request that is not over; its texts end where they are."""
+        self.scheduler.remove(request)
+        if request.beam is not None:
+            return self._end_beam(request)
+        return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
+
+    def step(self) -> list[Update]:
+        """Reads what the scheduler grants, and chooses tokens for every text that was read to its end."""
+        shares = self.scheduler.schedule()
+        if not shares:
+            return []
+        logits = self._runner.run(shares)
+        for grant in (grant for share in shares for grant in share.grants):
+            self._store(grant, min(grant.chunk.end, len(grant.reader.context)))
+        places: list[_Place] = []
+        updates: list[Update] = []
+        row = 0
+        for share in shares:
+            first, row = row, row + sum(grant.num_predictions for grant in share.grants)
+            if row == first:
+                continue
+            request = cast(Request, share.request)
+            if request.beam is not None:
+                updates += self._extend(request, logits[first:row])
+            else:
+                places += self._places(request, share, first)
+        return updates + self._sample(logits, places)
+
+    def _store(self, grant: Grant, num_tokens: int) -> None:
+        self.scheduler.manager.advance(grant.chunk.table, grant.reader.context, num_tokens)
+
+    def _places(self, request: Request, share: Share, first: int) -> list[_Place]:
+        """Where in the logits each of the request's texts is continued; several texts begin in one place."""
+        places = []
+        for reader, chunk in share.grants:
+            candidate = cast(Candidate, reader)
+            count = chunk.end - len(candidate.context) + 1
+            places.append(_Place(candidate, chunk.end, first, count))
+            first += count
+        if len(request.candidates) < request.num_candidates:
+            for twin in request.fork():
+                twin.table = self.scheduler.manager.fork(places[0].table)
+                places.append(replace(places[0], candidate=twin))
+        return places
+
+    def _sample(self, logits: Tensor, places: list[_Place]) -> list[Update]:
+        """Chooses a token behind each text and each of its guesses; those behind a wrong guess are not used."""
+        if not places:
+            return []
+        rows = [row for place in places for row in place.rows()]
+        where = [place.first + number for place in places for number in range(place.count)]
+        if where != list(range(len(logits))):
+            logits = logits[torch.tensor(where, device=logits.device)]
+        choice = self._sampler.choose(logits, rows)
+        updates: list[Update] = []
+        begin = 0
+        for place in places:
+            chosen = range(begin, begin := begin + place.count)
+            if place.candidate.finish_reason is not None:
+                continue  # its request failed at another of its texts
+            if not all(choice.usable[row] for row in chosen):
+                updates += self._fail(place.candidate)
+                continue
+            updates.append(Update(place.candidate, self._accept(place, choice, chosen)))
+            self._settle(place)
+        return updates
+
+    def _accept(self, place: _Place, choice: Choice, rows: range) -> str:
+        """Adds tokens up to the first that was guessed wrong; the text to show."""
+        candidate, drafts = place.candidate, place.candidate.drafts
+        candidate.drafts = []
+        shown = ""
+        for number, row in enumerate(rows):
+            token_id = choice.token_ids[row]
+            shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, candidate.request.config))
+            if candidate.finish_reason is not None or token_id != next(iter(drafts[number : number + 1]), None):
+                break
+        return shown
+
+    def _settle(self, place: _Place) -> None:
+        """Keeps what was stored of a text, gives back the blocks of one that ended, and ends a request with its last."""
+        candidate, manager = place.candidate, self.scheduler.manager
+        if candidate.finish_reason is not None or candidate.context_overflows:
+            manager.close(place.table)
+            candidate.table = None
+            if candidate.finish_reason is None:
+                candidate.slide()
+        else:
+            manager.advance(place.table, candidate.context, min(place.end, len(candidate.context) - 1))
+        if not candidate.request.writing:
+            self.scheduler.remove(candidate.request)
+
+    def _fail(self, candidate: Candidate) -> list[Update]:
+        """Ends a request whose logits are not finite."""
+        error = CheckpointError(
+            f"The network's logits for the token at position {candidate.position} of prompt {candidate.request.index} "
+            "and its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its "
+            "training diverged. Use an earlier checkpoint."
+        )
+        return [replace(update, error=error) for update in self.abort(candidate.request)]
+
+    def _extend(self, request: Request, logits: Tensor) -> list[Update]:
+        """Grows the branches of a beam search."""
+        beam, manager = request.beam, self.scheduler.manager
+        assert beam is not None
+        if not self._sampler.are_usable(logits).all():
+            return self._fail(request.candidates[0])
+        before, prompt = request.branches, request.candidates[0].context
+        parents = beam.extend(self._sampler.log_probabilities(logits))
+        request.branches = []
+        for parent, hypothesis in zip(parents, beam.live, strict=True):
+            table = before[parent].table
+            assert table is not None
+            request.branches.append(Branch([*prompt, *hypothesis.token_ids], request.salt, manager.fork(table)))
+        for branch in before:
+            assert branch.table is not None
+            manager.close(branch.table)
+        if request.branches:
+            return []
+        self.scheduler.remove(request)
+        return self._end_beam(request)
+
+    def _end_beam(self, request: Request) -> list[Update]:
+        """The best text that the search has found."""
+        assert request.beam is not None
+        best, candidate = request.beam.best(), request.candidates[0]
+        text = "".join(map(candidate.accept, best.token_ids, best.logprobs))
+        return [Update(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A text that is continued: its tokens up to `end` were read, and `count` logits from row `first` on follow it."""
+
+    candidate: Candidate
+    end: int
+    first: int
+    count: int
+
+    @property
+    def table(self) -> BlockTable:
+        """The blocks of the text."""
+        assert self.candidate.table is not None
+        return self.candidate.table
+
+    def rows(self) -> Iterator[Row]:
+        """The text, and the text with each of its guesses that were read."""
+        candidate = self.candidate
+        request = candidate.request
+        for number in range(self.count):
+            written = [*candidate.token_ids, *candidate.drafts[:number]]
+            yield Row(request.config, request.prompt.token_ids, written, candidate.seed)
