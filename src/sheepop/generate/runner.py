@@ -50,7 +50,7 @@ class PagedRunner:
         input_ids = torch.tensor(read, device=device)[:, None]
         hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)
         if len(predicting) < len(read):
-            hidden_N1D = hidden_N1D[torch.tensor(predicting, device=device)]
+            hidden_N1D = hidden_N1D[torch.tensor(predicting, dtype=torch.long, device=device)]
         return self._model.read_out(hidden_N1D)[:, 0]
 
 

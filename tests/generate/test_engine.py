@@ -1,0 +1,239 @@
+"""The engine against a plain loop: the same tokens, whoever comes when, however few blocks and tokens a step has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig
+from sheepop.generate.blocks import BlockManager, Chunk
+from sheepop.generate.engine import Engine, Update
+from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.prompt import Prompt
+from sheepop.generate.request import Request
+from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
+from sheepop.generate.sampler import Row, Sampler
+from sheepop.generate.scheduler import Scheduler
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.tokenizer import CharTokenizer
+
+Build = Callable[..., Transformer]
+BLOCK = 4
+
+NETWORKS: list[dict[str, Any]] = [
+    {},
+    {"position_encoding": "rope", "num_kv_heads": 1, "activation": "swiglu", "norm": "rmsnorm"},
+    {"position_encoding": "rope", "sliding_window": 6},
+    {"position_encoding": "learned", "sliding_window": 3, "sliding_layers": [1]},
+    {"position_encoding": "alibi", "num_kv_heads": 2},
+    {"attention_sinks": True, "attention_soft_cap": 15.0, "qk_norm": "head"},
+    {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3},
+    {"experts": {"count": 4, "per_token": 2}},
+]
+
+
+class Asked:
+    """A request as its user puts it: a prompt, settings, when it comes."""
+
+    def __init__(self, prompt: list[int], config: GenerationConfig, arrival: int, priority: int) -> None:
+        self.prompt, self.config, self.arrival, self.priority = prompt, config, arrival, priority
+
+
+def build_engine(
+    model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, use_cache: bool = True
+) -> Engine:
+    reaches = reaches_of(model)
+    counts = [num_blocks] * len(reaches)
+    scheduler = Scheduler(
+        BlockManager(counts, reaches, BLOCK), max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=99
+    )
+    runner: Runner = PagedRunner(model, PagedCache(model, counts, BLOCK)) if use_cache else RecomputingRunner(model)
+    return Engine(runner, sampler(model), scheduler)
+
+
+def sampler(model: Transformer) -> Sampler:
+    return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool), [3])
+
+
+def as_request(number: int, asked: Asked, model: Transformer) -> Request:
+    return Request(
+        number,
+        Prompt("", asked.prompt),
+        asked.config,
+        CharTokenizer(),
+        frozenset([3]),
+        max_seq_len=model.config.max_seq_len,
+        seed=asked.config.seed or 0,
+        number=number,
+        priority=asked.priority,
+    )
+
+
+def plain(request: Request, model: Transformer) -> list[list[int]]:
+    """Every candidate of a request by the book: the whole context through the network for each token."""
+    texts = []
+    for candidate in request.candidates:
+        written: list[int] = []
+        context = list(request.prompt.token_ids)
+        while len(written) < request.config.max_new_tokens and 3 not in written:
+            logits = model(torch.tensor([context]))[:, -1]
+            row = Row(request.config, request.prompt.token_ids, written, candidate.seed)
+            written.append(sampler(model).choose(logits, [row]).token_ids[0])
+            context.append(written[-1])
+            if len(context) > model.config.max_seq_len:
+                context = context[-max(1, model.config.max_seq_len // 2) :]
+        texts.append(written)
+    return texts
+
+
+def drive(engine: Engine, model: Transformer, everything: list[Asked]) -> tuple[list[Request], list[Update]]:
+    """Runs the engine, each request coming at its step."""
+    requests = [as_request(number, asked, model) for number, asked in enumerate(everything)]
+    updates: list[Update] = []
+    step = 0
+    with torch.inference_mode():
+        while step <= max(asked.arrival for asked in everything) or not engine.is_idle:
+            for asked, request in zip(everything, requests, strict=True):
+                if asked.arrival == step:
+                    engine.add(request)
+            updates += engine.step()
+            step += 1
+            assert step < 3000
+    return requests, updates
+
+
+sampled = st.builds(
+    GenerationConfig,
+    max_new_tokens=st.integers(1, 20),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([None, 5]),
+    top_p=st.sampled_from([0.8, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    num_completions=st.sampled_from([1, 1, 2, 3]),
+    seed=st.integers(0, 5),
+    on_overflow=st.just("slide"),
+)
+asked_for = st.builds(
+    lambda length, tail, *rest: Asked([*range(10, 10 + length), *tail], *rest),
+    st.integers(0, 18),
+    st.lists(st.integers(4, 9), min_size=1, max_size=6),
+    sampled,
+    st.integers(0, 12),
+    st.integers(0, 1),
+)
+
+
+@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@settings(max_examples=6, deadline=None)
+@given(
+    everything=st.lists(asked_for, min_size=1, max_size=6),
+    spare_blocks=st.integers(0, 20),
+    max_tokens=st.integers(4, 40),
+    max_sequences=st.integers(3, 8),
+)
+def test_texts_equal_those_of_a_plain_loop(
+    toy_model: Build, kind: int, everything: list[Asked], spare_blocks: int, max_tokens: int, max_sequences: int
+) -> None:
+    model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
+    budget = max(max_tokens, max_sequences)
+    least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
+    engine = build_engine(
+        model, num_blocks=least + spare_blocks, max_tokens=budget, max_sequences=max_sequences
+    )
+    requests, updates = drive(engine, model, everything)
+    with torch.inference_mode():
+        for request in requests:
+            assert [candidate.token_ids for candidate in request.candidates] == plain(request, model)
+    for request in requests:
+        for candidate, done in zip(request.candidates, request.completions(), strict=True):
+            assert "".join(update.text for update in updates if update.candidate is candidate) == done.text
+    assert engine.scheduler.manager.num_free == engine.scheduler.manager.num_blocks
+
+
+def test_what_was_read_is_not_read_again(toy_model: Build) -> None:
+    model = toy_model()
+    counts: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].numel()))
+    engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4)
+    greedy = GenerationConfig(temperature=0, max_new_tokens=3)
+    drive(engine, model, [Asked(list(range(4, 34)), greedy, 0, 0)])
+    assert counts == [16, 14, 1, 1]
+    counts.clear()
+    # Twenty-eight tokens are seven full blocks that the first request left behind.
+    drive(engine, model, [Asked([*range(4, 32), 90, 91], greedy, 0, 0)])
+    assert counts == [2, 1, 1]
+
+
+def test_several_texts_of_one_prompt_read_it_once(toy_model: Build) -> None:
+    model = toy_model()
+    counts: list[int] = []
+    model.embedding.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].numel()))
+    engine = build_engine(model, num_blocks=40, max_tokens=64, max_sequences=4)
+    config = GenerationConfig(num_completions=3, max_new_tokens=3, seed=2)
+    (request,), _ = drive(engine, model, [Asked(list(range(4, 34)), config, 0, 0)])
+    assert counts[0] == 30
+    assert counts[1] <= 3
+    assert len({tuple(candidate.token_ids) for candidate in request.candidates}) > 1
+
+
+def test_the_likeliest_of_several_texts_are_given(toy_model: Build) -> None:
+    model = toy_model()
+    engine = build_engine(model, num_blocks=60, max_tokens=64, max_sequences=6)
+    config = GenerationConfig(num_completions=2, best_of=6, max_new_tokens=4, seed=1, temperature=2.0)
+    (request,), _ = drive(engine, model, [Asked([5, 6, 7], config, 0, 0)])
+    means = sorted(sum(c.logprobs) / len(c.logprobs) for c in request.candidates)
+    given_ = [sum(done.logprobs) / len(done.logprobs) for done in request.completions()]
+    assert given_ == [means[-1], means[-2]]
+
+
+def test_a_request_that_can_never_run_is_refused(toy_model: Build) -> None:
+    model = toy_model()
+    engine = build_engine(model, num_blocks=5, max_tokens=16, max_sequences=2)
+    config = GenerationConfig(max_new_tokens=30)
+    with pytest.raises(UsageError, match="may need 9 blocks of the cache, and there are 5"):
+        engine.add(as_request(0, Asked([5] * 6, config, 0, 0), model))
+    with pytest.raises(UsageError, match="writes 3 texts at a time, and max_sequences = 2"):
+        engine.add(as_request(0, Asked([5], config.replace(num_completions=3), 0, 0), model))
+    assert engine.is_idle
+
+
+def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build) -> None:
+    model = toy_model()
+    with torch.no_grad():
+        model.embedding.weight[99] = torch.nan
+    engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4)
+    config = GenerationConfig(temperature=0, max_new_tokens=8)
+    (bad, good), updates = drive(
+        engine, model, [Asked([5, 99], config, 1, 0), Asked([5, 6], config.replace(num_completions=2), 0, 0)]
+    )
+    errors = [update for update in updates if update.error is not None]
+    assert [update.request for update in errors] == [bad]
+    assert "not finite" in str(errors[0].error)
+    assert bad.candidates[0].finish_reason == "abort"
+    with torch.inference_mode():
+        assert [candidate.token_ids for candidate in good.candidates] == plain(good, model)
+
+
+@torch.no_grad()
+def test_at_124_million_parameters_logits_agree_within_a_ten_thousandth() -> None:
+    model = build_model(ModelConfig(preset="gpt2"), seed=3).eval()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+    row = torch.randint(0, 50257, (12,), generator=torch.Generator().manual_seed(1)).tolist()
+    whole = model(torch.tensor([row]), logits_to_keep=5)[0]
+    manager = BlockManager([4], [None], BLOCK)
+    cache, table = PagedCache(model, [4], BLOCK), manager.open(row)
+    logits = []
+    for begin, end in ((0, 8), (8, 9), (9, 10), (10, 11), (11, 12)):
+        manager.reserve(table, end - begin)
+        cache.read([Chunk(table, begin, end - begin)])
+        logits.append(model(torch.tensor(row[begin:end])[:, None], cache=cache)[-1])
+        manager.advance(table, row, end)
+    difference = (torch.cat(logits) - whole).abs().max()
+    assert difference / whole.abs().max() < 1e-4
