@@ -17,14 +17,16 @@ from sheepop.generate.engine import Engine, Update
 from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.generate.prompt import Prompt
 from sheepop.generate.request import Request
-from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
+from sheepop.generate.runner import PagedRunner
 from sheepop.generate.sampler import Row, Sampler
 from sheepop.generate.scheduler import Scheduler
+from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
 Build = Callable[..., Transformer]
 BLOCK = 4
+GUESSES = 3
 
 NETWORKS: list[dict[str, Any]] = [
     {},
@@ -46,15 +48,22 @@ class Asked:
 
 
 def build_engine(
-    model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, use_cache: bool = True
+    model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, drafts: str = "none"
 ) -> Engine:
     reaches = reaches_of(model)
     counts = [num_blocks] * len(reaches)
     scheduler = Scheduler(
         BlockManager(counts, reaches, BLOCK), max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=99
     )
-    runner: Runner = PagedRunner(model, PagedCache(model, counts, BLOCK)) if use_cache else RecomputingRunner(model)
-    return Engine(runner, sampler(model), scheduler)
+    drafter: Drafter | None = None
+    if drafts == "lookup":
+        drafter = LookupDrafter(GUESSES, shortest=1)
+    if drafts == "model":
+        blocks = BlockManager(counts, reaches, BLOCK)
+        small = PagedRunner(model, PagedCache(model, counts, BLOCK, lookahead=GUESSES))
+        drafter = ModelDrafter(small, sampler(model), blocks, GUESSES)
+    runner = PagedRunner(model, PagedCache(model, counts, BLOCK, lookahead=GUESSES))
+    return Engine(runner, sampler(model), scheduler, drafter)
 
 
 def sampler(model: Transformer) -> Sampler:
@@ -137,15 +146,22 @@ asked_for = st.builds(
     spare_blocks=st.integers(0, 20),
     max_tokens=st.integers(4, 40),
     max_sequences=st.integers(3, 8),
+    drafts=st.sampled_from(["none", "lookup", "model"]),
 )
 def test_texts_equal_those_of_a_plain_loop(
-    toy_model: Build, kind: int, everything: list[Asked], spare_blocks: int, max_tokens: int, max_sequences: int
+    toy_model: Build,
+    kind: int,
+    everything: list[Asked],
+    spare_blocks: int,
+    max_tokens: int,
+    max_sequences: int,
+    drafts: str,
 ) -> None:
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
-    budget = max(max_tokens, max_sequences)
+    budget = max(max_tokens, max_sequences * (1 if drafts == "none" else 1 + GUESSES))
     least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
     engine = build_engine(
-        model, num_blocks=least + spare_blocks, max_tokens=budget, max_sequences=max_sequences
+        model, num_blocks=least + spare_blocks, max_tokens=budget, max_sequences=max_sequences, drafts=drafts
     )
     requests, updates = drive(engine, model, everything)
     with torch.inference_mode():
@@ -219,6 +235,42 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build) -> 
     assert bad.candidates[0].finish_reason == "abort"
     with torch.inference_mode():
         assert [candidate.token_ids for candidate in good.candidates] == plain(good, model)
+
+
+def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:
+    model = toy_model(max_seq_len=64).double()
+    config = GenerationConfig(max_new_tokens=24, seed=4, temperature=1.0)
+    texts, passes = [], []
+    for drafts in ("none", "model"):
+        engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4, drafts=drafts)
+        asked = Asked([5, 6, 7], config, 0, 0)
+        request = as_request(0, asked, model)
+        engine.add(request)
+        count = 0
+        with torch.inference_mode():
+            while not engine.is_idle:
+                engine.step()
+                count += 1
+        texts.append(request.candidates[0].token_ids)
+        passes.append(count)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 24
+    assert passes == [24, 7]  # the prompt, and then four tokens at a time but for the end
+
+
+def test_what_followed_the_last_time_is_guessed() -> None:
+    drafter = LookupDrafter(3)
+    asked = Asked([1, 2, 3, 4, 5, 9, 2, 3], GenerationConfig(max_new_tokens=9), 0, 0)
+    request = Request(
+        0, Prompt("", asked.prompt), asked.config, CharTokenizer(), frozenset([0]), max_seq_len=64, seed=0
+    )
+    text = request.candidates[0]
+    assert drafter.propose([text]) == [[4, 5, 9]]
+    text.accept(4, 0.0)
+    assert drafter.propose([text]) == [[5, 9, 2]]
+    text.accept(7, 0.0)
+    assert drafter.propose([text]) == [[]]
+    drafter.forget(text)
 
 
 @torch.no_grad()

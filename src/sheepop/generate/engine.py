@@ -9,13 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockTable
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
 from sheepop.generate.scheduler import Grant, Scheduler, Share
+from sheepop.generate.speculation import Drafter
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,20 @@ class Update:
 
 
 class Engine:
-    """Continues requests, any number at a time; see `Scheduler` for who comes first."""
+    """Continues requests, any number at a time; see `Scheduler` for who comes first.
 
-    def __init__(self, runner: Runner, sampler: Sampler, scheduler: Scheduler) -> None:
-        self._runner, self._sampler, self.scheduler = runner, sampler, scheduler
+    A `drafter` guesses tokens, which changes no text. Raises `UsageError` where a step has no room for its guesses.
+    """
+
+    def __init__(
+        self, runner: Runner, sampler: Sampler, scheduler: Scheduler, drafter: Drafter | None = None
+    ) -> None:
+        self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
+        if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
+            raise UsageError(
+                f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses of each of "
+                f"max_sequences = {scheduler.max_sequences} texts. Raise the first, or lower one of the others."
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -53,10 +64,13 @@ class Engine:
         self.scheduler.remove(request)
         if request.beam is not None:
             return self._end_beam(request)
+        for candidate in request.writing if self._drafter is not None else ():
+            self._drafter.forget(candidate)
         return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
 
     def step(self) -> list[Update]:
         """Reads what the scheduler grants, and chooses tokens for every text that was read to its end."""
+        self._guess()
         shares = self.scheduler.schedule()
         if not shares:
             return []
@@ -76,6 +90,19 @@ class Engine:
             else:
                 places += self._places(request, share, first)
         return updates + self._sample(logits, places)
+
+    def _guess(self) -> None:
+        """Has tokens guessed for the texts whose newest token is read next."""
+        if self._drafter is None:
+            return
+        ready = [
+            candidate
+            for request in self.scheduler.running
+            for candidate in cast(Request, request).writing
+            if candidate.table is not None and len(candidate.context) - candidate.table.num_tokens == 1
+        ]
+        for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
+            candidate.drafts = drafts
 
     def _store(self, grant: Grant, num_tokens: int) -> None:
         self.scheduler.manager.advance(grant.chunk.table, grant.reader.context, num_tokens)
@@ -138,6 +165,8 @@ class Engine:
                 candidate.slide()
         else:
             manager.advance(place.table, candidate.context, min(place.end, len(candidate.context) - 1))
+        if candidate.finish_reason is not None and self._drafter is not None:
+            self._drafter.forget(candidate)
         if not candidate.request.writing:
             self.scheduler.remove(candidate.request)
 

@@ -84,6 +84,11 @@ class Candidate:
         return remaining
 
     @property
+    def num_guessable(self) -> int:
+        """Tokens that may be guessed: one less than may be written, and what the context holds."""
+        return max(0, min(self.num_remaining - 1, self.request.max_seq_len - len(self.context)))
+
+    @property
     def position(self) -> int:
         """Index of the next token in prompt and text together."""
         return len(self.request.prompt.token_ids) + len(self.token_ids)

@@ -51,8 +51,8 @@ class Grant(NamedTuple):
 
     @property
     def num_predictions(self) -> int:
-        """How many tokens can be chosen: one behind the whole text and each of the guesses that are read."""
-        return max(0, self.chunk.end - len(self.reader.context) + 1)
+        """How many tokens can be chosen: one behind the whole text, and one behind each guess that is read."""
+        return min(self.chunk.count, max(0, self.chunk.end - len(self.reader.context) + 1))
 
 
 @dataclass

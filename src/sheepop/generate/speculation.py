@@ -1,0 +1,170 @@
+"""Guesses of the next tokens, which the network checks all at once (Leviathan et al. 2023, speculative decoding).
+
+A token that is drawn depends on the logits, the request's seed and the token's place alone. So the token that would be
+drawn behind each guess is drawn, and guesses are kept up to the first that differs: the text is the one that would have
+been written without them, whatever they are. Good guesses save passes, bad ones cost a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
+from sheepop.generate.request import Candidate
+from sheepop.generate.runner import PagedRunner
+from sheepop.generate.sampler import Row, Sampler
+from sheepop.generate.scheduler import Grant, Share
+
+
+class Drafter(Protocol):
+    """Whoever guesses."""
+
+    count: int
+    """The most guesses for a text."""
+
+    def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
+        """The guesses for each of these texts, at most its `num_guessable`, perhaps none."""
+
+    def forget(self, candidate: Candidate) -> None:
+        """Drops what is kept for a text that has ended."""
+
+
+class LookupDrafter:
+    """Guesses that a text goes on as it did the last time that its last `longest` tokens, or fewer, occurred.
+
+    Saxena 2023, prompt lookup decoding.
+    """
+
+    def __init__(self, count: int, *, longest: int = 3, shortest: int = 2) -> None:
+        self.count = count
+        self._sizes = range(longest, shortest - 1, -1)
+        self._indexes: dict[int, _Index] = {}
+
+    def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
+        """What followed in prompt and text."""
+        counts = (min(self.count, candidate.num_guessable) for candidate in candidates)
+        return [self._index(candidate).follows(count) for candidate, count in zip(candidates, counts, strict=True)]
+
+    def forget(self, candidate: Candidate) -> None:
+        """Drops the index of a text."""
+        self._indexes.pop(id(candidate), None)
+
+    def _index(self, candidate: Candidate) -> _Index:
+        index = self._indexes.setdefault(id(candidate), _Index(self._sizes))
+        index.read([*candidate.request.prompt.token_ids, *candidate.token_ids])
+        return index
+
+
+class _Index:
+    """Where each n-gram of a text ended last, before the end of the text."""
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def read(self, tokens: list[int]) -> None:
+        """Takes in what is new; an n-gram is entered once a token follows it."""
+        for end in range(len(self._tokens), len(tokens)):
+            for size in self._sizes:
+                if end >= size:
+                    self._ends[tuple(tokens[end - size : end])] = end
+        self._tokens = tokens
+
+    def follows(self, count: int) -> list[int]:
+        """What followed the longest of the last n-grams that occurred before."""
+        for size in self._sizes:
+            end = self._ends.get(tuple(self._tokens[-size:])) if len(self._tokens) >= size else None
+            if end is not None:
+                return self._tokens[end : end + count]
+        return []
+
+
+class ModelDrafter:
+    """Guesses with a smaller model of the same vocabulary, which draws with the same numbers and so often the same."""
+
+    def __init__(self, runner: PagedRunner, sampler: Sampler, manager: BlockManager, count: int) -> None:
+        self.count = count
+        self._runner, self._sampler, self._manager = runner, sampler, manager
+        self._readers: dict[int, _DraftReader] = {}
+
+    def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
+        """Writes on with the smaller model; a text for which blocks lack gets no more guesses."""
+        readers = [self._reader(candidate) for candidate in candidates]
+        open_ones = readers
+        for _ in range(self.count):
+            open_ones = [reader for reader in open_ones if reader.is_open and self._reserve(reader)]
+            if not open_ones:
+                break
+            shares = [reader.share() for reader in open_ones]
+            logits = self._runner.run(shares)
+            ends = accumulate(share.grants[0].num_predictions for share in shares)
+            logits = logits[torch.tensor([end - 1 for end in ends], device=logits.device)]
+            chosen = self._sampler.choose(logits, [reader.row() for reader in open_ones])
+            for reader, token_id in zip(open_ones, chosen.token_ids, strict=True):
+                self._manager.advance(reader.chunk.table, reader.context, len(reader.context))
+                reader.drafts.append(token_id)
+        return [reader.drafts for reader in readers]
+
+    def forget(self, candidate: Candidate) -> None:
+        """Gives back the blocks of a text."""
+        reader = self._readers.pop(id(candidate), None)
+        if reader is not None and reader.table is not None:
+            self._manager.close(reader.table)
+
+    def _reader(self, candidate: Candidate) -> _DraftReader:
+        """What the smaller model reads of a text; all of it anew where the text has lost its beginning."""
+        reader = self._readers.setdefault(id(candidate), _DraftReader(candidate))
+        reader.drafts = []
+        context = list(candidate.context)
+        if reader.table is not None and context[: len(reader.context)] != reader.context:
+            self._manager.close(reader.table)
+            reader.table = None
+        reader.context = context
+        return reader
+
+    def _reserve(self, reader: _DraftReader) -> bool:
+        """Blocks for what the model has not read."""
+        if reader.table is None:
+            reader.table = self._manager.open(reader.context, reader.salt)
+        table = reader.table
+        if table.num_tokens == len(reader.context) and not reader.drafts:
+            table.num_tokens -= 1  # the newest token is read again, to predict what follows it
+        reader.chunk = Chunk(table, table.num_tokens, len(reader.context) + len(reader.drafts) - table.num_tokens)
+        copies = self._manager.reserve(table, reader.chunk.count)
+        reader.copies = copies or []
+        return copies is not None
+
+
+class _DraftReader:
+    """A text as the smaller model reads it; see `scheduler.Reader`."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        self.context: list[int] = []
+        self.drafts: list[int] = []
+        self.salt = candidate.salt
+        self.table: BlockTable | None = None
+        self.chunk: Chunk
+        self.copies: list[Copy] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another guess is of use."""
+        return len(self.drafts) < self._candidate.num_guessable
+
+    def share(self) -> Share:
+        """What a pass reads of it."""
+        return Share(self._candidate.request, [Grant(self, self.chunk)], self.copies)
+
+    def row(self) -> Row:
+        """How its next guess is drawn: as the token itself will be."""
+        candidate = self._candidate
+        request = candidate.request
+        return Row(
+            request.config, request.prompt.token_ids, [*candidate.token_ids, *self.drafts], candidate.seed
+        )
