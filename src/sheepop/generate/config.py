@@ -94,6 +94,14 @@ class GenerationConfig(Config):
     """The same seed gives the same text; `null` draws one and reports it."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these strings."""
+    json_schema: dict[str, Any] | None = None
+    """The text is JSON that fits this schema; `{}` is any JSON."""
+    regex: str | None = None
+    """The whole text matches this regular expression."""
+    choice: tuple[str, ...] = ()
+    """The text is one of these."""
+    grammar: str | None = None
+    """The text follows this grammar, in the form of Lark that llguidance reads."""
     stop_token_ids: tuple[int, ...] = ()
     """The text ends with the first of these tokens."""
     use_cache: bool = True

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockTable
 from sheepop.generate.request import Candidate, Request
@@ -25,7 +25,7 @@ class Update:
 
     candidate: Candidate
     text: str = ""
-    error: CheckpointError | None = None
+    error: SheepOpError | None = None
 
     @property
     def request(self) -> Request:
@@ -123,21 +123,28 @@ class Engine:
 
     def _sample(self, logits: Tensor, places: list[_Place]) -> list[Update]:
         """Chooses a token behind each text and each of its guesses; those behind a wrong guess are not used."""
-        if not places:
-            return []
-        rows = [row for place in places for row in place.rows()]
-        where = [place.first + number for place in places for number in range(place.count)]
+        updates: list[Update] = []
+        rows: list[Row] = []
+        sampled: list[_Place] = []
+        for place in places:
+            try:
+                rows += place.rows()
+                sampled.append(place)
+            except UsageError as error:
+                updates += self._fail(place.candidate, error)
+        if not rows:
+            return updates
+        where = [place.first + number for place in sampled for number in range(place.count)]
         if where != list(range(len(logits))):
             logits = logits[torch.tensor(where, device=logits.device)]
         choice = self._sampler.choose(logits, rows)
-        updates: list[Update] = []
         begin = 0
-        for place in places:
+        for place in sampled:
             chosen = range(begin, begin := begin + place.count)
             if place.candidate.finish_reason is not None:
                 continue  # its request failed at another of its texts
             if not all(choice.usable[row] for row in chosen):
-                updates += self._fail(place.candidate)
+                updates += self._fail(place.candidate, _not_finite(place.candidate))
                 continue
             updates.append(Update(place.candidate, self._accept(place, choice, chosen)))
             self._settle(place)
@@ -170,13 +177,8 @@ class Engine:
         if not candidate.request.writing:
             self.scheduler.remove(candidate.request)
 
-    def _fail(self, candidate: Candidate) -> list[Update]:
-        """Ends a request whose logits are not finite."""
-        error = CheckpointError(
-            f"The network's logits for the token at position {candidate.position} of prompt {candidate.request.index} "
-            "and its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its "
-            "training diverged. Use an earlier checkpoint."
-        )
+    def _fail(self, candidate: Candidate, error: SheepOpError) -> list[Update]:
+        """Ends the request of a text that cannot be continued."""
         return [replace(update, error=error) for update in self.abort(candidate.request)]
 
     def _extend(self, request: Request, logits: Tensor) -> list[Update]:
@@ -184,7 +186,7 @@ class Engine:
         beam, manager = request.beam, self.scheduler.manager
         assert beam is not None
         if not self._sampler.are_usable(logits).all():
-            return self._fail(request.candidates[0])
+            return self._fail(request.candidates[0], _not_finite(request.candidates[0]))
         before, prompt = request.branches, request.candidates[0].context
         parents = beam.extend(self._sampler.log_probabilities(logits))
         request.branches = []
@@ -208,6 +210,14 @@ class Engine:
         return [Update(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
 
 
+def _not_finite(candidate: Candidate) -> CheckpointError:
+    return CheckpointError(
+        f"The network's logits for the token at position {candidate.position} of prompt {candidate.request.index} and "
+        "its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its training "
+        "diverged. Use an earlier checkpoint."
+    )
+
+
 @dataclass(frozen=True)
 class _Place:
     """A text that is continued: its tokens up to `end` were read, and `count` logits from row `first` on follow it."""
@@ -226,7 +236,12 @@ class _Place:
     def rows(self) -> Iterator[Row]:
         """The text, and the text with each of its guesses that were read."""
         candidate = self.candidate
-        request = candidate.request
+        request, guesses = candidate.request, candidate.drafts[: self.count - 1]
+        allowed: list[Tensor | None] = [None] * self.count
+        if candidate.matcher is not None:
+            # Behind a guess that is not allowed nothing is used, so anything may stand there.
+            found = candidate.matcher.allowed_behind(guesses)
+            allowed = [*found, *[found[-1]] * (self.count - len(found))]
         for number in range(self.count):
-            written = [*candidate.token_ids, *candidate.drafts[:number]]
-            yield Row(request.config, request.prompt.token_ids, written, candidate.seed)
+            written = [*candidate.token_ids, *guesses[:number]]
+            yield Row(request.config, request.prompt.token_ids, written, candidate.seed, allowed[number])

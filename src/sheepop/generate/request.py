@@ -10,6 +10,7 @@ from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
 from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.constraints import Matcher
 from sheepop.generate.prompt import Prompt
 from sheepop.generate.sampler import Likeliest
 from sheepop.generate.scheduler import Reader
@@ -60,6 +61,7 @@ class Candidate:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.likeliest: list[Likeliest] = []
+        self.matcher = None if request.matcher is None else request.matcher.fork()
         self.finish_reason: FinishReason | None = None
         self.drafts: list[int] = []
         self.salt = request.salt
@@ -110,6 +112,8 @@ class Candidate:
             self.likeliest.append(likeliest)
         if token_id in self.request.end_ids:
             return self.finish("stop")
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         self.context.append(token_id)
         shown = self._show(self._stop.push(self._decoder.push(token_id)))
         if self._stop.matched is not None:
@@ -150,7 +154,8 @@ class Candidate:
 class Request:
     """A prompt, how to continue it, and the texts that are written: `num_candidates` of them, or those of a beam.
 
-    `seed` is the request's own, a function of the caller's seed and the prompt's `index`. A token of `end_ids` ends a
+    `seed` is the request's own, a function of the caller's seed and the prompt's `index`. `matcher` knows the grammar
+    that the text has to follow. A token of `end_ids` ends a
     text. Requests of smaller `priority` go first, of equal priority in the order of their `number`. Only requests of one
     `tenant` share what the cache holds.
     """
@@ -168,10 +173,11 @@ class Request:
         number: int = 0,
         priority: int = 0,
         tenant: str = "",
+        matcher: Matcher | None = None,
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
-        self.max_seq_len = max_seq_len
+        self.max_seq_len, self.matcher = max_seq_len, matcher
         self.end_ids = end_ids.union(config.stop_token_ids)
         self.order = (priority, number)
         # Keys and values of a target depend on its source.

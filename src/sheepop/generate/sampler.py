@@ -111,7 +111,7 @@ class Sampler:
         _at(scores, _entries(rows, _counted), torch.sub)
         for place, row in enumerate(rows):
             if row.allowed is not None:
-                scores[place].masked_fill_(~row.allowed, -torch.inf)
+                scores[place].masked_fill_(~row.allowed.to(scores.device), -torch.inf)
         return scores
 
 

@@ -1,0 +1,168 @@
+"""Texts that follow a grammar: a JSON schema, a regular expression, one of several texts, or a grammar in Lark's form.
+
+Which tokens may come next is computed by llguidance, from the bytes of each token. A grammar is compiled in a process
+within limits of time and memory before it is compiled here: one that explodes harms nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.core.bounded import BoundedProcess, BoundedProcessError, MemoryLimitError, TimeLimitError
+from sheepop.core.errors import UsageError
+from sheepop.generate.config import GenerationConfig
+from sheepop.tokenizer import Tokenizer
+
+_CHILD = "sheepop.generate.grammar_child"
+_SECONDS, _MEMORY_BYTES = 5.0, 512 * 2**20
+_LONGEST = 1_000_000
+_DEEPEST = 200
+
+
+class Grammars:
+    """Compiles the grammars of requests for a tokenizer, and a model whose logits have `num_rows`.
+
+    A text that is complete may only end, with one of `end_ids`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_rows: int, end_ids: Sequence[int]) -> None:
+        self._tokenizer, self._num_rows, self._end_ids = tokenizer, num_rows, sorted(end_ids)
+        self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=_SECONDS)
+        # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def matcher(self, config: GenerationConfig) -> Matcher | None:
+        """A matcher for the text of a request, None where every text is allowed.
+
+        Raises `UsageError` for a grammar that is not one, or takes too much time or memory.
+        """
+        name, grammar = self._grammar(config)
+        if grammar is None:
+            return None
+        if len(grammar) > _LONGEST:
+            raise UsageError(f"{name} has {len(grammar):,} characters; at most {_LONGEST:,} are accepted.")
+        try:
+            wrong = self._thread.submit(self._compile, grammar).result()
+        except TimeLimitError:
+            raise UsageError(f"{name} takes longer than {_SECONDS:g} s to compile. Simplify it.") from None
+        except MemoryLimitError:
+            raise UsageError(f"{name} takes more than {_MEMORY_BYTES:,} bytes to compile. Simplify it.") from None
+        except BoundedProcessError as error:
+            raise UsageError(f"{name} cannot be compiled: {error}") from None
+        if wrong:
+            raise UsageError(f"{name} is not valid: {wrong.strip()}")
+        return Matcher(self._library.LLMatcher(self._vocabulary, grammar, log_level=0), self._num_rows, self._end_ids)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._thread.submit(self._process.close)
+        self._thread.shutdown()
+
+    def _grammar(self, config: GenerationConfig) -> tuple[str, str | None]:
+        """What the request calls its grammar, and the grammar in llguidance's form."""
+        if config.json_schema is not None:
+            if _depth(config.json_schema) > _DEEPEST:
+                raise UsageError(f"json_schema is nested deeper than {_DEEPEST} levels. Simplify it.")
+            return "json_schema", self._library.LLMatcher.grammar_from_json_schema(json.dumps(config.json_schema))
+        if config.regex is not None:
+            return "regex", self._library.LLMatcher.grammar_from_regex(config.regex)
+        if config.choice:
+            return "choice", "start: " + " | ".join(map(json.dumps, config.choice))
+        return "grammar", config.grammar
+
+    def _compile(self, grammar: str) -> str:
+        (wrong,) = self._process.request(grammar)
+        return str(wrong)
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise UsageError(f'Constrained output needs llguidance: pip install "sheepop[serve]" ({error})') from None
+        return llguidance
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """The tokenizer as llguidance reads it."""
+        return self._library.LLTokenizer(
+            self._library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._end_ids)),
+            n_vocab=max(self._num_rows, self._tokenizer.vocab_size),
+            eos_token=list(self._end_ids),
+        )
+
+
+class Matcher:
+    """How far a text has followed its grammar."""
+
+    def __init__(self, matcher: Any, num_rows: int, end_ids: Sequence[int]) -> None:
+        self._matcher, self._num_rows, self._end_ids = matcher, num_rows, list(end_ids)
+
+    def allowed(self) -> Tensor:
+        """True for the tokens that may come next (V,); where nothing more may, those that end a text.
+
+        Raises `UsageError` where the grammar turned out to be too complex.
+        """
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise UsageError(f"The grammar cannot be followed any further: {self._matcher.get_error()}")
+        words = torch.frombuffer(bytearray(bits), dtype=torch.uint8)
+        allowed = (words[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[: self._num_rows].bool()
+        if not allowed.any():
+            allowed[self._end_ids] = True
+        return allowed
+
+    def accept(self, token_id: int) -> None:
+        """Goes on behind a token, which was allowed."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
+
+    def fork(self) -> Matcher:
+        """A second matcher at the same place."""
+        return Matcher(self._matcher.deep_copy(), self._num_rows, self._end_ids)
+
+    def allowed_behind(self, guesses: Sequence[int]) -> list[Tensor]:
+        """What is allowed behind the text, and behind each of the guesses up to the first that is not allowed."""
+        found = [self.allowed()]
+        taken = 0
+        for guess in guesses:
+            if not found[-1][guess] or self._matcher.is_stopped() or not self._matcher.consume_token(guess):
+                break
+            taken += 1
+            found.append(self.allowed())
+        self._matcher.rollback(taken)
+        return found
+
+
+class _Vocabulary:
+    """A tokenizer with the names that llguidance asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = end_ids[0], tokenizer.special_id("bos")
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_tokens.values())
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists and objects are nested, found without recursion."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth

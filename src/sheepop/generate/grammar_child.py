@@ -1,0 +1,19 @@
+"""What runs in the process that compiles grammars within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+
+from sheepop.core.bounded_child import Alive, serve
+
+
+def compile_grammar(request: Any, _: Alive) -> Iterator[Any]:
+    """What is wrong with a grammar in llguidance's form; nothing where it compiles."""
+    yield LLMatcher.validate_grammar(request)
+
+
+if __name__ == "__main__":
+    serve(compile_grammar)

@@ -1,0 +1,99 @@
+"""Constrained output: texts of a network that knows nothing follow their grammar all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig
+from sheepop.generate.constraints import Grammars
+from sheepop.model import Transformer
+from sheepop.tokenizer import CharTokenizer
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    characters = CharTokenizer()
+    found = Grammars(characters, characters.vocab_size, [characters.eos_id])
+    yield found
+    found.close()
+
+
+def write(grammars: Grammars, settings: dict[str, object], seed: int, most: int = 400) -> str:
+    """Random tokens, of those that are allowed, to the end of the text."""
+    characters, draw = CharTokenizer(), torch.Generator().manual_seed(seed)
+    matcher = grammars.matcher(GenerationConfig(**settings))
+    assert matcher is not None
+    written: list[int] = []
+    for _ in range(most):
+        choices = matcher.allowed().nonzero()[:, 0]
+        # The end, where it is allowed, half of the time.
+        token = int(choices[torch.randint(len(choices), (1,), generator=draw)])
+        if characters.eos_id in choices.tolist() and torch.rand((), generator=draw) < 0.5:
+            token = characters.eos_id
+        if token == characters.eos_id:
+            return characters.decode(written)
+        written.append(token)
+        matcher.accept(token)
+    raise AssertionError("the text did not end")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_follow_their_grammar(grammars: Grammars, seed: int) -> None:
+    assert re.fullmatch(r"[a-c]{2,5}/\d", write(grammars, {"regex": r"[a-c]{2,5}/\d"}, seed))
+    assert write(grammars, {"choice": ("yes", "no", 'a "quoted" one', "é")}, seed) in ("yes", "no", 'a "quoted" one', "é")
+    assert write(grammars, {"grammar": 'start: "(" start ")" | "x"'}, seed).strip("()") == "x"
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 40}, "b": {"enum": ["u", "v"]}},
+        "required": ["n", "b"],
+        "additionalProperties": False,
+    }
+    found = json.loads(write(grammars, {"json_schema": schema}, seed))
+    assert found.keys() == {"n", "b"}
+    assert 3 <= found["n"] <= 40
+    assert found["b"] in ("u", "v")
+
+
+def test_guesses_are_followed_and_taken_back(grammars: Grammars) -> None:
+    characters = CharTokenizer()
+    matcher = grammars.matcher(GenerationConfig(regex="abc|abd"))
+    assert matcher is not None
+    a, b, c, x = (characters.encode(letter)[0] for letter in "abcx")
+    behind = matcher.allowed_behind([a, b, x])
+    assert [allowed.nonzero()[:, 0].tolist() for allowed in behind[:2]] == [[a], [b]]
+    assert characters.decode(behind[2].nonzero()[:, 0].tolist()) == "cd"
+    assert len(behind) == 3
+    for token in (a, b, c):
+        assert matcher.allowed()[token]
+        matcher.accept(token)
+    assert matcher.allowed().nonzero()[:, 0].tolist() == [characters.eos_id]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"regex": "(a|b"}, "(?s)regex is not valid: .*unclosed group"),
+        ({"grammar": "start: nothing"}, "grammar is not valid"),
+        ({"json_schema": {"type": "nosuch"}}, "json_schema is not valid: Invalid type: nosuch"),
+        ({"regex": "a" * 1_000_001}, "regex has .* characters; at most 1,000,000"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(grammars: Grammars, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        grammars.matcher(GenerationConfig(**settings))
+
+
+def test_a_schema_of_ten_thousand_levels_is_refused(grammars: Grammars) -> None:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(10_000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(UsageError, match="deeper than 200 levels"):
+        grammars.matcher(GenerationConfig.model_construct(json_schema=schema))
