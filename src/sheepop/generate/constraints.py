@@ -58,7 +58,9 @@ class Grammars:
             raise UsageError(f"{name} cannot be compiled: {error}") from None
         if wrong:
             raise UsageError(f"{name} is not valid: {wrong.strip()}")
-        return Matcher(self._library.LLMatcher(self._vocabulary, grammar, log_level=0), self._num_rows, self._end_ids)
+        limits = self._library.LLParserLimits(verbose_errors=False)  # the rest is not for the eyes of a client
+        matcher = self._library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        return Matcher(matcher, self._num_rows, self._end_ids)
 
     def close(self) -> None:
         """Ends the process."""
