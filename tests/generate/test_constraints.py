@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sheepop.core.errors import UsageError
-from sheepop.generate import GenerationConfig
+from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.constraints import Grammars
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
@@ -97,3 +97,21 @@ def test_a_schema_of_ten_thousand_levels_is_refused(grammars: Grammars) -> None:
         schema = {"type": "array", "items": schema}
     with pytest.raises(UsageError, match="deeper than 200 levels"):
         grammars.matcher(GenerationConfig.model_construct(json_schema=schema))
+
+
+def test_a_generator_writes_what_is_asked_for(toy_model: Callable[..., Transformer]) -> None:
+    characters = CharTokenizer()
+    generator = Generator(toy_model(vocab_size=characters.vocab_size), characters)
+    asked = [
+        GenerationConfig(regex=r"\d{3}-[xyz]+;", seed=1, num_completions=3, max_new_tokens=60),
+        GenerationConfig(choice=("left", "right"), seed=2),
+        GenerationConfig(seed=3, max_new_tokens=9),
+    ]
+    found = generator.generate(["a", "b", "c"], asked)
+    assert len(found) == 5
+    assert all(re.fullmatch(r"\d{3}-[xyz]+;", done.text) for done in found[:3] if done.finish_reason == "stop")
+    assert all(re.fullmatch(r"\d{3}-[xyz]*;?", done.text) for done in found[:3])
+    assert found[3].text in ("left", "right")
+    assert found[3].finish_reason == "stop"
+    # Those beside it are as if alone, but for its place in the call.
+    assert found[4] == generator.generate(["a", "b", "c"], asked[2])[2]

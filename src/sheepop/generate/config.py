@@ -11,6 +11,12 @@ from sheepop.core.config import Config, validate
 from sheepop.core.errors import UsageError
 
 
+# What says which texts are allowed.
+GRAMMARS = ("json_schema", "regex", "choice", "grammar")
+# What beam search reads.
+_OF_SEARCH = ("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed", "use_cache")
+
+
 def requested(
     *,
     max_new_tokens: int | None = None,
@@ -115,6 +121,11 @@ class GenerationConfig(Config):
         """Whether the likeliest token is taken each time."""
         return self.temperature == 0
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the text has to follow a grammar."""
+        return any(getattr(self, name) not in (None, ()) for name in GRAMMARS)
+
     @model_validator(mode="before")
     @classmethod
     def _search_does_not_draw(cls, given: Any) -> Any:
@@ -125,9 +136,6 @@ class GenerationConfig(Config):
 
     @model_validator(mode="after")
     def _check_search(self) -> GenerationConfig:
-        def is_set(name: str) -> bool:
-            return bool(getattr(self, name) != type(self).model_fields[name].default)
-
         if self.num_beams == 1:
             return self
         if not self.greedy:
@@ -135,11 +143,21 @@ class GenerationConfig(Config):
                 f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
                 f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
             )
-        for name in ("top_k", "top_p", "repetition_penalty", "stop", "on_overflow"):
-            if is_set(name):
-                raise ValueError(
-                    f"num_beams = {self.num_beams} does not go with {name} = {getattr(self, name)!r}; leave one out"
-                )
+        for name, field in type(self).model_fields.items():
+            if name not in _OF_SEARCH and (value := getattr(self, name)) != field.get_default(call_default_factory=True):
+                raise ValueError(f"num_beams = {self.num_beams} does not go with {name} = {value!r}; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> GenerationConfig:
+        if self.best_of is not None and self.best_of < self.num_completions:
+            raise ValueError(
+                f"best_of = {self.best_of} is less than num_completions = {self.num_completions}, which are chosen "
+                "from them"
+            )
+        names = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
+        if len(names) > 1:
+            raise ValueError(f"a text follows one grammar, and {' and '.join(names)} are given")
         return self
 
     @field_validator("stop")

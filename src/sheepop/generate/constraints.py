@@ -34,6 +34,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, num_rows: int, end_ids: Sequence[int]) -> None:
         self._tokenizer, self._num_rows, self._end_ids = tokenizer, num_rows, sorted(end_ids)
+        if not end_ids:
+            raise UsageError("Constrained output needs a token that ends a text, and this tokenizer has none.")
         self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=_SECONDS)
         # Linux ends the process with the thread that started it, so one thread of this object's own asks it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")

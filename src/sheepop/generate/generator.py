@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
 from sheepop.generate.prompt import read_prompt
@@ -144,6 +146,10 @@ class Generator:
             runner = PagedRunner(self.model, PagedCache(self.model, counts, _BLOCK_SIZE))
         return Engine(runner, Sampler(self._forbidden, self._end_ids), scheduler)
 
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.model.config.vocabulary, sorted(self._end_ids))
+
     def _requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
     ) -> list[Request]:
@@ -169,6 +175,7 @@ class Generator:
             max_seq_len=self.model.config.max_seq_len,
             seed=drawn_seed if config.seed is None else config.seed,
             number=index,
+            matcher=self._grammars.matcher(config) if config.is_constrained else None,
         )
 
 
