@@ -114,4 +114,4 @@ def test_a_generator_writes_what_is_asked_for(toy_model: Callable[..., Transform
     assert found[3].text in ("left", "right")
     assert found[3].finish_reason == "stop"
     # Those beside it are as if alone, but for its place in the call.
-    assert found[4] == generator.generate(["a", "b", "c"], asked[2])[2]
+    assert found[4].token_ids == generator.generate(["a", "b", "c"], asked[2])[2].token_ids
