@@ -28,14 +28,14 @@ def requested(
 ) -> GenerationConfig:
     """The settings of a request, by the names of the command line's options; what is left out is at its default.
 
-    A request that names no length wants a text, and not one that ends where the context does: its context slides.
+    The context of a request without a length slides, so that its text need not end where the context does.
     Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other.
     """
     if greedy and temperature:
-        raise UsageError(f"greedy means a temperature of 0, and temperature is {temperature:g}. Leave one out.")
+        raise UsageError(f"greedy means a temperature of 0, but temperature is {temperature:g}. Leave one of them out.")
     searches = beams is not None and beams != 1
     if length_penalty is not None and not searches:
-        raise UsageError("length_penalty is for beams above 1, and nothing else reads it. Leave it out, or set beams.")
+        raise UsageError("length_penalty applies only to beams above 1. Leave it out, or set beams.")
     if isinstance(stop, str):
         stop = [stop]
     given = {
@@ -62,14 +62,14 @@ class GenerationConfig(Config):
     temperature: float = Field(default=0.8, ge=0.0)
     """Below 1 sharpens the distribution, above 1 flattens it, 0 always takes the likeliest token."""
     top_k: int | None = Field(default=None, ge=1)
-    """Draw among the k likeliest tokens; `null` is all."""
+    """Draw from the k likeliest tokens; `null` draws from all."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Draw among the fewest tokens that together have this probability; 1 is all."""
+    """Draw from the smallest set of tokens that together have this probability; 1 draws from all."""
     # The bounds are far outside of use; beyond them products with logits could overflow.
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Above 1 makes tokens of the prompt and of the text so far less likely."""
+    """Above 1 makes tokens less likely that are already in the prompt or the text."""
     num_beams: int = Field(default=1, ge=1, le=1024, strict=True)
-    """The texts that beam search follows at a time, without drawing; 1 takes one token after the other."""
+    """How many texts beam search follows at a time, without drawing; 1 means no beam search."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)
     """How much beam search favours long texts; 0 compares probabilities."""
     seed: int | None = None
@@ -77,10 +77,10 @@ class GenerationConfig(Config):
     stop: tuple[str, ...] = ()
     """The text ends before the first of these strings."""
     use_cache: bool = True
-    """Keep keys and values; `false` runs the network on the whole text for every token."""
+    """Cache keys and values; `false` runs the network on the whole text for every token."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
-    """`refuse` a prompt that fills the context and stop at its end; `slide`: refuse such a prompt too, but write on
-    without the oldest tokens; `window`: cut the prompt as well."""
+    """When the context is full: `refuse` refuses a prompt that fills it and stops at its end; `slide` refuses such a
+    prompt too, but continues without the oldest tokens; `window` also cuts the prompt."""
 
     @property
     def greedy(self) -> bool:
@@ -104,13 +104,14 @@ class GenerationConfig(Config):
             return self
         if not self.greedy:
             raise ValueError(
-                f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
-                f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
+                f"num_beams = {self.num_beams} searches for the likeliest text and draws nothing, so temperature = "
+                f"{self.temperature} cannot be combined with it. Leave it out, or set it to 0"
             )
         for name in ("top_k", "top_p", "repetition_penalty", "stop", "on_overflow"):
             if is_set(name):
                 raise ValueError(
-                    f"num_beams = {self.num_beams} does not go with {name} = {getattr(self, name)!r}; leave one out"
+                    f"num_beams = {self.num_beams} cannot be combined with {name} = {getattr(self, name)!r}; "
+                    "leave one out"
                 )
         return self
 
