@@ -29,7 +29,7 @@ endif
 help:
 	@echo "make quickstart    make a language model from real files and let it write"
 	@echo "                     MINUTES=5 budget, DATA=PATH your own files, OUTPUT=runs/quickstart,"
-	@echo "                     OPTIONS=--overwrite to replace the run there, --resume to go on with it"
+	@echo "                     OPTIONS=--overwrite to replace the run there, --resume to continue it"
 	@echo "make test          every test that a Python environment can run"
 	@echo "make test-system   tests that need programs of the operating system"
 	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"

@@ -23,7 +23,7 @@ from sheepop.tokenizer import Tokenizer
 class LanguageModel:
     """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits.
 
-    That of an encoder-decoder is called with the ids of sources (B, S) and of targets (B, T).
+    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T).
     """
 
     model: Transformer
@@ -34,8 +34,8 @@ class LanguageModel:
     def generate(self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any) -> Completion:
         """Continues `prompt`; keyword arguments are those of `requested`, named as ``sheepop generate`` names them.
 
-        `on_text` hears the text as it is written. Raises `ConfigError` for a setting that is out of range, `UsageError`
-        for one that is unknown and for a prompt that is empty or too long.
+        `on_text` is called with the text as it is written. Raises `ConfigError` for a setting that is out of range,
+        `UsageError` for one that is unknown and for a prompt that is empty or too long.
         """
         return self.generate_batch([prompt], on_text=on_text and (lambda _, text: on_text(text)), **settings)[0]
 
@@ -54,8 +54,8 @@ class LanguageModel:
 def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> LanguageModel:
     """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
-    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. They need no gradients;
-    ``lm.model.requires_grad_()`` makes them trainable.
+    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. The weights have
+    no gradients; ``lm.model.requires_grad_()`` makes them trainable.
     """
     loaded = load_model(path, resolve_device(device), dtype_named(dtype))
     return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids)
@@ -64,7 +64,7 @@ def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> La
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:
     """Reads the tokenizer of a tokenizer file or directory, or of a model, run or corpus.
 
-    Read are ``tokenizer.json``, SentencePiece models, tiktoken's rank files and GPT-2's ``encoder.json`` with
+    It reads ``tokenizer.json``, SentencePiece models, tiktoken's rank files and GPT-2's ``encoder.json`` with
     ``vocab.bpe``; `pattern` says how a rank file cuts text, where its name does not.
     """
     return find_tokenizer(path, pattern)

@@ -72,7 +72,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path, model: Transformer, tokeni
 
 def test_an_existing_target_is_not_overwritten(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     save_model(tmp_path / "m", model, tokenizer, {"first": True})
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         save_model(tmp_path / "m", model, tokenizer, {})
     assert load_model(tmp_path / "m").provenance == {"first": True}
     save_model(tmp_path / "m", model, tokenizer, {"first": False}, replace=True)
@@ -142,7 +142,7 @@ def test_tensors_that_do_not_fit_are_all_named(tmp_path: Path, model: Transforme
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path, model: Transformer) -> None:
     save_model(tmp_path / "m", model, CharTokenizer("äöüß€"), {})
-    with pytest.raises(CheckpointError, match="133 tokens but the model only 131"):
+    with pytest.raises(CheckpointError, match="133 tokens, but the model has only 131"):
         load_model(tmp_path / "m")
 
 

@@ -32,7 +32,7 @@ def steps_after(run: RunDirectory, count: int) -> RunDirectory:
 def test_a_new_run_needs_an_empty_place(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(UsageError, match="not empty and does not hold a run"):
+        with pytest.raises(UsageError, match="not empty and is not a run"):
             RunDirectory.create(tmp_path, overwrite=overwrite)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -205,7 +205,7 @@ def test_no_run_is_replaced_by_one_that_is_made_from_it(tmp_path: Path, name: st
     link.symlink_to(run.path)
     for place, path in itertools.product((run.path, link), repeat=2):
         with (
-            pytest.raises(UsageError, match=r"is to be made from .*, which is part of the run"),
+            pytest.raises(UsageError, match=r"would be made from .*, which is part of the run"),
             RunDirectory.starting(place, overwrite=True, reading=[path / name]),
         ):
             raise AssertionError

@@ -184,5 +184,5 @@ def test_trained_weights_are_read_where_they_are_expected_and_refused_where_they
     assert read_trained_weights(tmp_path / "plain", expected=False) is None
     with pytest.raises(CheckpointError, match=r"weights\.safetensors is missing"):
         read_trained_weights(tmp_path / "plain", expected=True)
-    with pytest.raises(CheckpointError, match=r"holds averaged weights, .* but this run averages none"):
+    with pytest.raises(CheckpointError, match=r"has averaged weights, .* but this run does not average weights"):
         read_trained_weights(tmp_path / "averaged", expected=False)

@@ -102,7 +102,7 @@ def test_vectors_of_another_size_are_refused(tmp_path: Path):
     path = tmp_path / "vectors.txt"
     path.write_bytes(text(VECTORS))
     with pytest.raises(
-        ConfigError, match=r"have 3 numbers, and the model's have 64 \(model\.d_model\)\. Set model\.d_model=3"
+        ConfigError, match=r"have 3 numbers, but the model's have 64 \(model\.d_model\)\. Set model\.d_model=3"
     ):
         read_word_vectors(path, IDS, 64)
 
@@ -110,26 +110,26 @@ def test_vectors_of_another_size_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (struct.pack("<ii", 793712314, 12) + b"x" * 50, r"whole fastText model, .* Take the \.vec file"),
+        (struct.pack("<ii", 793712314, 12) + b"x" * 50, r"complete fastText model, .* Use the \.vec file"),
         (gzip.compress(text(VECTORS), mtime=0), "compressed with gzip. Unpack it first"),
-        (b"", "is no file of word vectors"),
-        (b"one\n", "is no file of word vectors"),
-        (b"word not numbers\n", "is no file of word vectors"),
-        (b"\x00" * 5000, "is no file of word vectors"),
-        (b"99999999999 99999999999\n", "is no file of word vectors"),
+        (b"", "is not a file of word vectors"),
+        (b"one\n", "is not a file of word vectors"),
+        (b"word not numbers\n", "is not a file of word vectors"),
+        (b"\x00" * 5000, "is not a file of word vectors"),
+        (b"99999999999 99999999999\n", "is not a file of word vectors"),
         (text(VECTORS)[:-8], "is damaged: word 4 does not have 3 numbers"),
-        (b"5 3\n" + text(VECTORS, header=False), "announces 5 words and has 4"),
-        (b"2 3\na 1 2 3\nhello 1 x 3\n", "the vector of 'hello' holds what is no number"),
-        (b"2 3\na 1 2 3\nhello 1 1_0 3\n", "the vector of 'hello' holds what is no number"),
+        (b"5 3\n" + text(VECTORS, header=False), "announces 5 words but has 4"),
+        (b"2 3\na 1 2 3\nhello 1 x 3\n", "the vector of 'hello' contains something that is not a number"),
+        (b"2 3\na 1 2 3\nhello 1 1_0 3\n", "the vector of 'hello' contains something that is not a number"),
         (b"2 3\na 1 2 3\nhello 1 2 1_0\n", "word 2 does not have 3 numbers"),
         (b"2 3\na  1  2  3\nhello  1  2\n", "word 2 does not have 3 numbers"),
-        (b"2 3\na 1 2 3\nhello 1 nan 3\n", "the vector of 'hello' holds numbers that are not finite"),
+        (b"2 3\na 1 2 3\nhello 1 nan 3\n", "the vector of 'hello' has numbers that are not finite"),
         (b"2 3\na 1 2 3\nhello 1 2\n", "word 2 does not have 3 numbers"),
         (b"2 3\na 1 2 3\nhello 1 2 3 4\n", "word 2 does not have 3 numbers"),
-        (b"2 3\na 1 2 3\nhello 1 2 1e50\n", "the vector of 'hello' holds numbers that are not finite"),
-        (b"1 3\na 1 2 3\nhello 1 2 3\n", "damaged or truncated: it announces 1 words and has 2"),
+        (b"2 3\na 1 2 3\nhello 1 2 1e50\n", "the vector of 'hello' has numbers that are not finite"),
+        (b"1 3\na 1 2 3\nhello 1 2 3\n", "damaged or truncated: it announces 1 words but has 2"),
         (b"2 3\na 1 2 3\n" + b"b" * 5000 + b" 1 2 3\n", "word 2 does not have 3 numbers"),
-        (binary(VECTORS)[:-3], "damaged or truncated: word 4 of 4 is not whole"),
+        (binary(VECTORS)[:-3], "damaged or truncated: word 4 of 4 is incomplete"),
         (binary(VECTORS) + b"more 1234", "more than the 4 words that it announces"),
         (binary({"a": [1.0], "hello": [float("inf")]}).replace(b"2 1", b"2 1"), "numbers that are not finite"),
     ],

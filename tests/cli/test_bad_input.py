@@ -126,12 +126,12 @@ def test_an_output_that_holds_something_else(
 ) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     result = run("train", "--data", text_folder, "--output", tmp_path, "--overwrite", "-q", *tiny)
-    assert_refused(result, 2, "not empty and does not hold a run")
+    assert_refused(result, 2, "not empty and is not a run")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_resume_and_overwrite_together(run: Run, trained: Path) -> None:
-    assert_refused(run("train", "--resume", trained, "--overwrite"), 2, "give one of them")
+    assert_refused(run("train", "--resume", trained, "--overwrite"), 2, "give only one of them")
 
 
 def test_resume_of_what_is_no_run(run: Run, tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_resume_of_what_is_no_run(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step-00000006", "config.yaml"])
 def test_resume_of_a_part_of_a_run_names_the_run(run: Run, trained: Path, part: str) -> None:
-    assert_refused(run("train", "--resume", trained / part), 2, f"is a part of the run in {trained}.", "--fork")
+    assert_refused(run("train", "--resume", trained / part), 2, f"is part of the run in {trained}.", "--fork")
 
 
 def test_resume_with_other_settings(run: Run, trained: Path) -> None:
     result = run("train", "--resume", trained, "-q", "training.learning_rate=0.5")
-    assert_refused(result, 2, "training.learning_rate was 0.001, now 0.5")
+    assert_refused(result, 2, "training.learning_rate was 0.001 and is now 0.5")
 
 
 def test_a_corpus_built_with_another_tokenizer(
@@ -237,7 +237,9 @@ def test_text_for_the_tokenizer_that_is_not_utf_8(launcher: Launcher, trained: P
 
 
 def test_a_step_has_no_other_split(run: Run, trained: Path) -> None:
-    assert_refused(run("data", "show", trained, "--step", 1, "--split", "validation"), 2, "--split belongs to --tokens")
+    assert_refused(
+        run("data", "show", trained, "--step", 1, "--split", "validation"), 2, "--split is only for --tokens"
+    )
 
 
 def test_an_unknown_benchmark(run: Run) -> None:
@@ -298,7 +300,7 @@ def test_an_output_whose_name_is_taken_is_wrong_usage(
     shutil.copytree(trained, tmp_path / "copy")
     places = {"TEXT": text_folder, "RUN": trained, "COPY": tmp_path / "copy"}
     result = run(*(places.get(part, part) for part in command), "--output", tmp_path / "taken")
-    assert result.code == 2 and "already there" in result.err.replace("there already", "already there")
+    assert result.code == 2 and "already" in result.err
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -333,4 +335,4 @@ def test_a_name_that_no_file_can_have(run: Run, text_folder: Path, tmp_path: Pat
     config.write_text(setting.format("a\\0b").replace("'", '"'))
     data = () if "paths" in setting else ("--data", text_folder)
     output = () if "output" in setting else ("--output", tmp_path / "run")
-    assert_refused(run("train", "--config", config, *data, *output, "-q"), 2, "a path holds a NUL character")
+    assert_refused(run("train", "--config", config, *data, *output, "-q"), 2, "a path cannot contain a NUL character")

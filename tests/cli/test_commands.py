@@ -286,13 +286,13 @@ def test_the_guides_own_command_with_its_config(run: Run, text_folder: Path, tmp
 def test_a_step_of_a_run_is_one_that_it_has(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("data", "show", trained, "--step", 6).err == ""
     beyond = run("data", "show", trained, "--step", 7)
-    assert (beyond.code, beyond.out) == (2, "") and "has 6 steps, and --step is 7" in beyond.err
+    assert (beyond.code, beyond.out) == (2, "") and "has 6 steps, but --step is 7" in beyond.err
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text(
         (trained / "config.yaml").read_text().replace("max_steps: 6", "max_steps: 9")
     )
     ahead = run("data", "show", tmp_path / "run", "--step", 7)
-    assert ahead.code == 0 and ahead.out and "latest checkpoint is that of step 6: step 7 reads this" in ahead.err
+    assert ahead.code == 0 and ahead.out and "latest checkpoint is from step 6. Step 7 will read this" in ahead.err
 
 
 def test_doctor_names_the_interpreter_and_torch(run: Run) -> None:

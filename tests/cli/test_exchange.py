@@ -118,9 +118,9 @@ def changed(directory: Path, **keys: object) -> None:
 def test_bad_sources(run: Run, foreign: Path, tmp_path: Path) -> None:
     output = tmp_path / "ours"
     assert_refused(run("import", tmp_path / "nowhere", "-o", output), 3, "does not exist")
-    assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file, but no GGUF file")
+    assert_refused(run("import", foreign / "config.json", "-o", output), 3, "is a file, but not a GGUF file")
     (tmp_path / "empty").mkdir()
-    assert_refused(run("import", tmp_path / "empty", "-o", output), 3, "holds no config.json")
+    assert_refused(run("import", tmp_path / "empty", "-o", output), 3, "has no config.json")
     changed(foreign, vocab_size=129)
     assert_refused(run("import", foreign, "-o", output), 3, "model.embed_tokens.weight has shape")
     changed(foreign, vocab_size=128, sliding_magic=4)
@@ -167,7 +167,7 @@ SPOILERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "a tokenizer with too many tokens": (
         lambda directory: CharTokenizer("äöüßéèà漢字").save(directory),
-        ("137 tokens but the model only 128 embedding rows", "use the tokenizer of this model"),
+        ("137 tokens, but the model has only 128 embedding rows", "use the tokenizer of this model"),
     ),
     "a config of another task": (
         lambda directory: changed(directory, architectures=["LlamaForSequenceClassification"]),
@@ -193,8 +193,8 @@ def test_what_was_spoiled_is_said_in_one_paragraph(run: Run, foreign: Path, tmp_
 @pytest.mark.parametrize(
     ("spoil", "parts"),
     [
-        (lambda file: replaced(file, 4, struct.pack("<I", 9)), ("GGUF version 9", "Convert the model anew")),
-        (lambda file: replaced(file, 4, struct.pack(">I", 3)), ("big-endian", "Convert the model anew")),
+        (lambda file: replaced(file, 4, struct.pack("<I", 9)), ("GGUF version 9", "Convert the model again")),
+        (lambda file: replaced(file, 4, struct.pack(">I", 3)), ("big-endian", "Convert the model again")),
         (lambda file: file.write_bytes(file.read_bytes()[:-50]), ("would end at byte", "download it again")),
         (lambda file: file.write_bytes(file.read_bytes()[:50]), ("bytes are left", "download it again")),
         (lambda file: replaced(file, file.stat().st_size - 1, b"\x7f"), ("its checksum differs",)),
@@ -253,12 +253,12 @@ def test_nan_is_warned_of_even_when_quiet(run: Run, foreign: Path, tmp_path: Pat
     save_file(tensors, foreign / "model.safetensors")
     done = run("import", foreign, "-o", tmp_path / "ours", "-q")
     assert (done.code, done.out) == (0, "")
-    assert "NaN or infinity stands in final_norm.weight" in done.err
+    assert "There are NaN or infinite values in final_norm.weight" in done.err
 
 
 def test_what_no_family_expresses(run: Run, trained: Path, tmp_path: Path) -> None:
     result = run("export", trained, "--format", "hf", "-o", tmp_path / "hf")
-    assert_refused(result, 3, "position_encoding (sinusoidal, there learned)", "llama: ")
+    assert_refused(result, 3, "position_encoding (sinusoidal here, learned there)", "llama: ")
     assert not (tmp_path / "hf").exists()
 
 
@@ -266,9 +266,9 @@ def test_an_output_in_use(run: Run, llama: Path, foreign: Path, tmp_path: Path) 
     (tmp_path / "thesis.txt").write_text("years of work")
     assert_refused(run("export", llama, "--format", "hf", "-o", tmp_path, "--overwrite"), 2, "is not an export")
     assert_refused(run("export", llama, "--format", "hf", "-o", foreign), 2, "--overwrite")
-    assert_refused(run("import", foreign, "-o", tmp_path, "--overwrite"), 2, "holds", "Choose another place")
-    assert_refused(run("import", foreign, "-o", foreign / "ours"), 2, "lies in", "Choose a place outside of it")
-    assert_refused(run("export", llama, "-o", llama / "hf"), 2, "lies in", "Choose a place outside of it")
+    assert_refused(run("import", foreign, "-o", tmp_path, "--overwrite"), 2, "contains", "Choose another place")
+    assert_refused(run("import", foreign, "-o", foreign / "ours"), 2, "is inside", "Choose a place outside it")
+    assert_refused(run("export", llama, "-o", llama / "hf"), 2, "is inside", "Choose a place outside it")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     assert_refused(run("import", foreign, "-o", tmp_path / "other", "--overwrite"), 2, "is not a model")

@@ -76,4 +76,4 @@ def test_early_stopping_without_held_out_text_is_refused(
     settings = ("training.early_stopping=2", "data.validation_fraction=0")
     done = run("train", "--data", text_folder, "--output", tmp_path / "run", *tiny, *settings)
     assert done.code == 2
-    assert "none is held out" in done.err
+    assert "no text is held out" in done.err

@@ -37,7 +37,7 @@ def test_a_command_ends_quietly_when_nobody_reads_on(launcher: Launcher, argumen
 def test_results_on_a_full_disk_are_an_error_that_says_so(launcher: Launcher):
     with Path("/dev/full").open("wb") as full:
         done = launcher.run("--version", stdout=full.fileno())
-    assert done.code == 1 and done.err.startswith("Error: Standard output cannot be written: No space left on device.")
+    assert done.code == 1 and done.err.startswith("Error: Cannot write to standard output: No space left on device.")
 
 
 @pytest.mark.parametrize("gone", [closed_pipe, terminal_that_is_gone])

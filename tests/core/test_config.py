@@ -128,10 +128,10 @@ def test_a_list_of_one_text_may_be_written_without_brackets():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("texts=3", "texts = 3: a list is needed here, in brackets"),
+        ("texts=3", "texts = 3: must be a list, in brackets"),
         ("chosen=c", "chosen.0 = 'c': input should be 'a' or 'b'"),
-        ("pair=one", "pair = 'one': a list is needed here, in brackets"),
-        ("numbers=1", "numbers = 1: a list is needed here, in brackets"),
+        ("pair=one", "pair = 'one': must be a list, in brackets"),
+        ("numbers=1", "numbers = 1: must be a list, in brackets"),
     ],
 )
 def test_what_is_no_list_of_texts_needs_its_brackets(override: str, message: str):
@@ -148,13 +148,13 @@ def test_an_empty_file_changes_nothing():
 @pytest.mark.parametrize(
     ("text", "is_json", "message"),
     [
-        ("seed: 1\nseed: 2\n", False, "test, line 2: not valid YAML (the key 'seed' stands twice)."),
-        ("model:\n  bias: 1\n  bias: 1\n", False, "test, line 3: not valid YAML (the key 'bias' stands twice)."),
-        ('{"seed": 1, "seed": 2}', True, "test: the key 'seed' stands twice."),
+        ("seed: 1\nseed: 2\n", False, "test, line 2: not valid YAML (the key 'seed' appears twice)."),
+        ("model:\n  bias: 1\n  bias: 1\n", False, "test, line 3: not valid YAML (the key 'bias' appears twice)."),
+        ('{"seed": 1, "seed": 2}', True, "test: the key 'seed' appears twice."),
         ("seed: [1\n", False, "test, line 2: not valid YAML"),
         ('{"seed": 1,\n nope}', True, "test, line 2: not valid JSON"),
-        ("- 1\n- 2\n", False, "test holds a list; a config is a mapping of keys to values."),
-        ("just words", False, "test holds a str"),
+        ("- 1\n- 2\n", False, "test must be a mapping of keys to values, not list."),
+        ("just words", False, "test must be a mapping of keys to values, not str"),
         ("a: !!python/object/apply:os.system [ls]", False, "could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", False, "test, line 2: not valid YAML (but found another document)."),
         ("[" * 100_000, True, "test: nested too deeply for a config."),
@@ -218,7 +218,7 @@ def test_a_section_that_is_null_is_begun_by_an_override_of_a_key_in_it():
 
 
 def test_an_override_with_a_key_twice_is_refused():
-    with pytest.raises(ConfigError, match="the key 'a' stands twice"):
+    with pytest.raises(ConfigError, match="the key 'a' appears twice"):
         apply_overrides({}, ["model={a: 1, a: 2}"])
 
 
@@ -258,7 +258,7 @@ def test_merge_goes_section_by_section():
         ({"seed": "many"}, "seed = 'many': input should be a valid integer"),
         ({"model": {"dropout": float("nan")}}, "model.dropout = nan: input should be a finite number"),
         ({"model": {"dropout": "inf"}}, "model.dropout = 'inf': input should be a finite number"),
-        ({"name": 2024}, "name = 2024: input should be a valid string; to give this as text, write it in quotes"),
+        ({"name": 2024}, "name = 2024: input should be a valid string; to give it as text, put it in quotes"),
         ({1: 2}, "1 = 1: keys should be strings"),
         ({"model": 3}, "model = 3: input should be a valid dictionary"),
     ],
@@ -278,7 +278,7 @@ def test_a_refusal_names_key_value_and_what_is_allowed(tree: dict[str, Any], mes
     ],
 )
 def test_a_truth_value_is_no_number(tree: dict[str, Any]):
-    assert "a number is needed here, not true or false" in refusal(tree)
+    assert "must be a number, not true or false" in refusal(tree)
 
 
 def test_literals_of_the_right_kind_are_read():

@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path):
 
 def test_a_directory_in_the_way_is_named(tmp_path: Path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(StorageError, match=r"Cannot write .*/a: a directory of that name is in the way"):
+    with pytest.raises(StorageError, match=r"Cannot write .*/a: a directory with that name is in the way"):
         write_atomic(tmp_path / "a", "text")
     assert names(tmp_path) == ["a"]
 
@@ -110,7 +110,7 @@ def test_a_large_file_appears_whole(tmp_path: Path):
     with atomic_file(target) as place:
         place.write_bytes(b"one")
         assert not target.exists()
-    with pytest.raises(StorageError, match="already there"), atomic_file(target):
+    with pytest.raises(StorageError, match="already exists"), atomic_file(target):
         pytest.fail("the work began")
     with pytest.raises(ZeroDivisionError), atomic_file(target, replace=True) as place:
         place.write_bytes(b"two")
@@ -189,10 +189,10 @@ def test_a_target_that_holds_something_is_refused_before_any_work(tmp_path: Path
     (tmp_path / "model").mkdir()
     with atomic_directory(tmp_path / "model") as place:  # an empty directory holds nothing to lose
         fill(place, "one")
-    with pytest.raises(StorageError, match="already there"), atomic_directory(tmp_path / "model"):
+    with pytest.raises(StorageError, match="already exists"), atomic_directory(tmp_path / "model"):
         pytest.fail("the work began")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="already there"), atomic_directory(tmp_path / "file"):
+    with pytest.raises(StorageError, match="already exists"), atomic_directory(tmp_path / "file"):
         pytest.fail("the work began")
 
 

@@ -123,9 +123,9 @@ def test_a_directory_killed_after_the_two_renames_is_the_new_one(tmp_path: Path)
 def test_a_link_to_nowhere_is_a_target_that_holds_something(tmp_path: Path) -> None:
     for name in ("model", "file"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="already there"), atomic_file(tmp_path / "file"):
+    with pytest.raises(StorageError, match="already exists"), atomic_file(tmp_path / "file"):
         pytest.fail("the work began")
-    with pytest.raises(StorageError, match="already there"), atomic_directory(tmp_path / "model"):
+    with pytest.raises(StorageError, match="already exists"), atomic_directory(tmp_path / "model"):
         pytest.fail("the work began")
     directory_of(tmp_path / "model", "new")
     assert not (tmp_path / "model").is_symlink()

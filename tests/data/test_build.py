@@ -263,7 +263,7 @@ class TestOutputInTheWay:
         (tmp_path / "corpus").mkdir()
         (tmp_path / "corpus/mine.txt").write_text("precious")
         for overwrite in (False, True):
-            with pytest.raises(OutputError, match=r"is there already and is no corpus"):
+            with pytest.raises(OutputError, match=r"already exists and is not a corpus"):
                 build(root, overwrite=overwrite)
         assert (tmp_path / "corpus/mine.txt").read_text() == "precious"
 
@@ -275,7 +275,7 @@ class TestOutputInTheWay:
         root = tree({"a.txt": "1\n2\n"})
         build(root)
         (root / "b.txt").write_text("3\n4\n")
-        with pytest.raises(DataError, match="was built of other input, by other settings"):
+        with pytest.raises(DataError, match="was built from different input, with different settings"):
             build(root)
         assert build(root, overwrite=True).manifest["files"]["read"] == 2
 
@@ -317,7 +317,7 @@ class TestOutputInTheWay:
     def test_a_corpus_is_not_text(self, build: Build, tree: Tree) -> None:
         root = tree({"a.txt": "1\n2\n", "b.txt": "3\n"})
         inside = build(root, output="input/corpus")
-        with pytest.raises(DataError, match="is a finished corpus already"):
+        with pytest.raises(DataError, match="is already a finished corpus"):
             build(inside.directory, output="again")
         again = build(root, output="again")
         assert [(line["file"], line["reason"]) for line in quarantine(again)] == [("corpus/", "corpus")]

@@ -67,7 +67,7 @@ def test_a_missing_shard_is_named_even_without_checksums(corpus: Corpus) -> None
 
 def test_a_newer_format_is_refused(corpus: Corpus) -> None:
     change_manifest(corpus, format_version=4)
-    with pytest.raises(DataError, match=r"has corpus format 4, and this SheepOp reads formats up to 3. Upgrade"):
+    with pytest.raises(DataError, match=r"has corpus format 4, but this SheepOp reads formats up to 3. Upgrade"):
         Corpus.open(corpus.directory)
 
 

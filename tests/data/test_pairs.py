@@ -125,7 +125,7 @@ def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted() -> None:
 
 @pytest.mark.parametrize("document", [[10, 11, 12], [10, EOS], [10, EOS, BOS]], ids=str)
 def test_a_document_that_is_no_pair_is_named(document: list[int]) -> None:
-    with pytest.raises(DataError, match="Document 1 of the corpus is no pair"):
+    with pytest.raises(DataError, match="Document 1 of the corpus is not a pair"):
         PairBounds.of(TokenSplit.from_documents([DOCUMENTS[0], document]), EOS)
 
 
@@ -266,7 +266,7 @@ def test_every_line_that_is_no_pair_is_refused_with_its_reason_and_counted(build
     }
     details = {line["place"]: line["detail"] for line in lines}
     assert details["line 2"] == "there is no column 'target' among 'source'"
-    assert details["line 4"] == "its field 'target' is a number, and a pair has two texts"
+    assert details["line 4"] == "its field 'target' is a number, but a pair needs two texts"
     assert details["line 7"] == "its field 'target' is empty"
     assert corpus.manifest["files"]["refused_parts"] == {"empty": 2, "invalid": 7, "missing": 2, "undecodable": 1}
 
@@ -298,7 +298,7 @@ def test_pairs_in_place_of_text_are_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in MANY))
     config = DataConfig(paths=(str(tmp_path / "pairs.jsonl"),))
     with pytest.raises(
-        DataError, match=r"pair 40\. Pairs of source and target are what model\.architecture=encoder_decoder"
+        DataError, match=r"pair 40\. Pairs of source and target are for model\.architecture=encoder_decoder"
     ):
         build_corpus(config, TokenizerConfig(algorithm="char"), tmp_path / "corpus", seed=0, console=Console.silent())
 

@@ -242,7 +242,7 @@ def test_a_build_by_other_settings_or_of_other_input_is_refused_with_a_remedy(fa
         added.unlink()
     for refused in refusals:
         assert (refused.code, refused.out) != (0, "")
-        assert "already exists, and was built of other input, by other settings" in refused.err
+        assert "already exists, but was built from different input, with different settings" in refused.err
         assert "Replace it with --overwrite, or choose another output directory." in refused.err
         assert "Traceback" not in refused.err
     assert content(farm.corpus) == before

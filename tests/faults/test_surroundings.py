@@ -97,7 +97,7 @@ def test_data_that_vanishes_while_a_run_trains(reference: Reference, tmp_path: P
         (corpus / "tokens").rename(tmp_path / "aside")
         code, said = process.go_on()
     assert code == 3
-    assert_one_paragraph(said, "train-00000.bin was there when it was opened, and is gone now", "--resume")
+    assert_one_paragraph(said, "train-00000.bin has disappeared since it was opened", "--resume")
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     assert_whole(run, latest=json.loads(metrics[-1])["step"])
     still_gone = reference.finished(reference.options(run, data=corpus, resume=True))
@@ -114,6 +114,6 @@ def test_a_sink_that_hangs_keeps_no_run_from_its_end(reference: Reference, tmp_p
     write = ("sheepop.train.sinks.services", "TensorBoard.write", 5)
     done = reference.disturbed("time.sleep(10**6)", *write, options).wait()
     assert done.code == 0
-    assert "TensorBoard did not finish in time and is left behind" in done.err
+    assert "TensorBoard did not finish in time and was given up" in done.err
     assert "metrics.jsonl has all of them" in done.err
     reference.require_equal(run)

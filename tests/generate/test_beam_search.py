@@ -185,13 +185,13 @@ def test_the_pieces_of_a_searched_text_and_a_stop_are_handed_on(toy_model, chara
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.8}, "draws nothing, so temperature = 0.8 has no place"),
-        ({"top_k": 3}, "num_beams = 4 does not go with top_k = 3"),
-        ({"top_p": 0.5}, r"num_beams = 4 does not go with top_p = 0\.5"),
+        ({"temperature": 0.8}, "draws nothing, so temperature = 0.8 cannot be combined with it"),
+        ({"top_k": 3}, "num_beams = 4 cannot be combined with top_k = 3"),
+        ({"top_p": 0.5}, r"num_beams = 4 cannot be combined with top_p = 0\.5"),
         ({"num_beams": "4"}, "num_beams = '4': input should be a valid integer"),
-        ({"stop": "x"}, r"num_beams = 4 does not go with stop = \('x',\)"),
-        ({"repetition_penalty": 1.2}, "num_beams = 4 does not go with repetition_penalty = 1.2"),
-        ({"on_overflow": "window"}, "num_beams = 4 does not go with on_overflow = 'window'"),
+        ({"stop": "x"}, r"num_beams = 4 cannot be combined with stop = \('x',\)"),
+        ({"repetition_penalty": 1.2}, "num_beams = 4 cannot be combined with repetition_penalty = 1.2"),
+        ({"on_overflow": "window"}, "num_beams = 4 cannot be combined with on_overflow = 'window'"),
     ],
 )
 def test_what_beams_cannot_be_had_with_is_refused(settings: dict[str, object], message: str) -> None:

@@ -48,7 +48,12 @@ def write(grammars: Grammars, settings: dict[str, object], seed: int, most: int 
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_follow_their_grammar(grammars: Grammars, seed: int) -> None:
     assert re.fullmatch(r"[a-c]{2,5}/\d", write(grammars, {"regex": r"[a-c]{2,5}/\d"}, seed))
-    assert write(grammars, {"choice": ("yes", "no", 'a "quoted" one', "é")}, seed) in ("yes", "no", 'a "quoted" one', "é")
+    assert write(grammars, {"choice": ("yes", "no", 'a "quoted" one', "é")}, seed) in (
+        "yes",
+        "no",
+        'a "quoted" one',
+        "é",
+    )
     assert write(grammars, {"grammar": 'start: "(" start ")" | "x"'}, seed).strip("()") == "x"
     schema = {
         "type": "object",

@@ -354,8 +354,8 @@ def test_token_ids_are_prompts_too(toy_model: Build, characters: CharTokenizer) 
         ([[]], "empty"),
         ([[5, 128]], "token id 128 at position 1 is not in the vocabulary. Ids run from 0 to 127"),
         ([[-1]], "token id -1 at position 0"),
-        ([[1.5]], "neither text nor a list of token ids"),
-        ([7], "neither text nor a list of token ids"),
+        ([[1.5]], "must be text or a list of integer token ids"),
+        ([7], "must be text or a list of integer token ids"),
         (["bad \udcff byte"], "not valid Unicode text: character 4"),
     ],
 )
@@ -367,7 +367,7 @@ def test_a_prompt_that_cannot_be_continued_is_refused(
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(toy_model: Build) -> None:
-    with pytest.raises(TokenizerError, match="129 tokens and the model only 128"):
+    with pytest.raises(TokenizerError, match="129 tokens, but the model has only 128"):
         Generator(toy_model(), CharTokenizer("é"))
 
 

@@ -23,7 +23,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "n-grams": {"ngrams": {"orders": [2, 4], "rows": 64}},
     "convolutions": {"short_convolution": 3},
     "n-grams, convolutions, window": {
-        "ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 5, "sliding_window": 6
+        "ngrams": {"orders": [2, 3], "rows": 64},
+        "short_convolution": 5,
+        "sliding_window": 6,
     },
 }
 

@@ -119,9 +119,9 @@ def test_a_target_may_fill_its_own_context_whatever_the_length_of_its_source(bui
 
 def test_a_source_that_does_not_fit_and_a_window_are_refused(build: Build, characters) -> None:
     generator = Generator(build(), characters)
-    with pytest.raises(UsageError, match="has 32 tokens, and the encoder's max_seq_len = 32 holds at most 31"):
+    with pytest.raises(UsageError, match="has 32 tokens, but the encoder's max_seq_len = 32 has room for 31"):
         generator.generate(["a" * 32])
-    with pytest.raises(UsageError, match="drops the beginning of a text, which a target needs"):
+    with pytest.raises(UsageError, match="drops the beginning of a text, but a target needs it"):
         generator.generate(["a"], GenerationConfig(on_overflow="window"))
     with pytest.raises(UsageError, match="is empty"):
         generator.generate([""])

@@ -79,17 +79,17 @@ def test_the_text_holds_every_check_and_counts_those_that_want_a_look():
     checks = (
         Check("torch", "ok", "2.13.0"),
         Check("numpy", "ok", "2.4.6"),
-        Check("pydantic", "missing", "not installed", "Without it nothing.", "pip install it"),
+        Check("pydantic", "missing", "not installed", "Without it, nothing.", "pip install it"),
         check_compiler(with_(compiler=None)),
     )
     text = render_doctor(DoctorReport(checks, LAPTOP, {"cpu float32": 123.4e9, "cuda float32": 45.6e12}))
     lines = text.splitlines()
     assert lines[0] == "none  pydantic                   not installed"
-    assert lines[1:3] == [" " * 33 + "Without it nothing.", " " * 33 + "pip install it"]
+    assert lines[1:3] == [" " * 33 + "Without it, nothing.", " " * 33 + "pip install it"]
     assert "ok    Libraries                  torch 2.13.0, numpy 2.4.6" in lines
     assert "ok    Matrix peak, cpu float32   123 GFLOP/s" in lines
     assert "ok    Matrix peak, cuda float32  45.6 TFLOP/s" in lines
-    assert lines[-1] == "2 of 4 checks want a look."
+    assert lines[-1] == "2 of 4 checks need attention."
     assert max(map(len, lines)) <= 110
 
 

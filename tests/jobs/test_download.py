@@ -50,7 +50,7 @@ def test_the_limit_and_the_token_are_handed_on_and_an_interrupt_says_what_now(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "download_dataset", interrupted)
-    with pytest.raises(Interrupted, match="What has come is kept: the same command goes on with it") as raised:
+    with pytest.raises(Interrupted, match="kept; run the same command again to resume") as raised:
         download("wikitext-2", str(tmp_path), limit="1MB", token="hf_x")
     assert raised.value.exit_code == 130
     assert given == [("wikitext-2", tmp_path, 1_000_000, "hf_x")]

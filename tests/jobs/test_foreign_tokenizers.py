@@ -178,7 +178,7 @@ def test_source_and_target_are_told_apart_whatever_a_tokenizer_puts_around_text(
 
 
 def test_a_tokenizer_that_encodes_text_as_the_end_is_refused_for_pairs(tmp_path: Path):
-    with pytest.raises(TokenizerError, match="encodes some text as its eos_token, which parts the source"):
+    with pytest.raises(TokenizerError, match="encodes some text as its eos_token, which separates the source"):
         pairs_of(tmp_path, ignorant(tmp_path / "tokenizer"))
 
 

@@ -74,7 +74,7 @@ def test_words_that_are_there_twice_are_counted(vectors: Path, capsys: pytest.Ca
     again = build_model(config, 0)
     set_initial_embeddings(again, ours, vectors, Console())
     assert torch.equal(again.embedding.weight, first.embedding.weight)
-    assert "has 1 vectors more for words that it had before; of each the first counts" in capsys.readouterr().err
+    assert "has 1 further vector for words it already had; the first vector" in capsys.readouterr().err
 
 
 def run_config(notes: Path, output: Path, path: Path, *, d_model: int = 16, **training: Any) -> SheepOpConfig:
@@ -123,7 +123,7 @@ def test_a_run_begins_with_them_and_goes_on_without_the_file(notes: Path, vector
 def test_a_size_that_does_not_fit_and_a_missing_file_are_refused_before_a_step(
     notes: Path, vectors: Path, tmp_path: Path
 ):
-    with pytest.raises(ConfigError, match=r"have 16 numbers, and the model's have 32 .* Set model\.d_model=16"):
+    with pytest.raises(ConfigError, match=r"have 16 numbers, but the model's have 32 .* Set model\.d_model=16"):
         run_training(run_config(notes, tmp_path / "run", vectors, d_model=32))
     with pytest.raises(DataError, match="absent cannot be read"):
         run_training(run_config(notes, tmp_path / "run", tmp_path / "absent"))
@@ -133,9 +133,9 @@ def test_a_size_that_does_not_fit_and_a_missing_file_are_refused_before_a_step(
 def test_vectors_of_no_token_and_a_fork_are_refused(notes: Path, vectors: Path, tmp_path: Path):
     other = tmp_path / "other.txt"
     other.write_text("xyzzy" + " 1.0" * 16 + "\n")
-    with pytest.raises(ConfigError, match=r"none of the 1 words in .*other\.txt is a token"):
+    with pytest.raises(ConfigError, match=r"other\.txt has 1 word, none of which is a token"):
         run_training(run_config(notes, tmp_path / "run", other))
-    with pytest.raises(ConfigError, match="is for a new network, and the weights of parent have embeddings"):
+    with pytest.raises(ConfigError, match="is for a new network, but the weights of parent already have embeddings"):
         run_training(run_config(notes, tmp_path / "fork", vectors), fork=Path("parent"))
 
 

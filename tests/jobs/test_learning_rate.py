@@ -56,6 +56,6 @@ def test_it_computes_as_a_run_does(configured: Configured, tmp_path: Path, monke
 
 def test_a_place_that_holds_a_run_is_refused(configured: Configured, tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UsageError, match="holds a run, and a range test is none"):
+    with pytest.raises(UsageError, match=r"holds a run\. Choose another --output for the range test"):
         find_rate(configured(tmp_path / "run"))
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["checkpoints"]

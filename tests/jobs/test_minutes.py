@@ -79,7 +79,7 @@ def test_a_run_that_is_given_other_steps_no_longer_looks_at_the_clock(timed: She
     assert longer.steps == more
     kept = read_run_config(RunDirectory.open(outcome.run)).training
     assert (kept.max_steps, kept.pace) == (more, ())
-    with pytest.raises(ConfigError, match=r"belongs to a run of .* and max_steps is 7"):
+    with pytest.raises(ConfigError, match=r"belongs to a run of .* but max_steps is 7"):
         load_config(None, ["training.max_steps=7", "training.pace=[[0, 30], [5, 20]]"])
 
 

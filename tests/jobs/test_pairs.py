@@ -167,7 +167,7 @@ def test_a_corpus_that_was_built_before_is_taken(pairs: Path, tmp_path: Path) ->
     corpus = tmp_path / "corpus"
     build([str(pairs), "data.extract.pair=[source,target]", "tokenizer.algorithm=char"], corpus, None, Console.silent())
     assert run(corpus, tmp_path / "run", *PAIRS).steps == 4
-    with pytest.raises(ConfigError, match="holds pairs of source and target, and a decoder learns from text"):
+    with pytest.raises(ConfigError, match="holds pairs of source and target, but a decoder learns from text"):
         run(corpus, tmp_path / "other", *TOY)
 
 
@@ -176,12 +176,12 @@ def test_text_is_refused_by_an_encoder_decoder(text: Path, tmp_path: Path) -> No
         run(text, tmp_path / "run", *PAIRS)
     corpus = tmp_path / "corpus"
     build([str(text), "tokenizer.algorithm=char"], corpus, None, Console.silent())
-    with pytest.raises(ConfigError, match="holds text, and an encoder-decoder learns from pairs"):
+    with pytest.raises(ConfigError, match="holds text, but an encoder-decoder learns from pairs"):
         run(corpus, tmp_path / "run", *PAIRS)
 
 
 def test_pairs_are_refused_by_a_decoder(pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Pairs of source and target are what model\.architecture=encoder_decoder"):
+    with pytest.raises(DataError, match=r"Pairs of source and target are for model\.architecture=encoder_decoder"):
         run(pairs, tmp_path / "run", *TOY)
     with pytest.raises(ConfigError, match=r"data\.extract\.pair reads pairs"):
         run(pairs, tmp_path / "run", *TOY, "data.extract.pair=[source,target]")

@@ -47,7 +47,7 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     again = quickstart(tmp_path / "run", device="cpu", resume=True)  # knows whose text it was
     assert again.scores == outcome.scores
     assert [c.text for c in again.completions] == [c.text for c in outcome.completions]
-    with pytest.raises(ConfigError, match=r"training\.max_minutes was 0\.05, now 0\.1"):
+    with pytest.raises(ConfigError, match=r"training\.max_minutes was 0\.05 and is now 0\.1"):
         quickstart(tmp_path / "run", minutes=0.1, device="cpu", resume=True)
 
 

@@ -82,16 +82,16 @@ def test_a_budget_that_is_spent_is_said_and_nothing_is_trained(run: Path) -> Non
     before, words = (run / "metrics.jsonl").read_bytes(), io.StringIO()
     resume(run, console=Console(quiet=True, file=words))
     assert words.getvalue() == (
-        "Warning: All 4 steps of this run are taken. To train for longer, raise training.max_steps.\n"
+        "Warning: All 4 steps of this run have been taken. To train for longer, raise training.max_steps.\n"
     )
     assert (run / "metrics.jsonl").read_bytes() == before
-    with pytest.raises(ConfigError, match=r"max_steps = 3, but the run has taken 4 steps already\. Give at least"):
+    with pytest.raises(ConfigError, match=r"max_steps = 3, but the run has already taken 4 steps\. Give at least"):
         resume(run, "training.max_steps=3")
 
 
 @pytest.mark.parametrize("budget", ["max_minutes=5", "max_tokens=1000000", "max_epochs=9"])
 def test_more_of_another_budget_is_refused_and_not_ignored(run: Path, budget: str) -> None:
-    with pytest.raises(ConfigError, match=r"was None, now .* To train for longer, raise training\.max_steps\."):
+    with pytest.raises(ConfigError, match=r"was None and is now .* To train for longer, raise training\.max_steps\."):
         resume(run, f"training.{budget}")
     assert steps(run) == 4
 
@@ -100,7 +100,7 @@ def test_a_run_without_any_checkpoint_begins_again_and_says_so(run: Path) -> Non
     shutil.rmtree(run / "checkpoints")
     before, words = timeless(run), io.StringIO()
     resume(run, console=Console(quiet=True, file=words))
-    assert words.getvalue() == f"Warning: {run} has no checkpoint, so its run begins again.\n"
+    assert words.getvalue() == f"Warning: {run} has no checkpoint, so the run starts from the beginning.\n"
     assert timeless(run) == before
 
 
@@ -122,7 +122,7 @@ def test_a_run_without_any_whole_checkpoint_is_refused_and_kept(run: Path) -> No
     for step in directory.steps():
         (directory.checkpoint(step) / "model.safetensors").write_bytes(b"")
     before, steps_before = directory.metrics_file.read_bytes(), directory.steps()
-    with pytest.raises(CheckpointError, match=r"No checkpoint in .* is whole, so the run cannot go on"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint in .* is intact, so the run cannot be resumed"):
         resume(run, "training.max_steps=6")
     assert (directory.metrics_file.read_bytes(), directory.steps()) == (before, steps_before)
 
@@ -157,7 +157,7 @@ def test_a_change_that_is_taken_back_is_not_ignored(run: Path) -> None:
     resume(run, "training.log_interval=3")
     resume(run, "training.log_interval=10")
     assert resolved(run)["training"]["log_interval"] == 10
-    with pytest.raises(ConfigError, match=r"max_steps = 4, but the run has taken 6 steps"):
+    with pytest.raises(ConfigError, match=r"max_steps = 4, but the run has already taken 6 steps"):
         resume(run, "training.max_steps=4")
     assert resolved(run)["training"]["max_steps"] == 6
 
@@ -201,7 +201,7 @@ def test_a_prompt_that_cannot_be_continued_is_refused_before_a_step(
 
 def test_patience_without_held_out_text_is_refused_when_a_run_goes_on(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path / "run", "data.validation_fraction=0")
-    with pytest.raises(ConfigError, match="early_stopping watches the loss of held-out text, and none is held out"):
+    with pytest.raises(ConfigError, match="early_stopping watches the loss on held-out text, but no text is held out"):
         resume(run, "training.max_steps=6", "training.early_stopping=2")
 
 
@@ -262,7 +262,7 @@ def test_a_resumed_run_keeps_every_setting_that_is_not_marked(run: Path) -> None
             assert dict(leaves(config.model_dump(mode="json")))[key] == value
             taken.add(key)
         except ConfigError as error:
-            assert f"{key} was 'something else', now " in str(error)
+            assert f"{key} was 'something else' and is now " in str(error)
             refused.add(key)
     assert taken == may_change(SheepOpConfig) & (taken | refused)
     assert taken >= {"device", "training.prefetch", "training.trouble.spike", "data.paths", "generation.temperature"}
@@ -282,7 +282,7 @@ def test_a_run_older_than_a_setting_had_its_default(run: Path) -> None:
     file.write_text(json.dumps(record))
     resume(run, "training.max_steps=5")
     assert steps(run) == 5
-    with pytest.raises(ConfigError, match=r"training\.ema_decay was None, now 0\.9"):
+    with pytest.raises(ConfigError, match=r"training\.ema_decay was None and is now 0\.9"):
         resume(run, "training.ema_decay=0.9")
 
 
@@ -363,7 +363,7 @@ def test_a_configuration_of_before_had_no_checksum(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"", "lacks|not resolved"), (b"\xff\xfe", "no text"), (b"a: [", "YAML")]
+    ("content", "words"), [(b"", "lacks|not resolved"), (b"\xff\xfe", "not text"), (b"a: [", "YAML")]
 )
 def test_what_is_left_of_a_configuration_is_no_configuration(run: Path, content: bytes, words: str) -> None:
     (run / "config.yaml").write_bytes(content)
@@ -390,7 +390,7 @@ def test_arithmetic_that_this_machine_lacks_is_refused(run: Path, monkeypatch: p
     )
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(DeviceError, match=r"computes with training\.compile = true, which needs a C"):
+    with pytest.raises(DeviceError, match=r"uses training\.compile = true, but no C"):
         resume(run, "training.max_steps=6")
     assert steps(run) == 4
 
@@ -403,7 +403,7 @@ def test_text_that_is_not_there_says_from_where_and_how_to_name_it(
     monkeypatch.chdir(tmp_path)
     require_text(run, ["corpus"])
     monkeypatch.chdir(tmp_path / "run")
-    with pytest.raises(DataError, match=f"reads corpus, and that is not there, seen from {tmp_path / 'run'}.*--data"):
+    with pytest.raises(DataError, match=f"reads corpus, which was not found from {tmp_path / 'run'}.*--data"):
         require_text(run, ["corpus"])
 
 

@@ -181,7 +181,7 @@ def test_machine_and_versions(run: RunDirectory, record: RunRecord) -> None:
         "Accelerators": "A card (8 GB)",
         "Compiler": "–",
         "Matrix speed, measured": "93 GFLOP/s",
-        "Matrix speed, by the data sheet": "989 TFLOP/s",
+        "Matrix speed, from the data sheet": "989 TFLOP/s",
         "Step time, measured at the start": "0.1432 s",
         "sheepop": "0.1.0",
         "torch": "2.12.0",
@@ -260,7 +260,7 @@ def test_a_stopped_run_names_the_command_that_goes_on_with_it(tmp_path: Path, co
     write_lines(run.metrics_file, [train_row(30)])
     write_run_report(run, None, RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {}))
     (words,) = (text for text in read(run).texts["p"] if "stopped after step 30 of 100" in text)
-    program, *arguments = shlex.split(words.partition("Go on with it: ")[2])
+    program, *arguments = shlex.split(words.partition("Resume it with: ")[2])
     commands = typer.main.get_command(app)
     assert isinstance(commands, typer.core.TyperGroup)
     name, command, rest = commands.resolve_command(commands.make_context("sheepop", list(arguments)), arguments)
@@ -276,8 +276,8 @@ def test_damaged_lines_are_left_out_and_counted(run: RunDirectory, record: RunRe
     write_run_report(run, None, record)
     page = read(run)
     assert page.charts[0]["data"][0]["x"] == [10]
-    assert "Lines of metrics.jsonl that cannot be read and are left out: 4." in page.texts["p"]
-    assert "Lines of samples.jsonl that cannot be read and are left out: 1." in page.texts["p"]
+    assert "Unreadable lines of metrics.jsonl, left out here: 4." in page.texts["p"]
+    assert "Unreadable lines of samples.jsonl, left out here: 1." in page.texts["p"]
     assert page.texts["pre"][0] == "5–"
 
 
@@ -365,7 +365,7 @@ def test_seed_revision_and_resumptions_are_shown(run: RunDirectory, record: RunR
     expected = {
         "Started (UTC)": "2026-02-03 04:05:06",
         "Seed": "7",
-        "Working directory's commit": "d" * 40,
+        "Commit of the working directory": "d" * 40,
         "Its tracked files": "changed since",
         "Device": "cuda",
         "Threads": "8",
@@ -387,4 +387,4 @@ def test_a_run_that_ended_early_says_why(run: RunDirectory, record: RunRecord) -
     write_run_report(run, None, record)
     words = " ".join(read(run).texts["p"])
     assert "The run is finished. It ended early, after step 40 of 100: 3 validations in a row" in words
-    assert "Go on with it" not in words
+    assert "Resume it with" not in words

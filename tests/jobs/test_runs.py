@@ -65,7 +65,7 @@ def test_runs_of_one_name_are_told_apart_and_none_is_listed_twice(tmp_path: Path
         make_run(path, [3.0 + place])
     comparison = compare_runs([one, tmp_path / "b", one.parent])
     assert [run.summary.name for run in comparison.listing.runs] == [str(one), str(other), "alone"]
-    with pytest.raises(UsageError, match="needs two runs, and 1 was found"):
+    with pytest.raises(UsageError, match="needs two runs, but only one was found"):
         compare_runs([one, one / ".." / "run"])
 
 
@@ -158,7 +158,7 @@ def test_settings_that_differ_are_found(folder: Path) -> None:
 
 
 def test_a_comparison_needs_two_runs(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"needs two runs, and 1 was found\. .*photos is left out: not a run"):
+    with pytest.raises(UsageError, match=r"needs two runs, but only one was found\. .*photos is left out: not a run"):
         compare_runs([folder / "good", folder / "photos"])
     with pytest.raises(CheckpointError, match="is not a directory"):
         list_runs([folder / "nowhere"])
@@ -193,7 +193,7 @@ def hold_out(run: RunDirectory, checksums: list[str], tokens: int) -> None:
 
 def test_a_comparison_warns_where_held_out_texts_differ_or_are_not_known(tmp_path: Path) -> None:
     one, two, three = (make_run(tmp_path / name, [2.0]) for name in ("one", "two", "three"))
-    assert "may be of different texts" in str(compare_runs([one.path, two.path]).warning)
+    assert "may be for different texts" in str(compare_runs([one.path, two.path]).warning)
     hold_out(one, ["a", "b"], tokens=100)
     hold_out(two, ["a", "b"], tokens=70)  # the same text in other tokens
     hold_out(three, ["a", "c"], tokens=100)
@@ -205,7 +205,7 @@ def test_a_comparison_warns_where_held_out_texts_differ_or_are_not_known(tmp_pat
     for damaged in ([], ["a"], {"a": 1}, None):
         manifest["tokens"]["splits"]["validation"]["files"] = damaged
         (two.corpus / "manifest.json").write_text(json.dumps(manifest))
-        assert "may be of different texts" in str(compare_runs([one.path, two.path]).warning)
+        assert "may be for different texts" in str(compare_runs([one.path, two.path]).warning)
 
 
 def test_the_last_texts_of_runs_stand_side_by_side_and_tensorboard_is_named(tmp_path: Path) -> None:

@@ -50,9 +50,9 @@ def test_a_sink_that_throws_leaves_the_run_as_it_is(
         for name in ("without", "with")
     ]
     assert losses[0] == losses[1]
-    assert "Warning: TensorBoard failed, and the run goes on: OSError: no network\n" in messages.getvalue()
+    assert "Warning: TensorBoard failed; the run continues without it: OSError: no network\n" in messages.getvalue()
     lacking = sum(split != "score" for _, split, _ in losses[0])  # the score comes when the sinks are closed
-    assert f"TensorBoard lacks {lacking} rows of this run; metrics.jsonl has all" in messages.getvalue()
+    assert f"TensorBoard is missing {lacking} rows of this run; metrics.jsonl has all" in messages.getvalue()
 
 
 def test_a_write_that_is_refused_before_the_first_checkpoint_says_so(
@@ -66,7 +66,7 @@ def test_a_write_that_is_refused_before_the_first_checkpoint_says_so(
         return write(run, step)
 
     monkeypatch.setattr(RunDirectory, "write_checkpoint", something_in_the_way)
-    with pytest.raises(StorageError, match=r"^Cannot write .*\. No checkpoint of this run was written before\.$"):
+    with pytest.raises(StorageError, match=r"^Cannot write .*\. No checkpoint of this run had been written\.$"):
         train(configured(tmp_path / "run"))
 
 

@@ -114,7 +114,7 @@ def test_the_rows_of_all_sources_hold_every_token(corpus: Corpus, run: RunDirect
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (["a*"], r"training documents match no pattern, such as those of 'b"),
+        (["a*"], r"training documents match no pattern, for example those from 'b"),
         (["*", "a*"], r"no training document matches 'a\*', or an earlier pattern took them all"),
         (["nothing", "*"], r"no training document matches 'nothing'"),
     ],

@@ -101,12 +101,12 @@ def test_biases_are_left_out_everywhere_however_no_is_written(no):
         ({"experts": {"count": 2, "per_token": 3}}, "experts.per_token = 3 exceeds experts.count = 2"),
         ({"experts": {"count": 2, "layers": [9]}}, "experts.layers names layer 9"),
         ({"norm": "rmsnorm", "norm_bias": True}, "norm_bias is for norm: layernorm; rmsnorm has no bias"),
-        ({"parallel_residual": True, "norm_position": "post"}, "parallel_residual has two branches at one sum"),
+        ({"parallel_residual": True, "norm_position": "post"}, "parallel_residual adds both branches in one sum"),
         (
             {"attention_backend": "sdpa", "attention_soft_cap": 30.0},
-            "attention_backend: sdpa has no soft cap; only eager and flex have",
+            "attention_backend: sdpa has no soft cap; use eager or flex",
         ),
-        ({"attention_backend": "flex"}, "attention_backend: flex has no dropout; only eager and sdpa have"),
+        ({"attention_backend": "flex"}, "attention_backend: flex has no dropout; use eager or sdpa"),
         ({"norm": "batchnorm"}, "norm = 'batchnorm': input should be 'layernorm', 'rmsnorm' or "),
     ],
 )

@@ -313,10 +313,10 @@ def test_a_deeper_encoder_has_branches_that_are_smaller_by_the_root_of_the_depth
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"parallel_residual": True}, "parallel_residual has no place for the attention to an encoder"),
+        ({"parallel_residual": True}, "parallel_residual leaves no place for attention to an encoder"),
         ({"sliding_window": 4}, "sliding_window is for architecture: decoder"),
         ({"experts": {"count": 4}}, "experts is for architecture: decoder"),
-        ({"attention_backend": "flex"}, "attention_backend: flex has no bidirectional attention; only eager"),
+        ({"attention_backend": "flex"}, "attention_backend: flex has no bidirectional attention; use eager"),
         ({"architecture": "decoder"}, "num_encoder_layers is for architecture: encoder_decoder"),
     ],
     ids=str,
@@ -354,7 +354,7 @@ def test_the_wrong_class_and_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"source_mask has shape \(2, 5\)"):
         model(sources, targets, torch.ones(2, 5, dtype=torch.bool))
     # Numbers would be added to the scores.
-    with pytest.raises(ValueError, match=r"source_mask holds torch\.int64; make it boolean"):
+    with pytest.raises(ValueError, match=r"source_mask has the dtype torch\.int64; make it boolean"):
         model(sources, targets, torch.ones_like(sources))
     with pytest.raises(ValueError, match=r"source_ids must be \(B, S\)"):
         model(sources[0], targets)

@@ -116,7 +116,7 @@ def test_scores_are_divided_by_the_head_and_not_by_its_root() -> None:
     [
         ({"mup_base_d_model": None}, "initialization: mup and mup_base_d_model need each other"),
         ({"initialization": "gpt2"}, "initialization: mup and mup_base_d_model need each other"),
-        ({"mup_base_head_dim": 4, "attention_scale": 0.5}, "attention_scale and mup_base_head_dim both say"),
+        ({"mup_base_head_dim": 4, "attention_scale": 0.5}, "attention_scale and mup_base_head_dim both set"),
         (
             {"initialization": "gpt2", "mup_base_d_model": None, "mup_base_head_dim": 4},
             "mup_base_head_dim is for initialization: mup",

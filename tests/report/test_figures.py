@@ -39,7 +39,7 @@ def test_panels_hold_the_metrics(metrics: Rows) -> None:
 def test_the_loads_of_experts_have_a_panel_of_their_own() -> None:
     row = {"split": "train", "loss": 2.0, "expert_load_min": 0.25}
     figure = training_curves([{"step": step, "expert_load_max": 4.0 / step, **row} for step in (1, 2)])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [*TITLES, "Loads of the experts, relative to even"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [*TITLES, "Load of the experts, relative to even"]
     most, least = figure.axes[-1].lines
     assert (list(most.get_ydata()), list(least.get_ydata())) == ([4.0, 2.0], [0.25, 0.25])
     assert figure.axes[-1].get_ylim()[0] == 0

@@ -22,7 +22,7 @@ def full_page(metrics: list[dict[str, Any]]) -> Page:
     page.add_text("Some text.")
     page.add_heading("Numbers")
     page.add_facts([("Steps", 1200), ("Missing", None)])
-    page.add_table(["Name", "Bits"], [("gzip -9", 2.1), ("xz -9", None)], caption="Fewer is better")
+    page.add_table(["Name", "Bits"], [("gzip -9", 2.1), ("xz -9", None)], caption="Lower is better")
     page.add_chart(loss_chart(metrics), "Loss", note="By step")
     page.add_chart(stage_times_chart({"Training": 12.0}), "Time", half=True)
     page.add_section("Scores")

@@ -225,7 +225,7 @@ def test_a_template_that_fails_says_why(process: ChatTemplate, template: str, me
 
 
 def test_a_template_that_is_too_long_is_refused():
-    with pytest.raises(TokenizerError, match="has 1,048,577 characters, and it may have 1,048,576"):
+    with pytest.raises(TokenizerError, match="has 1,048,577 characters, but it may have at most 1,048,576"):
         ChatTemplate("x" * (2**20 + 1))
 
 

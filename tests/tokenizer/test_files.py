@@ -235,13 +235,16 @@ def test_damaged_settings_are_refused(bpe: Tokenizer, tmp_path: Path, content: s
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({**WORD_PIECE, "vocab": {"a": 0}}, r"names '\[UNK\]' .* does not have it"),
-        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, r"names '\?' .* does not have it"),
+        ({**WORD_PIECE, "vocab": {"a": 0}}, r"names '\[UNK\]' .* does not have that token"),
+        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, r"names '\?' .* does not have that token"),
         ({"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}, "without a token for unknown characters"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": []}, "drops the characters it does not know"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "?"}, r"names '\?'"),
         ({"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "a", "dropout": 0.5}, "sets dropout"),
-        ({"type": "Bytes", "vocab": {"a": 0}}, "of the type 'Bytes', and known are BPE, WordPiece, Unigram, WordLevel"),
+        (
+            {"type": "Bytes", "vocab": {"a": 0}},
+            "of the type 'Bytes', but the known types are BPE, WordPiece, Unigram, WordLevel",
+        ),
     ],
 )
 def test_models_that_lose_text_or_are_of_another_kind_are_refused(model: dict[str, Any], message: str, tmp_path: Path):
@@ -322,5 +325,5 @@ def test_a_file_that_is_no_tokenizer_is_not_called_a_damaged_one(tmp_path: Path,
     with pytest.raises(TokenizerError) as refused:
         load_tokenizer(tmp_path / "notes.txt")
     said = str(refused.value)
-    assert said.startswith(f"Cannot use the tokenizer {tmp_path / 'notes.txt'}: it does not hold one. SheepOp reads ")
+    assert said.startswith(f"Cannot use the tokenizer {tmp_path / 'notes.txt'}: it is not a tokenizer. SheepOp reads ")
     assert "damaged" not in said

@@ -336,7 +336,7 @@ def test_a_file_of_any_size_is_refused_before_it_is_read(tmp_path: Path):
         (tmp_path / "merges.txt").touch()
         with (tmp_path / name).open("wb") as file:
             file.truncate(2**40)  # takes no space
-        with pytest.raises(TokenizerError, match=r"has 1,099,511,627,776 bytes, and such a file may have"):
+        with pytest.raises(TokenizerError, match=r"has 1,099,511,627,776 bytes, but such a file may have"):
             load_tokenizer(tmp_path / name)
         (tmp_path / name).unlink()
 

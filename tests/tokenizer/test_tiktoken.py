@@ -157,7 +157,7 @@ def test_a_damaged_rank_file_is_refused(content: str, message: str, tmp_path: Pa
 def test_special_tokens_that_do_not_fit_the_ranks_are_refused(tmp_path: Path):
     (tmp_path / "r50k.tiktoken").write_text(BYTES)
     for recorded, message in (
-        ({"5": {"content": END}}, "does not fit: a rank is the same"),
+        ({"5": {"content": END}}, "does not fit: it is also a rank"),
         ({"9999": {"content": END}}, "far beyond 256 ranks"),
         ({"x": {"content": END}}, "must be a table from id to token"),
     ):

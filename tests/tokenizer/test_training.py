@@ -80,12 +80,12 @@ def test_the_cap_is_mentioned_only_where_it_cut(size: int, told: bool):
     screen = io.StringIO()
     config = TokenizerConfig(algorithm="char", max_training_bytes=size)
     train_tokenizer(config, ["abc", "de", ""], console=Console(file=screen))
-    assert ("not read" in screen.getvalue()) is told
+    assert ("not used" in screen.getvalue()) is told
 
 
 def test_the_cap_is_said_even_without_a_console(capsys: pytest.CaptureFixture[str]):
     train_tokenizer(TokenizerConfig(algorithm="char", max_training_bytes=4), ["abcdef"])
-    assert "the rest was not read" in capsys.readouterr().err
+    assert "the rest was not used" in capsys.readouterr().err
 
 
 def test_a_path_is_used_instead_of_training(tmp_path):
@@ -102,8 +102,8 @@ def test_a_path_is_used_instead_of_training(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"vocab_size": 259}, "vocab_size = 259: a bpe vocabulary has at least 260"),
-        ({"algorithm": "char", "vocab_size": 127}, "vocab_size = 127: a char vocabulary has at least 128"),
+        ({"vocab_size": 259}, "vocab_size = 259: a bpe vocabulary needs at least 260"),
+        ({"algorithm": "char", "vocab_size": 127}, "vocab_size = 127: a char vocabulary needs at least 128"),
         ({"algorithm": "words"}, "algorithm = 'words'"),
         ({"vocab_size": 2**40}, "vocab_size"),
         ({"max_training_bytes": 0}, "max_training_bytes = 0"),
@@ -158,12 +158,12 @@ def test_further_special_tokens_take_the_last_ids_and_change_no_other(source_tex
 @pytest.mark.parametrize(
     ("config", "names", "message"),
     [
-        (TokenizerConfig(vocab_size=300), ("<eos>",), "'<eos>' cannot be a further special token"),
-        (TokenizerConfig(vocab_size=300), ("<x>", "<x>"), "'<x>' cannot be a further special token"),
-        (TokenizerConfig(vocab_size=300), (" x",), "cannot be a further special token"),
+        (TokenizerConfig(vocab_size=300), ("<eos>",), "'<eos>' cannot be an additional special token"),
+        (TokenizerConfig(vocab_size=300), ("<x>", "<x>"), "'<x>' cannot be an additional special token"),
+        (TokenizerConfig(vocab_size=300), (" x",), "cannot be an additional special token"),
         (TokenizerConfig(vocab_size=263), ("abc",), "'abc' is part of ordinary text"),
         (TokenizerConfig(vocab_size=260), ("<x>",), r"at least 261 tokens \(5 special tokens and 256 bytes\)"),
-        (TokenizerConfig(algorithm="char"), ("<x>",), r"no special tokens but .* Set tokenizer\.algorithm=bpe"),
+        (TokenizerConfig(algorithm="char"), ("<x>",), r"no special tokens except .* Set tokenizer\.algorithm=bpe"),
     ],
 )
 def test_a_special_token_that_cannot_be_is_refused(config: TokenizerConfig, names: tuple[str, ...], message: str):

@@ -337,7 +337,7 @@ def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], me
 
 
 def test_more_blocks_than_there_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.checkpointed_blocks = 4, but the network has 3"):
+    with pytest.raises(ConfigError, match=r"training\.checkpointed_blocks = 4, but the network has only 3 blocks"):
         apply_activation_checkpointing(network(), "full", 4)
 
 

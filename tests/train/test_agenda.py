@@ -125,7 +125,7 @@ def test_a_finished_run_stays_finished_until_it_gets_more_patience(make_trainer:
     [
         ("training.early_stopping=0", "early_stopping"),
         ("training.early_stopping_delta=0.1", "has no effect without early_stopping"),
-        ("training.sinks=[tensorboard, tensorboard]", "names one twice"),
+        ("training.sinks=[tensorboard, tensorboard]", "names a sink twice"),
     ],
 )
 def test_settings_without_sense_are_refused(settings: str, message: str) -> None:

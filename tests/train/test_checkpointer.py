@@ -97,7 +97,7 @@ def test_a_best_that_is_lost_is_not_what_the_run_means_any_more(make_trainer: Ma
     state = TrainingState(step=2, best_loss=0.5, best_step=1)
     assert checkpointer.with_best(state, warnings.append) == TrainingState(step=2)
     (warning,) = warnings
-    assert re.match(rf"The best checkpoint, step 1, is {loss}.*; the next validation names a new one\.", warning)
+    assert re.match(rf"The best checkpoint, step 1, is {loss}.*; the next validation chooses a new one\.", warning)
     assert ("model.safetensors is damaged" in warning) == (loss == "damaged")
     assert run.pointer("best") is None
     assert load_model(run.path).directory == run.checkpoint(2)

@@ -44,7 +44,7 @@ def test_a_setting_that_the_optimizer_does_not_read_is_refused(name: str, key: s
 
 @pytest.mark.parametrize("schedule", sorted({*get_args(ScheduleName)} - {"constant", "piecewise"}))
 def test_schedule_free_wants_a_constant_rate(schedule: str) -> None:
-    with pytest.raises(ConfigError, match="schedule_free_adamw averages its weights in place of a decay"):
+    with pytest.raises(ConfigError, match="schedule_free_adamw averages its weights instead of decaying the rate"):
         training(optimizer="schedule_free_adamw", schedule=schedule)
 
 
@@ -53,20 +53,20 @@ def test_schedule_free_wants_a_constant_rate(schedule: str) -> None:
     [
         (
             {"optimizer": "schedule_free_adamw", "schedule": "constant", "ema_decay": 0.9},
-            "averages its weights already",
+            "already averages its weights",
         ),
         ({"optimizer": "schedule_free_adamw", "schedule": "constant", "betas": [0, 0.9]}, "must be above 0"),
-        ({"decay_steps": 5}, "decay_steps = 5 is read by schedule = wsd only, not by cosine"),
-        ({"schedule_points": [[0, 1]]}, "schedule_points are read by schedule = piecewise only, not by cosine"),
-        ({"schedule": "constant", "min_learning_rate": 1e-5}, "min_learning_rate = 1e-05 ends a decay"),
+        ({"decay_steps": 5}, "decay_steps = 5 is read only by schedule = wsd, not by cosine"),
+        ({"schedule_points": [[0, 1]]}, "schedule_points are read only by schedule = piecewise, not by cosine"),
+        ({"schedule": "constant", "min_learning_rate": 1e-5}, "min_learning_rate = 1e-05 is where a decay ends"),
         ({"schedule": "wsd", "max_steps": 10, "warmup_steps": 4, "decay_steps": 7}, "do not fit into 10 steps"),
-        ({"schedule": "inverse_sqrt", "warmup_steps": 0}, "Give warmup_steps of at least 1"),
+        ({"schedule": "inverse_sqrt", "warmup_steps": 0}, "Set warmup_steps to at least 1"),
         ({"schedule": "piecewise"}, "needs schedule_points"),
         ({"schedule": "piecewise", "schedule_points": []}, "needs schedule_points"),
         ({"schedule": "piecewise", "schedule_points": [[0, 1], [5, 0.5], [5, 0]]}, r"each step once, not \[0, 5, 5\]"),
         ({"schedule": "piecewise", "schedule_points": [[0, 0], [5, 0]]}, "every factor is 0"),
-        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "warmup_steps": 3}, "says its warm-up in"),
-        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "min_learning_rate": 1e-5}, "ends a decay"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "warmup_steps": 3}, "has its warm-up in"),
+        ({"schedule": "piecewise", "schedule_points": [[0, 1]], "min_learning_rate": 1e-5}, "is where a decay ends"),
         ({"schedule": "piecewise", "schedule_points": [[0, -1]]}, r"schedule_points\.0\.1 = -1"),
         ({"schedule": "piecewise", "schedule_points": [[0.5, 1]]}, r"schedule_points\.0\.0 = 0\.5"),
         ({"layers": [{"pattern": ""}]}, r"layers\.0\.pattern"),

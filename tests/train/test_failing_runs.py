@@ -102,7 +102,7 @@ def test_weights_that_were_half_changed_when_something_failed_are_not_saved(
     with pytest.raises(ZeroDivisionError):
         first.run()
     monkeypatch.undo()
-    assert "The weights were being changed, so they are not saved; the last checkpoint, step 6, holds." in " ".join(
+    assert "The weights were being changed, so they are not saved; the last checkpoint, step 6, is valid." in " ".join(
         said.getvalue().split()
     )
     assert first.checkpointer.run.pointer("latest") == 6

@@ -253,7 +253,7 @@ def test_held_out_text_that_vanishes_is_scored_when_it_is_there_again(
         return sample(step)
 
     first.sample = vanish
-    with pytest.raises(DataError, match=r"val-00000\.bin was there when it was opened, and is gone now"):
+    with pytest.raises(DataError, match=r"val-00000\.bin has disappeared since it was opened"):
         first.run()
     assert first.state.step == first.checkpointer.run.pointer("latest") == 8
     second = make_trainer("vanished", resume=True, ema_decay=ema_decay)

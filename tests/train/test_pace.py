@@ -153,10 +153,10 @@ def test_what_was_decided_before_a_kill_is_not_decided_anew() -> None:
 @pytest.mark.parametrize(
     ("pace", "words"),
     [
-        ([[0, 100], [50, 80]], "belongs to a run of 80 steps, and max_steps is 90"),
-        ([[1, 90]], "must begin with 0 and grow"),
-        ([[0, 100], [50, 95], [50, 90]], "must begin with 0 and grow"),
-        ([[0, 100], [95, 90]], "more than those taken by then"),
+        ([[0, 100], [50, 80]], "belongs to a run of 80 steps, but max_steps is 90"),
+        ([[1, 90]], "must begin with 0 and increase"),
+        ([[0, 100], [50, 95], [50, 90]], "must begin with 0 and increase"),
+        ([[0, 100], [95, 90]], "more than the steps taken by then"),
     ],
 )
 def test_a_pace_that_contradicts_itself_is_refused(pace: list[list[int]], words: str) -> None:

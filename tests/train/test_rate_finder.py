@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_ends_the_test(bad: float) -> None:
 
 def test_a_loss_that_never_falls_is_refused_with_a_remedy() -> None:
     losses = iter(range(1, 1000))
-    with pytest.raises(RangeTestError, match=r"did not fall at any learning rate from 0\.1 on\. Begin lower"):
+    with pytest.raises(RangeTestError, match=r"did not fall at any learning rate from 0\.1 on\. Start lower"):
         find_learning_rate(lambda rate: float(next(losses)), start=0.1, end=1.0, num_steps=50)
 
 

@@ -49,7 +49,7 @@ def test_one_flipped_bit_is_found_and_named() -> None:
     recomputation.compare(1.5)
     (line,) = recomputation.differences
     assert "weight: 1 of 6 values differ" in line
-    assert "[1, 2], 6.0 and then 6.00000047" in line
+    assert "[1, 2], 6.0, then 6.00000047" in line
 
 
 def test_bits_are_compared_and_not_numbers() -> None:
@@ -84,7 +84,7 @@ def test_the_largest_difference_is_said() -> None:
     layer.weight.grad = torch.tensor([[1.0, 2.25, 1.0]])
     recomputation.compare(0.0)
     (line,) = recomputation.differences
-    assert "2 of 3 values differ, by at most 2; the first is at [0, 1], 2.0 and then 2.25" in line
+    assert "2 of 3 values differ, by at most 2; the first is at [0, 1], 2.0, then 2.25" in line
 
 
 CALLS = itertools.count(1)

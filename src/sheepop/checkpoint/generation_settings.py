@@ -30,5 +30,5 @@ def end_ids(settings: Mapping[str, Any], vocab_size: int, where: str) -> tuple[i
     value = settings.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token_id) is int for token_id in ids):
-        raise CheckpointError(f"{where}: eos_token_id = {str(value)[:80]} is neither a token's number nor a list.")
+        raise CheckpointError(f"{where}: eos_token_id = {str(value)[:80]} is neither a token id nor a list of them.")
     return tuple(token_id for token_id in dict.fromkeys(ids) if 0 <= token_id < vocab_size)

@@ -66,7 +66,7 @@ def read_fields(fields: Iterable[Field], given: Given, settings: Settings, what:
         named = ", ".join(given.prefix + name for name in left[:20])
         raise CheckpointError(
             f"{given.where}: {named} might change what the network computes: SheepOp knows no such key of {what}. "
-            "Remove what is without influence."
+            "Remove what has no effect."
         )
 
 
@@ -163,7 +163,7 @@ class Fixed(Field):
         """Refuses every other value."""
         value = given.take(self.theirs, self.values[0])
         if not any(value == allowed and type(value) is type(allowed) for allowed in self.values):
-            raise given.problem(self.theirs, f"asks for something else than {shown(self.values[0])}, {self.reason}")
+            raise given.problem(self.theirs, f"asks for something other than {shown(self.values[0])}, {self.reason}")
         return {}
 
 
@@ -221,7 +221,7 @@ class Implied(Field):
         holder, name = _holder(config, self.ours)
         value = None if holder is None else getattr(holder, name)
         if value not in self.values:
-            yield f"{self.ours} = {value}, and it computes {' or '.join(map(str, self.values))}"
+            yield f"{self.ours} = {value}, but it computes {' or '.join(map(str, self.values))}"
 
 
 def _holder(config: ModelConfig, ours: str) -> tuple[Any, str]:
@@ -248,7 +248,7 @@ class EmbeddingRoot(Field):
         """Embeddings that are scaled otherwise, or not at all."""
         root, own = config.d_model**0.5, config.embedding_scale or 1.0
         if not is_close(own, root):
-            yield f"embedding_scale = {own:g}, and it multiplies embeddings by {root:g}"
+            yield f"embedding_scale = {own:g}, but it multiplies embeddings by {root:g}"
 
 
 def score_scale(config: ModelConfig) -> float:

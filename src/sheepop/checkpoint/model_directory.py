@@ -83,7 +83,7 @@ def save_model(
     """Writes a model directory atomically; raises `CheckpointError` when `target` exists and `replace` is false."""
     target = Path(target)
     if target.exists() and not replace:
-        raise CheckpointError(f"{target} exists already. Choose another directory or remove it.")
+        raise CheckpointError(f"{target} already exists. Choose another directory or remove it.")
     with atomic_directory(target, replace=replace) as directory:
         weights = {name: tensor.cpu().contiguous() for name, tensor in unique_weights(model).items()}
         write_model(directory, model.config, weights, tokenizer, provenance)
@@ -121,7 +121,7 @@ def open_model(path: str | Path) -> ForeignModel:
     """The verified model that `path` means with its weights unread, for writing it in another format."""
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
-        raise CheckpointError(f"{directory} is an encoder-decoder, which no format expresses that SheepOp exports.")
+        raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats can express.")
     tensors = open_weights(directory)
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
@@ -167,8 +167,8 @@ def read_model_config(directory: Path) -> ModelConfig:
     found = read_json(directory / "config.json")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CheckpointError(
-            f"{directory / 'config.json'} does not describe a SheepOp model. "
-            "A model of another program is taken in first: sheepop import DIR --output MODEL"
+            f"{directory / 'config.json'} does not describe a SheepOp model. Import a model of another program "
+            "first: sheepop import DIR --output MODEL"
         )
     version = found.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:

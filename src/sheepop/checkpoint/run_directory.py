@@ -149,9 +149,7 @@ class RunDirectory:
 
     def _require_empty_or_run(self) -> None:
         if self._entries() and not self.holds_run():
-            raise UsageError(
-                f"The output directory {self.path} is not empty and does not hold a run. Choose another one."
-            )
+            raise UsageError(f"The output directory {self.path} is not empty and is not a run. Choose another one.")
 
     def require_place(self, overwrite: bool, reading: Sequence[Path] = ()) -> None:
         """Raises `UsageError` where `starting` would refuse to begin a run."""
@@ -160,8 +158,8 @@ class RunDirectory:
             return
         if not overwrite:
             raise UsageError(
-                f"The output directory {self.path} already holds a run. Go on with it (--resume auto), "
-                "replace it (--overwrite), or choose another one."
+                f"The output directory {self.path} already holds a run. Resume it (--resume auto), replace it "
+                "(--overwrite), or choose another one."
             )
         if foreign := self._foreign_entry():
             raise UsageError(
@@ -176,7 +174,7 @@ class RunDirectory:
         place = self.path.resolve()
         if needed := [path for path in reading if place in (path.resolve(), *path.resolve().parents)]:
             raise UsageError(
-                f"The new run is to be made from {needed[0]}, which is part of the run in {self.path} that it would "
+                f"The new run would be made from {needed[0]}, which is part of the run in {self.path} that it would "
                 "replace. Choose another output directory."
             )
 
@@ -220,7 +218,7 @@ class RunDirectory:
         """A directory that holds a run already; raises `CheckpointError` otherwise."""
         run = cls(Path(path))
         if not run.holds_run():
-            raise CheckpointError(f"{run.path} does not hold a run: {run.config_file} is missing.")
+            raise CheckpointError(f"{run.path} is not a run: {run.config_file} is missing.")
         return run
 
     def holds_run(self) -> bool:
@@ -282,7 +280,7 @@ class RunDirectory:
             problems = damaged_files(self.checkpoint(step))
             if not problems:
                 return step
-            warn(f"Checkpoint {self.checkpoint(step)} is passed over: {'; '.join(problems)}.")
+            warn(f"Checkpoint {self.checkpoint(step)} is skipped: {'; '.join(problems)}.")
         return None
 
     def remove_leftovers(self) -> None:
@@ -349,5 +347,5 @@ def resolve_model_directory(path: str | Path) -> Path:
             raise CheckpointError(f"The run in {path} has no finished checkpoint yet.")
         return run.checkpoint(step)
     raise CheckpointError(
-        f"{path} is not a model: it holds neither config.json (a model directory) nor checkpoints/ (a run)."
+        f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run)."
     )

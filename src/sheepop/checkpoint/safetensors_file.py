@@ -56,7 +56,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
         described = {name: (entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise CheckpointError(
-            f"{path} is damaged, or no safetensors file: {error}. Copy or download it again."
+            f"{path} is damaged, or not a safetensors file: {error}. Copy or download it again."
         ) from None
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES:

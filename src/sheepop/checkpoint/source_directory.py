@@ -26,7 +26,7 @@ def source_file(directory: Path, name: str) -> Path | None:
     """
     if not name or name != Path(name).name or name in (".", "..") or "\0" in name:
         raise CheckpointError(
-            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and nothing outside of it is "
+            f"{directory}: {name[:200]!r} is not the name of a file in this directory, and nothing outside it is "
             "opened. Correct the index of the weights, or download the model again."
         )
     path = directory / name
@@ -56,7 +56,9 @@ def read_table(directory: Path, name: str) -> dict[str, Any] | None:
         return None
     try:
         if path.stat().st_size > _LARGEST_JSON:
-            raise CheckpointError(f"{directory / name} is larger than {_LARGEST_JSON // 2**20} MiB; it is no {name}.")
+            raise CheckpointError(
+                f"{directory / name} is larger than {_LARGEST_JSON // 2**20} MiB; it is not a {name}."
+            )
         text = path.read_text(encoding="utf-8")
         table = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -111,9 +113,9 @@ def _allowed(directory: Path) -> tuple[Path, ...]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return table
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

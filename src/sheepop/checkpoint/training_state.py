@@ -108,7 +108,7 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
         return read_weights(file)
     if file.exists():
         raise CheckpointError(
-            f"{directory} holds averaged weights, and those that are trained in {file}, but this run averages none."
+            f"{directory} has averaged weights, and the trained ones in {file}, but this run does not average weights."
         )
     return None
 

@@ -16,7 +16,7 @@ def require_fit(tokenizer: Tokenizer, config: ModelConfig, where: object) -> Non
     """Raises `CheckpointError` when the tokenizer can give an id that the model has no row for."""
     if tokenizer.vocab_size > config.vocabulary:
         raise CheckpointError(
-            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocabulary} "
+            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has only {config.vocabulary} "
             "embedding rows (vocab_size). They do not belong together; use the tokenizer of this model."
         )
 
@@ -43,7 +43,7 @@ def fitting(tokenizer: Tokenizer, config: ModelConfig, where: object) -> tuple[T
         kept = tokenizer  # something else in it needs one of these tokens
     require_fit(kept, config, where)
     named = first_few(surplus, _SHOWN)
-    return kept, [f"The model has no embedding for the special tokens {named}, which the tokenizer does not have now."]
+    return kept, [f"The model has no embedding for the special tokens {named}, so the tokenizer now lacks them."]
 
 
 def _settings_without(settings: dict[str, Any], surplus: set[str], rows: int) -> dict[str, Any]:

@@ -23,15 +23,17 @@ def open_weights(directory: Path) -> dict[str, LazyTensor]:
     """
     single, index = source_file(directory, WEIGHTS), read_table(directory, INDEX)
     if single is not None and index is not None:
-        raise CheckpointError(f"{directory} holds both {WEIGHTS} and {INDEX}. Remove the one that is not meant.")
+        raise CheckpointError(
+            f"{directory} holds both {WEIGHTS} and {INDEX}. Remove the one that does not belong there."
+        )
     if single is not None:
         return open_safetensors(single)
     if index is None:
         refuse_pickles(directory)
         others = sorted(path.name for path in directory.glob("*.safetensors"))
-        beside = f" It holds {others[0]}, but no index that would say what belongs to the model." if others else ""
+        beside = f" It has {others[0]}, but no index that says what belongs to the model." if others else ""
         raise CheckpointError(
-            f"{directory} holds no {WEIGHTS} and no {INDEX}.{beside} Give the directory of a whole model."
+            f"{directory} has neither {WEIGHTS} nor {INDEX}.{beside} Give the directory of a complete model."
         )
     return _open_shards(directory, index)
 
@@ -72,7 +74,7 @@ def _open_shards(directory: Path, index: dict[str, object]) -> dict[str, LazyTen
     for shard in sorted(set(places.values())):
         path = source_file(directory, shard)
         if path is None:
-            raise CheckpointError(f"{directory / shard} is missing, which {INDEX} names. Download it too.")
+            raise CheckpointError(f"{directory / shard}, which {INDEX} names, is missing. Download it too.")
         found = open_safetensors(path)
         indexed = {name for name, place in places.items() if place == shard}
         problems += [f"{name} is not in {shard}" for name in sorted(indexed - found.keys())]

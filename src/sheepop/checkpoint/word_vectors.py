@@ -46,7 +46,7 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
         header = _Header.read(file, path)
         if header.dimension != dimension:
             raise ConfigError(
-                f"The vectors in {path} have {header.dimension} numbers, and the model's have {dimension} "
+                f"The vectors in {path} have {header.dimension} numbers, but the model's have {dimension} "
                 f"(model.d_model). Set model.d_model={header.dimension}, or take vectors of that size."
             )
         found: dict[bytes, NDArray[np.float32]] = {}
@@ -59,7 +59,7 @@ def read_word_vectors(path: Path, ids_of: Mapping[bytes, Sequence[int]], dimensi
                 found[word] = _vector(numbers, word, path)
         if header.num_words is not None and num_words != header.num_words:
             raise DataError(
-                f"{path} is damaged or truncated: it announces {header.num_words:,} words and has {num_words:,}."
+                f"{path} is damaged or truncated: it announces {header.num_words:,} words but has {num_words:,}."
             )
     ids = [token_id for word in found for token_id in ids_of[word]]
     vectors = [vector for word, vector in found.items() for _ in ids_of[word]]
@@ -107,8 +107,8 @@ class _Header:
 def _refuse_other_formats(magic: bytes, path: Path) -> None:
     if magic == _FASTTEXT_MODEL:
         raise DataError(
-            f"{path} is a whole fastText model, which makes vectors of parts of words; SheepOp reads tables of words. "
-            "Take the .vec file that fastText writes beside it."
+            f"{path} is a complete fastText model, which makes vectors from parts of words; SheepOp reads tables of "
+            "words. Use the .vec file that fastText writes beside it."
         )
     for beginning, name in _COMPRESSED.items():
         if magic.startswith(beginning):
@@ -170,7 +170,7 @@ def _binary_records(file: BinaryIO, header: _Header, path: Path) -> Iterator[_Re
         # Some programs end a record with a line end, others do not.
         word = word.lstrip(b"\n")
         if not space or len(word) > _LONGEST_WORD or len(rest) < size:
-            raise DataError(f"{path} is damaged or truncated: word {number} of {header.num_words:,} is not whole.")
+            raise DataError(f"{path} is damaged or truncated: word {number} of {header.num_words:,} is incomplete.")
         yield word, rest[:size]
         pending = rest[size:]
     if pending.strip() or file.read(1):
@@ -186,9 +186,11 @@ def _vector(numbers: bytes | Sequence[bytes], word: bytes, path: Path) -> NDArra
             with np.errstate(over="ignore"):  # infinity, which is refused below
                 vector = np.array([_number(number) for number in numbers]).astype(np.float32)
     except ValueError:
-        raise DataError(f"{path} is damaged: the vector of {shown!r} holds what is no number.") from None
+        raise DataError(
+            f"{path} is damaged: the vector of {shown!r} contains something that is not a number."
+        ) from None
     if not np.isfinite(vector).all():
-        raise DataError(f"{path} cannot be used: the vector of {shown!r} holds numbers that are not finite.")
+        raise DataError(f"{path} cannot be used: the vector of {shown!r} has numbers that are not finite.")
     return vector
 
 
@@ -205,6 +207,6 @@ def _opened(path: Path) -> BinaryIO:
 
 def _unreadable(path: Path, reason: str) -> DataError:
     return DataError(
-        f"{path} is no file of word vectors: {reason}. Read are word2vec's text and binary files, GloVe's, and "
-        "fastText's .vec."
+        f"{path} is not a file of word vectors: {reason}. SheepOp reads word2vec's text and binary files, GloVe's, "
+        "and fastText's .vec."
     )

@@ -10,14 +10,16 @@ from sheepop.cli.options import Device, Json, Quiet, make_console, print_json
 
 
 def bench(
-    name: Annotated[Literal["train", "generate"] | None, typer.Argument(help="One of them; without it both.")] = None,
+    name: Annotated[
+        Literal["train", "generate"] | None, typer.Argument(help="Which benchmark to run.", show_default="both")
+    ] = None,
     preset: Annotated[str, typer.Option(help="The model to measure.")] = "llama-4m",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time for each measurement.")] = 10.0,
     device: Device = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast this machine trains and generates, and what share of its matrix peak that is.
+    """Measure how fast this machine trains and generates, and what share of its peak matrix speed that is.
 
     Example:  sheepop bench train --preset gpt2
     """

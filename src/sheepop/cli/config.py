@@ -13,9 +13,9 @@ def config(
     key: Annotated[str | None, typer.Argument(help="A setting or a section.", metavar="[KEY]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what can be set: every key with its default, what it takes and what it means.
+    """Show what can be set: every key with its default, the values it takes and its meaning.
 
-    A section, or everything, is written as a config file.
+    A section, or everything, is printed as a config file.
 
     Examples:
 

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sheepop.cli.options import ConfigFile, Group, Json, Quiet, make_console, print_json
-from sheepop.core.facts import visible, visible_line
+from sheepop.core.facts import counted, visible, visible_line
 
-app = typer.Typer(
-    cls=Group, help="Turn files into a corpus that training reads, and look into it.", no_args_is_help=True
-)
+app = typer.Typer(cls=Group, help="Turn files into a corpus for training, and inspect it.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus directory, or a run that has one.")]
 
@@ -23,30 +21,32 @@ def build(
         list[str],
         typer.Argument(
             metavar="INPUT... [KEY=VALUE]...",
-            help="Files, folders, git+PATH@REVISION, a database address with --query; and settings.",
+            help="Files, folders, git+PATH@REVISION, or a database address with --query; also settings.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The corpus directory to write.")],
     config: ConfigFile = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="This machine, or a Ray cluster.")
+        Literal["local", "ray"], typer.Option("--engine", help="Run on this machine or on a Ray cluster.")
     ] = "local",
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=0, help="Processes; 0 works in this one.", show_default="one per core"),
+        typer.Option(
+            "--workers", min=0, help="Worker processes; 0 uses this process alone.", show_default="one per core"
+        ),
     ] = None,
     query: Annotated[
         str | None, typer.Option("--query", help="What to read from the database: a SELECT with ORDER BY.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that is already there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the corpus at --output.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Build a corpus directory: clean documents, tokenizer, token shards, manifest and report.
 
     Files of every kind are read by their content: text, code, PDF, images, HTML, office files, notebooks, tables,
-    databases, archives. What cannot be read is listed in quarantine.jsonl, what is removed in removed.jsonl.zst. A
-    build that was stopped goes on when the same command is given again.
+    databases, archives. What cannot be read is listed in quarantine.jsonl, what is removed in removed.jsonl.zst. To
+    resume a build that was stopped, run the same command again.
 
     Example:  sheepop data build notes/ book.pdf --output corpora/mine tokenizer.vocab_size=2048
 
@@ -71,10 +71,9 @@ def build(
         print_json(result)
     elif not quiet:
         typer.echo(
-            f"{result['path']}: {result['train_documents']:,} documents and {result['train_tokens']:,} tokens to train "
-            f"on, {result['validation_documents']:,} and {result['validation_tokens']:,} held out. "
-            f"{result['skipped_files']:,} files were left out and {result['removed_documents']:,} documents removed; "
-            "report.html shows why."
+            f"{result['path']}: {_size(result, 'train')} for training, {_size(result, 'validation')} held out. "
+            f"{counted(result['skipped_files'], 'file')} left out, "
+            f"{counted(result['removed_documents'], 'document')} removed; report.html shows why."
         )
 
 
@@ -96,10 +95,11 @@ def stats(directory: Directory, as_json: Json = False) -> None:
 @app.command("show")
 def show(
     directory: Directory,
-    tokens: Annotated[str | None, typer.Option("--tokens", metavar="A:B", help="Positions in a split.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="A:B", help="Token positions in a split.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="A training step of a run, from 1.")] = None,
     split: Annotated[
-        Literal["train", "validation"] | None, typer.Option("--split", help="With --tokens.", show_default="train")
+        Literal["train", "validation"] | None,
+        typer.Option("--split", help="The split that --tokens means.", show_default="train"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -115,7 +115,7 @@ def show(
     if (tokens is None) == (step is None):
         raise UsageError("Say what to show: --tokens A:B, or --step N of a run.")
     if step is not None and split is not None:
-        raise UsageError("--split belongs to --tokens: a step takes its rows from the training split.")
+        raise UsageError("--split is only for --tokens: a step takes its rows from the training split.")
     if tokens is not None:
         records = [origin.as_record() for origin in show_tokens(directory, tokens, split or "train")]
     else:
@@ -132,18 +132,22 @@ def show(
 
 @app.command("download")
 def download(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name above, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder that gets a folder of that name.")] = Path(
-        "data"
-    ),
-    limit: Annotated[str | None, typer.Option("--limit", help="Stop the transfer after about so much: 100MB.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name listed above, or hub:OWNER/DATASET[:SPLIT][:COLUMN].")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to make a folder with the name of the dataset.")
+    ] = Path("data"),
+    limit: Annotated[
+        str | None, typer.Option("--limit", help="Stop after downloading about this much, for example 100MB.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Download a dataset from the Hugging Face hub, ready for 'sheepop data build'.
 
     Names: wikitext-2, wikitext-103, tinyshakespeare, tinystories, openwebtext, fineweb-edu, wikipedia, amazon-reviews,
-    bookcorpus. A download that was stopped goes on when the same command is given again.
+    bookcorpus. To resume a download that was stopped, run the same command again.
 
     Example:  sheepop data download tinystories --output data --limit 50MB
     """
@@ -160,6 +164,11 @@ def _names_workers(inputs: list[str]) -> bool:
     return any(text.startswith("data.num_workers=") for text in inputs)
 
 
+def _size(result: dict[str, Any], split: str) -> str:
+    documents, tokens = result[f"{split}_documents"], result[f"{split}_tokens"]
+    return f"{counted(documents, 'document')} and {counted(tokens, 'token')}"
+
+
 def _print_stats(report: dict[str, Any]) -> None:
     files, documents = report["files"], report["documents"]
     typer.echo(f"{report['path']}")
@@ -167,7 +176,7 @@ def _print_stats(report: dict[str, Any]) -> None:
     for reason, count in files["skipped"].items():
         typer.echo(f"             {count:,} left out: {reason}")
     for reason, count in files["refused_parts"].items():
-        typer.echo(f"             {count:,} places in files left out: {reason}")
+        typer.echo(f"             {count:,} parts of files left out: {reason}")
     typer.echo(f"  documents  {documents['in']:,} found, {documents['empty']:,} empty, {documents['kept']:,} kept")
     for stage in report["stages"]:
         for reason, count in stage["removed"].items():
@@ -181,7 +190,7 @@ def _print_stats(report: dict[str, Any]) -> None:
     largest = sorted(report["contents"]["language_bytes"].items(), key=lambda item: -item[1])[:8]
     typer.echo("  languages  " + ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in largest))
     if not report["reproducible"]:
-        typer.echo("  not reproducible: a limit struck at " + "; ".join(report["limits"]))
+        typer.echo("  not reproducible: a limit was hit at " + "; ".join(report["limits"]))
 
 
 def _print_origin(record: dict[str, Any]) -> None:

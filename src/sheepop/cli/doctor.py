@@ -8,7 +8,7 @@ from sheepop.cli.options import Json, print_json
 
 
 def doctor(as_json: Json = False) -> None:
-    """Show what this machine has, what is missing, and what each missing thing would give.
+    """Show what this machine has, what is missing, and what each missing piece would add.
 
     Example:  sheepop doctor
     """

@@ -9,23 +9,23 @@ import typer
 
 from sheepop.cli.options import Dtype, Json, Quiet, make_console, print_json
 
-ShardSize = Annotated[str | None, typer.Option(help="Divide larger weights over several files.", show_default="5GB")]
+ShardSize = Annotated[str | None, typer.Option(help="Split larger weights into several files.", show_default="5GB")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier command wrote there.")]
 
 
 def import_model(
-    source: Annotated[Path, typer.Argument(help="A directory in the format of Hugging Face, or a GGUF file.")],
+    source: Annotated[Path, typer.Argument(help="A directory in Hugging Face format, or a GGUF file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model.")],
     dtype: Dtype = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Use this tokenizer in place of the one in SOURCE.", show_default="its own")
+        Path | None, typer.Option(help="Use this tokenizer instead of the one in SOURCE.", show_default="its own")
     ] = None,
     max_shard_size: ShardSize = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Take in a model of another program.
+    """Import a model from another program.
 
     Families: GPT-2, Llama, SmolLM, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, OLMo 2, GPT-NeoX, BLOOM.
 
@@ -56,16 +56,14 @@ def export_model(
         Literal["hf", "gguf"], typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")
     ] = "hf",
     dtype: Dtype = None,
-    quantize: Annotated[
-        str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="not at all")
-    ] = None,
+    quantize: Annotated[str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="none")] = None,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out (gguf).")] = False,
     max_shard_size: ShardSize = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Give a model out for other programs. What is written is read back and compared before it is done.
+    """Export a model for other programs. What is written is read back and compared with the model.
 
     Examples:
 

@@ -27,9 +27,9 @@ def generate(
         list[Path] | None, typer.Option("--file", "-f", help="A file whose text is a prompt; may be repeated.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to write.", show_default="generation.max_new_tokens")
+        int | None, typer.Option(help="The most tokens to write.", show_default="generation.max_new_tokens")
     ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token (temperature 0).")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token (temperature 0).")] = False,
     temperature: Annotated[
         float | None,
         typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="generation.temperature"),
@@ -37,12 +37,14 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw from the likeliest tokens that together reach P.", show_default="generation.top_p"),
+        typer.Option(
+            help="Draw from the likeliest tokens whose probabilities add up to P.", show_default="generation.top_p"
+        ),
     ] = None,
     beams: Annotated[
         int | None,
         typer.Option(
-            help="Search for the likeliest text among this many at a time.", show_default="generation.num_beams"
+            help="Search for the likeliest text, following this many at a time.", show_default="generation.num_beams"
         ),
     ] = None,
     length_penalty: Annotated[
@@ -60,7 +62,7 @@ def generate(
         list[str] | None,
         typer.Option("--stop", help="End before this text ($'\\n' is a line end); may be repeated."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeat a text exactly.", show_default="random")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")] = None,
     window: Annotated[bool, typer.Option("--window", help="Drop the oldest tokens when the context is full.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Recompute everything for each token.")] = False,
     apart: Annotated[bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.")] = False,
@@ -133,7 +135,7 @@ def generate(
             print_text(f"{head}{completion.text}\n")
     for completion in completions:
         if completion.finish_reason == "length" and len(completion.token_ids) < config.max_new_tokens:
-            remedy = "; --window writes on without its oldest tokens" if completion.continues_prompt else ""
+            remedy = "; use --window to continue without the oldest tokens" if completion.continues_prompt else ""
             make_console(quiet).info(f"The model's context is full{remedy}.")
             break
 

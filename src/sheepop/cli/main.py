@@ -92,7 +92,7 @@ def main() -> None:
             # Whichever of a command's paths it is, the first look at it fails.
             sys.exit(_report(f"The name {_cut(str(error.filename))} is too long. Give a shorter one.", 2))
         fault = (
-            f"An unexpected fault: {type(error).__name__}: {error}\nRun the command again with --debug to see where."
+            f"Unexpected {type(error).__name__}: {error}\nRun the command again with --debug to see where it came from."
         )
         sys.exit(_report(fault, 1))
 

@@ -16,7 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.facts import visible
 from sheepop.core.files import finite
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]

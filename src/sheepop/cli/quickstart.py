@@ -13,19 +13,19 @@ from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, pr
 def quickstart(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
-    minutes: Annotated[float | None, typer.Option(help="Time to train.", show_default="5")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes of training.", show_default="5")] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option("--data", help="Your own files instead of Python's standard library; may be repeated."),
     ] = None,
     device: Device = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives another model.", show_default="0")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted quickstart.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make a small language model from real files, read what it writes, see how good it is.
+    """Make a small language model from real files, read what it writes, and see how good it is.
 
     Examples:
 

@@ -37,12 +37,12 @@ def runs(
         Path | None, typer.Option("--output", "-o", help="The folder for the page and the pictures of a comparison.")
     ] = None,
     sort: Annotated[
-        Sort, typer.Option(help="bits and loss: lowest first; name: A to Z; the rest: most first.")
+        Sort, typer.Option(help="bits and loss: lowest first; name: A to Z; the rest: highest first.")
     ] = Sort.bits,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """List runs with their scores, or compare them: settings that differ, curves.
+    """List runs with their scores, or compare them: settings that differ, and curves.
 
     Examples:
 

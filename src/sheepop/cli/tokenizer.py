@@ -12,12 +12,12 @@ from sheepop.cli.options import ConfiguredCommand, Group, Json, Quiet, make_cons
 from sheepop.core.errors import UsageError
 
 app = typer.Typer(
-    cls=Group, help="Train a vocabulary, turn text into tokens, look at a vocabulary.", no_args_is_help=True
+    cls=Group, help="Train a vocabulary, turn text into tokens, and look at a vocabulary.", no_args_is_help=True
 )
 
 Pattern = Annotated[
     str | None,
-    typer.Option(help="How a rank file of tiktoken cuts text: r50k, p50k, cl100k, o200k or a regular expression."),
+    typer.Option(help="How a tiktoken rank file cuts text: r50k, p50k, cl100k, o200k, or a regular expression."),
 ]
 Source = Annotated[Path, typer.Argument(help="A tokenizer file or directory, or a model, run or corpus directory.")]
 
@@ -31,7 +31,9 @@ def train(
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option(help="Tokens of the vocabulary; the most of it for char.", show_default="tokenizer.vocab_size"),
+        typer.Option(
+            help="Size of the vocabulary; for char, the most it may have.", show_default="tokenizer.vocab_size"
+        ),
     ] = None,
     pattern: Annotated[
         str | None, typer.Option(help="How bpe cuts text: llama3, sheepop or gpt2.", show_default="tokenizer.pattern")
@@ -65,7 +67,7 @@ def convert(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a tokenizer of another program as tokenizer.json, with the same ids.
+    """Convert a tokenizer from another program to tokenizer.json, with the same ids.
 
     Example:  sheepop tokenizer convert llama/tokenizer.model --output tokenizers/llama
     """
@@ -81,7 +83,7 @@ def convert(
 @app.command("encode")
 def encode(
     tokenizer: Source,
-    text: Annotated[str | None, typer.Argument(help="Text; without it standard input is read.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text to encode.", show_default="standard input")] = None,
     allow_special: Annotated[
         bool, typer.Option("--allow-special", help="Read <eos> and the like as special tokens.")
     ] = False,
@@ -112,11 +114,11 @@ def encode(
 @app.command("show")
 def show(
     tokenizer: Source,
-    limit: Annotated[int, typer.Option(min=1, help="Longest tokens to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="How many of the longest tokens to list.")] = 20,
     pattern: Pattern = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a vocabulary consists of.
+    """Show what a vocabulary contains.
 
     Example:  sheepop tokenizer show runs/quickstart
     """

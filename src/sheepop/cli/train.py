@@ -25,24 +25,28 @@ def train(
     device: Device = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="auto|PATH", help="Go on with the run at PATH; auto: at --output, or start."),
+        typer.Option(
+            "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: the run at --output, or start it."
+        ),
     ] = None,
     fork: Annotated[
         Path | None,
         typer.Option(
-            "--fork", metavar="PATH", help="Begin a new run with the weights of this run, checkpoint or model."
+            "--fork", metavar="PATH", help="Start a new run from the weights of this run, checkpoint or model."
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Trace a few steps and list their costliest operations.")
+        bool, typer.Option("--profile", help="Trace a few steps and list their most expensive operations.")
     ] = False,
     profile_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps that --profile records.", show_default=str(_PROFILE_STEPS))
     ] = None,
     find_rate: Annotated[
         bool,
-        typer.Option("--find-learning-rate", help="Test ever higher rates, suggest one, and train nothing."),
+        typer.Option(
+            "--find-learning-rate", help="Try higher and higher learning rates and suggest one; starts no run."
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -71,9 +75,9 @@ def train(
     from sheepop.jobs.run_record import Request, RunRecord, repeat_command
 
     if resume is not None and overwrite:
-        raise UsageError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+        raise UsageError("--resume continues a run and --overwrite replaces it; give only one of them.")
     if resume is not None and fork is not None:
-        raise UsageError("--resume goes on with a run and --fork begins another; give one of them.")
+        raise UsageError("--resume continues a run and --fork starts a new one; give only one of them.")
     if profile_steps is not None and not profile:
         raise UsageError("--profile-steps says how many steps --profile records; add --profile.")
     options: dict[str, object] = {}
@@ -85,7 +89,7 @@ def train(
     if resume is not None and resume != "auto":
         path = Path(resume)
         if output is not None and output != path:
-            raise UsageError(f"--resume names {resume} and --output names {output}; give one of them.")
+            raise UsageError(f"--resume names {resume} and --output names {output}; give only one of them.")
         if find_resumable(path) is None:
             raise UsageError(why_no_run(path))
     if path is not None:
@@ -96,15 +100,15 @@ def train(
     if find_rate:
         if resume is not None or fork is not None or overwrite or profile:
             raise UsageError(
-                "--find-learning-rate starts no run, so --resume, --fork, --overwrite and --profile have no place "
-                "beside it."
+                "--find-learning-rate starts no run, so it cannot be combined with --resume, --fork, --overwrite or "
+                "--profile."
             )
         _find_rate(given, quiet, as_json)
         return
     console, request = make_console(quiet), Request(typed_command())
     stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
     if resume == "auto" and settings.output_dir is None:
-        raise UsageError("--resume auto needs to know the run: give --output DIR.")
+        raise UsageError("--resume auto needs the run directory: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
     elif settings.output_dir is not None:
@@ -139,7 +143,7 @@ def train(
     if as_json:
         print_json(result)
     elif not quiet:
-        early = ", stopped early: the held-out loss no longer improved" if outcome.ended_early else ""
+        early = ", stopped early because the held-out loss no longer improved" if outcome.ended_early else ""
         typer.echo(f"Done: {outcome.run}{early}")
         if outcome.scores is not None:
             typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")

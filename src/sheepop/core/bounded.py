@@ -207,7 +207,7 @@ class _Child:
         deadline = time.monotonic() + seconds
         kind, length = FRAME.unpack(self._read(FRAME.size, deadline, seconds))
         if kind not in (READY, ITEM, ALIVE, END, FAILED) or length > LONGEST_MESSAGE:
-            raise ProcessDiedError("the process sent what is no message")
+            raise ProcessDiedError("the process sent something that is not a message")
         return kind, self._read(length, deadline, seconds)
 
     def _read(self, count: int, deadline: float, seconds: float) -> bytes:
@@ -230,7 +230,7 @@ class _Child:
     def _check(self, deadline: float, seconds: float) -> None:
         self._checked = time.monotonic()
         if self._checked >= deadline:
-            raise TimeLimitError(f"nothing came from it within {seconds:g} s")
+            raise TimeLimitError(f"it did not respond within {seconds:g} s")
         total = self.resident()
         if self._checked - self._checked_descendants >= _DESCENDANTS_SECONDS:
             self._checked_descendants = self._checked

@@ -38,7 +38,7 @@ C = TypeVar("C", bound="Config")
 
 def _possible(path: str) -> str:
     if "\0" in path:
-        raise ValueError("a path holds a NUL character; no file can have such a name")
+        raise ValueError("a path cannot contain a NUL character")
     return path
 
 
@@ -78,7 +78,7 @@ class Config(BaseModel, metaclass=_Refusing):
         types = _types_within(cls.model_fields[info.field_name or ""].annotation)
         takes_numbers_only = types & {int, float} and not types & {bool, Any}
         if takes_numbers_only and _holds_truth_value(value):
-            raise ValueError("a number is needed here, not true or false")
+            raise ValueError("must be a number, not true or false")
         return value
 
     @field_validator("*", mode="before")
@@ -106,7 +106,7 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, Any]:
-    """Parses YAML or JSON text into a mapping, refusing keys that stand twice."""
+    """Parses YAML or JSON text into a mapping, refusing keys that appear twice."""
     try:
         loaded = json.loads(text, object_pairs_hook=_unique_keys) if is_json else yaml.load(text, _UniqueKeyLoader)
     except json.JSONDecodeError as error:
@@ -123,7 +123,7 @@ def parse_config(text: str, *, where: str, is_json: bool = False) -> dict[str, A
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{where} holds a {type(loaded).__name__}; a config is a mapping of keys to values.")
+        raise ConfigError(f"{where} must be a mapping of keys to values, not {type(loaded).__name__}.")
     _refuse_expanding(loaded, where)
     return loaded
 
@@ -231,9 +231,9 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
     if not location or isinstance(detail["input"], dict | BaseModel):
         return f"{path}: {message}" if path else message
     if detail["type"] == "tuple_type":
-        message = "a list is needed here, in brackets"
+        message = "must be a list, in brackets"
     if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
-        message += "; to give this as text, write it in quotes"
+        message += "; to give it as text, put it in quotes"
     return f"{path} = {_shown(detail['input'])}: {message}"
 
 
@@ -275,7 +275,7 @@ def _refuse_expanding(tree: Any, where: str) -> None:
         children = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
         count += len(children)
         if count > _MOST_VALUES:
-            raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting what aliases repeat.")
+            raise ConfigError(f"{where}: more than {_MOST_VALUES:,} values, counting those that aliases repeat.")
         pending.extend(children)
 
 
@@ -288,7 +288,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice")
+        raise ValueError(f"the key {twice!r} appears twice")
     return result
 
 
@@ -300,7 +300,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             name = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else id(key_node)
             if name in seen:
-                problem = f"the key {key_node.value!r} stands twice"
+                problem = f"the key {key_node.value!r} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)

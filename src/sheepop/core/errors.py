@@ -1,7 +1,7 @@
 """Named errors: each says what is wrong, where, and what to do, and carries the exit code of its kind.
 
 Exit codes: 1 a fault, 2 wrong usage or configuration, 3 unusable data or model, 130 and 143 after a signal,
-141 when nobody reads the results on.
+141 when nobody reads the results any more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CheckpointError(SheepOpError):
 
 
 class TrainingError(SheepOpError):
-    """Training cannot go on: the numbers stopped being numbers."""
+    """Training cannot continue: values became NaN or infinite."""
 
 
 class StorageError(SheepOpError):
@@ -92,7 +92,7 @@ class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
 
 
 def first_few(items: Collection[Any], most: int, *, separator: str = ", ", written: Callable[[Any], str] = str) -> str:
-    """The first `most` of `items`, and how many there are beside them: ``a, b and 5 more``, or ``a; b; and 5 more``."""
+    """The first `most` of `items`, and how many more there are: ``a, b and 5 more``, or ``a; b; and 5 more``."""
     named = separator.join(written(item) for item in islice(items, most))
     beside = len(items) - most
     if beside <= 0:

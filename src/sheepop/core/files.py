@@ -41,9 +41,9 @@ _PLACE_REASONS = {
 }
 _NAME_REASONS = {
     errno.ENOTDIR: "part of the path is a file, not a directory. Choose another place",
-    errno.EISDIR: "a directory of that name is in the way. Choose another name",
-    errno.EEXIST: "something of that name is already there. Choose another name",
-    errno.ENOTEMPTY: "a directory of that name is already there. Choose another name",
+    errno.EISDIR: "a directory with that name is in the way. Choose another name",
+    errno.EEXIST: "something with that name already exists. Choose another name",
+    errno.ENOTEMPTY: "a directory with that name already exists. Choose another name",
     errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
 }
 
@@ -172,7 +172,9 @@ def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[P
             is_gone = not temporary.exists()
             remove_tree(temporary)
             if isinstance(error, FileNotFoundError) and is_gone:
-                raise StorageError(f"Cannot write {target}: its directory was removed or moved meanwhile.") from error
+                raise StorageError(
+                    f"Cannot write {target}: its directory was removed or moved in the meantime."
+                ) from error
             raise
 
 

@@ -30,7 +30,7 @@ class Interruption:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Work that a signal ends at once, by raising `StopRequestedError`; half done it must not matter.
+        """Work that a signal ends at once, by raising `StopRequestedError`; it must be harmless to leave it half done.
 
         That bounds the time to the end of the run, however long compiling, a validation or a wait for data takes.
         """

@@ -72,7 +72,7 @@ class LiveBar:
         self._progress.update(self._task, detail="" if self._facts else visible(detail)[:room])
 
     def show(self, facts: Sequence[Fact | Text]) -> None:
-        """Replaces the panel; the time that is left belongs into it."""
+        """Replaces the panel, which should say how much time is left."""
         self._facts = tuple(facts)
         if self._facts:
             self._progress.update(self._task, detail="")

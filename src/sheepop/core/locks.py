@@ -24,10 +24,10 @@ _PAUSES = (0.02, 0.1, 0.3)
 def exclusive_lock(path: Path, refusal: SheepOpError) -> Iterator[bool]:
     """Holds the lock file `path`, made with its directory when missing; raises `refusal` when another process holds it.
 
-    Yields False, without a lock, where the file system knows none.
+    Yields False, without a lock, where the file system does not support locks.
 
     The kernel releases it when the process ends, so a killed process leaves no lock behind. The file stays, unless
-    who holds the lock removes it; a process that had opened it by then locks the new one.
+    the holder of the lock removes it; a process that had opened it by then locks the new one.
     """
     is_locked, descriptor = False, _open(path)
     try:

@@ -46,9 +46,9 @@ class ResultStream(_Stream):
         if isinstance(error, BrokenPipeError):
             raise SystemExit(128 + signal.SIGPIPE)
         raise StorageError(
-            f"Standard output cannot be written: {error.strerror}. Send it to a place that has room, or to a terminal."
+            f"Cannot write to standard output: {error.strerror}. Send it to a disk with free space, or to a terminal."
         ) from error
 
 
 class MessageStream(_Stream):
-    """Where messages and progress go: work that nobody hears of any more goes on."""
+    """Where messages and progress go: work continues when nobody is listening any more."""

@@ -76,8 +76,8 @@ def build_corpus(
             clear(workplace)
             if built_fingerprint(output) != plan.fingerprint:
                 raise DataError(
-                    f"{output} already exists, and was built of other input, by other settings or by another version. "
-                    "Replace it with --overwrite, or choose another output directory."
+                    f"{output} already exists, but was built from different input, with different settings or by "
+                    "another version. Replace it with --overwrite, or choose another output directory."
                 )
             console.info(f"{output} is up to date: nothing in its input or settings has changed.")
         else:
@@ -97,12 +97,12 @@ def _check_places(config: DataConfig, output: Path, query: Query | None) -> None
     for path in config.paths:
         if is_corpus(path):
             raise DataError(
-                f"{printable(path)} is a finished corpus already. Use it as it is, or give the text it was made of."
+                f"{printable(path)} is already a finished corpus. Use it as it is, or give the text it was built from."
             )
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.exists() and not is_corpus(output):
-        raise OutputError(f"{output} is there already and is no corpus. Choose another output directory.")
+        raise OutputError(f"{output} already exists and is not a corpus. Choose another output directory.")
 
 
 class _Build:
@@ -133,7 +133,7 @@ class _Build:
         inputs = find_inputs(self._config, self._query, leave_out=(output, self._workplace))
         plan, goes_on = take_inventory(self._workplace, inputs, settings, self._found)
         if goes_on and any(self._workplace.glob("pass-*")):
-            self._console.info(f"Going on with the build that was stopped in {self._workplace}.")
+            self._console.info(f"Resuming the build that was stopped in {self._workplace}.")
         return plan
 
     def run(self, plan: Plan) -> None:
@@ -280,7 +280,7 @@ class _Build:
         write_reports(self.corpus, manifest, record.report(), self._seconds)
         self._console.info(record.in_words())
         for limit in self._account.source.limits:
-            self._console.warn(f"A limit struck, so another build may differ: {limit}")
+            self._console.warn(f"A limit was reached, so another build may differ: {limit}")
 
     def _evaluation_files(self) -> list[EvaluationFile]:
         """What was read of the evaluation sets; texts too short to be looked for are spoken of."""
@@ -291,8 +291,8 @@ class _Build:
         for file in files:
             if file.too_short:
                 self._console.warn(
-                    f"{file.too_short:,} texts of the evaluation set {file.path} have fewer than "
-                    f"{clean.decontamination.min_words} words, and were not looked for."
+                    f"{counted(file.too_short, 'text')} of the evaluation set {file.path} with fewer than "
+                    f"{clean.decontamination.min_words} words could not be looked for."
                 )
         return files
 
@@ -333,20 +333,20 @@ class _Build:
         dropped += f", {counted(removed, 'document')} removed by data.clean" if removed else ""
         return (
             f"There is no text in {places}: {words}{dropped}. {self._what_to_give()}; files over "
-            f"data.max_file_bytes ({self._config.max_file_bytes:,}) are skipped, and hidden or ignored files are read "
-            "only when named themselves."
+            f"data.max_file_bytes ({self._config.max_file_bytes:,}) are skipped, and hidden or ignored files are "
+            "read only when you name them."
         )
 
     def _what_to_give(self) -> str:
         if (pair := self._config.extract.pair) is not None:
             return (
-                f"An encoder-decoder learns from pairs: give JSON lines, or another file of records, with the fields "
-                f"{pair[0]!r} and {pair[1]!r} (data.extract.pair), each a text that is not empty"
+                "An encoder-decoder learns from pairs: give JSON lines, or another file of records, with the "
+                f"fields {pair[0]!r} and {pair[1]!r} (data.extract.pair), each a non-empty text"
             )
         if self._account.source.refused[KIND]:
             return (
-                "Pairs of source and target are what model.architecture=encoder_decoder learns from; for a decoder "
-                "say with data.extract.template which text a record makes"
+                "Pairs of source and target are for model.architecture=encoder_decoder; for a decoder, set "
+                "data.extract.template to make one text from each record"
             )
         return "Give files or folders with text"
 

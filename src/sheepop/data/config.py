@@ -42,21 +42,21 @@ class DataConfig(Config):
     """Pairs for an encoder-decoder with a side of more than `max_length` tokens: `refuse` the run, or `leave_out`
     these pairs and say how many."""
     num_workers: MayChange[int] = Field(default=0, ge=0)
-    """Worker processes; 0 works in this one, and the result is the same; `data build` takes one per core unless
-    told otherwise."""
+    """Worker processes; 0 uses only the main process, with the same result; `data build` uses one per core by
+    default."""
     max_file_bytes: int = Field(default=2**40, ge=1)
     """Larger files are skipped, and listed as such."""
     ignore: tuple[str, ...] = ()
     """Patterns of files to skip, written as in a `.gitignore`."""
     extract: ExtractConfig = ExtractConfig()
-    """What is read from a file, and the limits within which."""
+    """What is read from a file, and within which limits."""
     clean: CleanConfig = CleanConfig()
     """Which stages documents go through, in which order, and how strict each is."""
     mix: tuple[MixedSource, ...] = ()
-    """How often the documents of which files occur in the training text; a file belongs to the first source whose
+    """How often the documents of certain files occur in the training text; a file belongs to the first source whose
     pattern matches it."""
     infilling: FimConfig = FimConfig()
-    """Code that is re-ordered so that a model learns to fill a gap."""
+    """Code that is reordered so that a model learns to fill a gap."""
 
     @field_validator("paths")
     @classmethod
@@ -82,8 +82,8 @@ class DataConfig(Config):
     def _stride_fits(self) -> DataConfig:
         if self.stride is not None and self.packing:
             raise ValueError(
-                f"stride = {self.stride} is for padded chunks, and packing is on. Set data.packing=false to cut each "
-                "document into chunks, or leave stride out"
+                f"stride = {self.stride} is for padded chunks, but packing is on. Set data.packing=false to cut "
+                "each document into chunks, or leave stride out"
             )
         if self.stride is not None and self.max_length is not None and self.stride > self.max_length:
             raise ValueError(

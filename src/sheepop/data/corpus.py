@@ -77,7 +77,7 @@ class Corpus:
         if given != self._tokenizer_fingerprint:
             raise DataError(
                 f"The corpus {self.directory} was built with another tokenizer: its fingerprint is "
-                f"{self._tokenizer_fingerprint[:16]}, and that of the tokenizer in use is {given[:16]}. Build the "
+                f"{self._tokenizer_fingerprint[:16]}, but that of the tokenizer in use is {given[:16]}. Build the "
                 "corpus again with tokenizer.path set to the tokenizer in use, or use the corpus's own, "
                 f"{self.directory / TOKENIZER}."
             )

@@ -73,7 +73,7 @@ def decode(data: bytes, name: str = "") -> Decoded:
         decoded = decoder(data)
         if decoded is not None:
             return decoded
-    raise UndecodableError("undecodable", "its bytes fit none of the encodings that text usually has")
+    raise UndecodableError("undecodable", "its bytes do not fit any of the usual text encodings")
 
 
 def _by_mark(data: bytes) -> Decoded | None:
@@ -88,7 +88,7 @@ def _by_mark(data: bytes) -> Decoded | None:
 def _refuse_nul(data: bytes) -> None:
     position = data.find(b"\0")
     if position >= 0:
-        raise UndecodableError("binary", f"it holds a NUL byte at offset {position:,}")
+        raise UndecodableError("binary", f"it contains a NUL byte at offset {position:,}")
 
 
 def _python_cookie(name: str) -> Callable[[bytes], Decoded | None]:

@@ -185,14 +185,14 @@ class _Walk:
         if entry.name.startswith("."):
             return Skipped(source, "discover", "hidden", "its name begins with a dot", is_directory)
         if is_directory and entry.name in IGNORED_FOLDERS:
-            return Skipped(source, "discover", "ignored", "a folder of this name is never read", True)
+            return Skipped(source, "discover", "ignored", "folders with this name are never read", True)
         if folder.is_ignored(entry.name, is_directory, self._ignore):
             return Skipped(source, "discover", "ignored", "it matches an ignore pattern", is_directory)
         if not is_directory:
             return self._file(entry.path, source, status)
         identity = (status.st_dev, status.st_ino)
         if identity in self._entered:
-            return Skipped(source, "discover", "repeated", "this folder was already read by another path", True)
+            return Skipped(source, "discover", "repeated", "this folder was already read under another path", True)
         if is_corpus(entry.path):
             return Skipped(source, "discover", "corpus", "it is a finished corpus, not text", True)
         self._entered.add(identity)

@@ -65,7 +65,7 @@ def sentinel_ids(tokenizer: Tokenizer) -> dict[Special, int]:
     if missing:
         raise TokenizerError(
             f"Fill-in-the-middle needs the special tokens {', '.join(SENTINELS)}, and this tokenizer lacks "
-            f"{', '.join(missing)}. Leave out tokenizer.path, so that one with them is trained, take a tokenizer of "
-            "another corpus that was built with data.infilling, or set data.infilling.rate=0."
+            f"{', '.join(missing)}. Leave out tokenizer.path to train one that has them, use the tokenizer of a "
+            "corpus that was built with data.infilling, or set data.infilling.rate=0."
         )
     return {special: known[special.value] for special in Special}

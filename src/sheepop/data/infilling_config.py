@@ -11,6 +11,6 @@ class FimConfig(Config):
     """Fill-in-the-middle for documents of code (Bavarian et al. 2022)."""
 
     rate: float = Field(default=0.0, ge=0.0, le=1.0)
-    """The share of documents of code that is re-ordered; 0 leaves all as they are."""
+    """The share of code documents that is reordered; 0 leaves all of them as they are."""
     spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)
     """Of these, the share in which the end comes before the beginning."""

@@ -47,7 +47,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: format_version is {version!r}. Build the corpus again.")
     if version > FORMAT_VERSION:
         raise DataError(
-            f"{directory} has corpus format {version}, and this SheepOp reads formats up to {FORMAT_VERSION}. Upgrade "
-            "SheepOp, or build the corpus again with this version."
+            f"{directory} has corpus format {version}, but this SheepOp reads formats up to {FORMAT_VERSION}. "
+            "Upgrade SheepOp, or build the corpus again with this version."
         )
     return manifest

@@ -42,15 +42,15 @@ class MixedSource(SourcePattern):
     """The documents of some files, and how often they occur."""
 
     epochs: float | None = Field(default=None, ge=0, le=1000)
-    """How often each training document of these files occurs, fractions allowed; `null` where `weight` says it."""
+    """How often each training document of these files occurs, fractions allowed; `null` where `weight` is given."""
     weight: float | None = Field(default=None, gt=0)
-    """Their share of the training text, beside the weights of the others; give this or `epochs`, the same one for
+    """Their share of the training text, relative to the weights of the others; give this or `epochs`, the same one for
     all."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> MixedSource:
         if (self.epochs is None) == (self.weight is None):
-            raise ValueError("give either epochs (how often) or weight (which share of the text), and not both")
+            raise ValueError("give either epochs (how often) or weight (which share of the text), not both")
         return self
 
 
@@ -67,7 +67,7 @@ class ScheduledSource(SourcePattern):
     def _steps_grow(self) -> ScheduledSource:
         steps = [step for step, _ in self.weights]
         if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise ValueError(f"the steps of weights must grow, got {steps}")
+            raise ValueError(f"the steps of weights must increase, got {steps}")
         return self
 
 
@@ -107,8 +107,8 @@ class Mixture(SourceNumbers):
             return [source.epochs or 0.0 for source in self.sources]
         if others:
             raise DataError(
-                f"data.mix: {others:,} bytes of text match no pattern, so the shares that the weights ask for cannot "
-                "be had. Add a source with the pattern '*' at the end, or give epochs instead of weights."
+                f"data.mix: {others:,} bytes of text match no pattern, so the text cannot have the shares that the "
+                "weights ask for. Add a source with the pattern '*' at the end, or give epochs instead of weights."
             )
         weights = [source.weight or 0.0 for source in self.sources]
         total, shares = sum(num_bytes), sum(weights)

@@ -142,8 +142,8 @@ def _is_padding(lengths: Sequence[int], width: int) -> NDArray[np.bool_]:
 def _too_long(bounds: PairBounds, max_length: int, count: int) -> str:
     source, target = int(bounds.source_lengths.max()), int(bounds.target_lengths.max())
     return (
-        f"{count:,} of {len(bounds.begins):,} pairs are longer than the {max_length} tokens that a source or a target "
-        f"may have: the longest source has {source}, the longest target {target}, with the token that begins or ends "
-        f"it. Raise model.max_seq_len (and data.max_length, where it is set) to {max(source, target)}"
+        f"{count:,} of {len(bounds.begins):,} pairs are longer than the {max_length} tokens that a source or a "
+        f"target may have: the longest source has {source}, the longest target {target}, including the token that "
+        f"begins or ends it. Raise model.max_seq_len (and data.max_length, where it is set) to {max(source, target)}"
         + (", or leave them out with data.long_pairs=leave_out." if count < len(bounds.begins) else ".")
     )

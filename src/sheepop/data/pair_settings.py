@@ -28,7 +28,7 @@ def pair_settings(config: DataConfig, given: DataConfig) -> DataConfig:
     }
     for name, is_given in refused.items():
         if is_given:
-            raise ConfigError(f"data.{name} is for text, and an encoder-decoder learns from pairs. Leave it out.")
+            raise ConfigError(f"data.{name} is for text, but an encoder-decoder learns from pairs. Leave it out.")
     changes: dict[str, Any] = {"packing": False}
     if config.extract.pair is None:
         changes["extract"] = {**config.extract.model_dump(), "pair": (SOURCE, TARGET)}

@@ -34,7 +34,7 @@ class Pair:
         """The pair that a document of this kind holds; raises `DataError` when its marks do not say so."""
         found = sides(document.text, document.marks)
         if found is None:
-            raise DataError(f"{document.source}, {document.place}: it is no pair of source and target.")
+            raise DataError(f"{document.source}, {document.place}: it is not a pair of source and target.")
         return cls(*found)
 
     @property
@@ -55,8 +55,8 @@ def require_parted(token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
     roles = [tokenizer.eos_id, tokenizer.bos_id]
     if list(token_ids).count(tokenizer.eos_id) != roles.count(tokenizer.eos_id):
         raise TokenizerError(
-            "This tokenizer encodes some text as its eos_token, which parts the source of a pair from its target. "
-            "Leave out tokenizer.path to train one that does not."
+            "This tokenizer encodes some text as its eos_token, which separates the source of a pair from its "
+            "target. Leave out tokenizer.path to train one that does not."
         )
 
 
@@ -83,7 +83,7 @@ class PairBounds:
         # Behind the source there are at least <bos> and <eos>.
         (broken,) = np.nonzero((targets == 0) | (ends - targets < 2))
         if broken.size:
-            raise DataError(f"Document {broken[0]} of the corpus is no pair of source and target. Build it again.")
+            raise DataError(f"Document {broken[0]} of the corpus is not a pair of source and target. Build it again.")
         return cls(begins, targets, ends)
 
     @property

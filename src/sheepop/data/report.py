@@ -104,8 +104,8 @@ def _add_overview(
         )
     if report["limits"]:
         page.add_text(
-            "This build is not reproducible: a limit of time or memory struck at the files below, and on another "
-            "machine or day it may not."
+            "This build is not reproducible: a time or memory limit was reached at the files below, and may not be "
+            "on another machine or day."
         )
         page.add_table(["Place"], [(limit,) for limit in report["limits"]])
 
@@ -116,7 +116,16 @@ def _add_stages(page: Page, report: Mapping[str, Any]) -> None:
         page.add_text("No cleaning stage ran.")
         return
     page.add_table(
-        ["Stage", "Documents in", "Bytes in", "Tokens in, about", "Removed", "Changed", "Documents out", "Bytes out"],
+        [
+            "Stage",
+            "Documents in",
+            "Bytes in",
+            "Tokens in (approx.)",
+            "Removed",
+            "Changed",
+            "Documents out",
+            "Bytes out",
+        ],
         [
             (
                 _WORDS[s["stage"]],
@@ -130,7 +139,7 @@ def _add_stages(page: Page, report: Mapping[str, Any]) -> None:
             )
             for s in report["stages"]
         ],
-        caption="Documents through the stages, in their order; tokens are bytes times the corpus's tokens per byte",
+        caption="Documents at each stage, in order; tokens are bytes times the corpus's tokens per byte",
     )
     removed = [
         (_WORDS[s["stage"]], reason, count, s["removed_bytes"][reason])
@@ -157,7 +166,7 @@ def _add_files(page: Page, report: Mapping[str, Any]) -> None:
     if rows:
         page.add_table(["What", "Why it was left out", "Number"], rows, caption="Each one is in quarantine.jsonl")
     else:
-        page.add_text("Every file that was found was read, and all of it.")
+        page.add_text("Every file that was found was read in full.")
     if files["encodings"]:
         page.add_table(["Encoding", "Files"], sorted(files["encodings"].items(), key=lambda item: -item[1]))
 
@@ -168,7 +177,7 @@ def _add_contents(page: Page, report: Mapping[str, Any]) -> None:
     lengths = {int(bits): count for bits, count in contents["lengths"].items()}
     span = range(min(lengths), max(lengths) + 1) if lengths else ()
     bars = {f"up to {data_size(2**bits)}": lengths.get(bits, 0) for bits in span}
-    page.add_chart(bars_chart(bars, "Documents"), "Lengths of documents", half=True)
+    page.add_chart(bars_chart(bars, "Documents"), "Document lengths", half=True)
     page.add_chart(
         bars_chart(_largest(contents["language_bytes"]), "Bytes", horizontal=True), "Languages, by bytes", half=True
     )

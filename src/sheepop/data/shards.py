@@ -26,7 +26,7 @@ FILE_PREFIX = {"train": "train", "validation": "val"}
 SHARD_TOKENS = 2**27
 _INDEX_TYPE = np.dtype("<i8")
 _LARGEST_READ = 2**30
-_RESTORE = "Put the corpus back as it was, or build it again, and go on with the run (--resume)."
+_RESTORE = "Put the corpus back as it was, or build it again, and resume the run (--resume)."
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -186,13 +186,13 @@ class ShardFile:
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
-            raise DataError(f"{self.path} was there when it was opened, and is gone now. {_RESTORE}") from None
+            raise DataError(f"{self.path} has disappeared since it was opened. {_RESTORE}") from None
         except OSError as error:
-            raise DataError(f"{self.path} cannot be read any more: {error.strerror}. {_RESTORE}") from None
+            raise DataError(f"{self.path} can no longer be read: {error.strerror}. {_RESTORE}") from None
         if len(data) < wanted:
             raise DataError(
-                f"{self.path} was cut short after it was opened: it had {self.count:,} entries, and the bytes for "
-                f"{start:,} to {stop:,} are not all there. {_RESTORE}"
+                f"{self.path} was cut short after it was opened: it had {self.count:,} entries, and some of the "
+                f"bytes for {start:,} to {stop:,} are missing. {_RESTORE}"
             )
         return np.frombuffer(data, self.dtype)
 

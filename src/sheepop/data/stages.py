@@ -22,7 +22,7 @@ class Stages:
     def __post_init__(self) -> None:
         untils = [0, *(until for until, _ in self.stages)]
         if any(later <= earlier for earlier, later in pairwise(untils)):
-            raise ValueError(f"the steps of stages must grow, got {untils[1:]}")
+            raise ValueError(f"the steps of stages must increase, got {untils[1:]}")
         if min([self.final, *(value for _, value in self.stages)]) < 1:
             raise ValueError("the values of stages must be at least 1")
 

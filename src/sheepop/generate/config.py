@@ -34,14 +34,14 @@ def requested(
 ) -> GenerationConfig:
     """The settings of a request, by the names of the command line's options; what is left out is at its default.
 
-    A request that names no length wants a text, and not one that ends where the context does: its context slides.
+    The context of a request without a length slides, so that its text need not end where the context does.
     Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other.
     """
     if greedy and temperature:
-        raise UsageError(f"greedy means a temperature of 0, and temperature is {temperature:g}. Leave one out.")
+        raise UsageError(f"greedy means a temperature of 0, but temperature is {temperature:g}. Leave one of them out.")
     searches = beams is not None and beams != 1
     if length_penalty is not None and not searches:
-        raise UsageError("length_penalty is for beams above 1, and nothing else reads it. Leave it out, or set beams.")
+        raise UsageError("length_penalty applies only to beams above 1. Leave it out, or set beams.")
     if isinstance(stop, str):
         stop = [stop]
     given = {
@@ -70,30 +70,31 @@ class GenerationConfig(Config):
     temperature: float = Field(default=0.8, ge=0.0)
     """Below 1 sharpens the distribution, above 1 flattens it, 0 always takes the likeliest token."""
     top_k: int | None = Field(default=None, ge=1)
-    """Draw among the k likeliest tokens; `null` is all."""
+    """Draw from the k likeliest tokens; `null` draws from all."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Draw among the fewest tokens that together have this probability; 1 is all."""
+    """Draw from the smallest set of tokens that together have this probability; 1 draws from all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Draw among tokens at least this many times as likely as the likeliest; 0 is all."""
+    """Draw from tokens that are at least this many times as likely as the likeliest one; 0 draws from all."""
     typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Draw among the tokens whose information is nearest to the average, as few as have this probability; 1 is all."""
+    """Draw from the tokens whose information is closest to the average, and that together have this probability; 1
+    draws from all."""
     # The bounds are far outside of use; beyond them products with logits could overflow.
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Above 1 makes tokens of the prompt and of the text so far less likely."""
+    """Above 1 makes tokens less likely that are already in the prompt or the text."""
     presence_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
-    """What is taken off the logit of each token that the text has so far."""
+    """Subtracted from the logit of every token that is already in the text."""
     frequency_penalty: float = Field(default=0.0, ge=-100.0, le=100.0)
-    """What is taken off the logit of a token for every time that the text has it so far."""
+    """Subtracted from the logit of a token each time it occurs in the text so far."""
     logit_bias: dict[int, float] = Field(default_factory=dict)
-    """What is added to the logits of tokens, by their ids."""
+    """Numbers to add to the logits of tokens, by token id."""
     top_logprobs: int | None = Field(default=None, ge=0, le=1000)
-    """How many of the likeliest tokens are reported with their log-probabilities at every place."""
+    """How many of the likeliest tokens to report at each position, with their log-probabilities."""
     num_completions: int = Field(default=1, ge=1, le=1024)
-    """How many texts are written for each prompt."""
+    """How many texts to write for each prompt."""
     best_of: int | None = Field(default=None, ge=1, le=1024)
-    """How many texts to choose the `num_completions` likeliest from; `null` is as many."""
+    """How many texts to write, to keep the `num_completions` likeliest; `null` keeps all that are written."""
     num_beams: int = Field(default=1, ge=1, le=1024, strict=True)
-    """The texts that beam search follows at a time, without drawing; 1 takes one token after the other."""
+    """How many texts beam search follows at a time, without drawing; 1 means no beam search."""
     length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)
     """How much beam search favours long texts; 0 compares probabilities."""
     seed: int | None = None
@@ -111,10 +112,10 @@ class GenerationConfig(Config):
     stop_token_ids: tuple[int, ...] = ()
     """The text ends with the first of these tokens."""
     use_cache: bool = True
-    """Keep keys and values; `false` runs the network on the whole text for every token."""
+    """Cache keys and values; `false` runs the network on the whole text for every token."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
-    """`refuse` a prompt that fills the context and stop at its end; `slide`: refuse such a prompt too, but write on
-    without the oldest tokens; `window`: cut the prompt as well."""
+    """When the context is full: `refuse` refuses a prompt that fills it and stops at its end; `slide` refuses such a
+    prompt too, but continues without the oldest tokens; `window` also cuts the prompt."""
 
     @property
     def greedy(self) -> bool:
@@ -140,12 +141,16 @@ class GenerationConfig(Config):
             return self
         if not self.greedy:
             raise ValueError(
-                f"num_beams = {self.num_beams} looks for the likeliest text and draws nothing, so temperature = "
-                f"{self.temperature} has no place beside it. Leave it out, or set it to 0"
+                f"num_beams = {self.num_beams} searches for the likeliest text and draws nothing, so temperature = "
+                f"{self.temperature} cannot be combined with it. Leave it out, or set it to 0"
             )
         for name, field in type(self).model_fields.items():
-            if name not in _OF_SEARCH and (value := getattr(self, name)) != field.get_default(call_default_factory=True):
-                raise ValueError(f"num_beams = {self.num_beams} does not go with {name} = {value!r}; leave one out")
+            if name not in _OF_SEARCH and (value := getattr(self, name)) != field.get_default(
+                call_default_factory=True
+            ):
+                raise ValueError(
+                    f"num_beams = {self.num_beams} cannot be combined with {name} = {value!r}; leave one out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -153,11 +158,11 @@ class GenerationConfig(Config):
         if self.best_of is not None and self.best_of < self.num_completions:
             raise ValueError(
                 f"best_of = {self.best_of} is less than num_completions = {self.num_completions}, which are chosen "
-                "from them"
+                "from it"
             )
         names = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
         if len(names) > 1:
-            raise ValueError(f"a text follows one grammar, and {' and '.join(names)} are given")
+            raise ValueError(f"a text can follow only one of {' and '.join(names)}")
         return self
 
     @field_validator("stop")

@@ -39,9 +39,7 @@ class Engine:
     A `drafter` guesses tokens, which changes no text. Raises `UsageError` where a step has no room for its guesses.
     """
 
-    def __init__(
-        self, runner: Runner, sampler: Sampler, scheduler: Scheduler, drafter: Drafter | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, scheduler: Scheduler, drafter: Drafter | None = None) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
         if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
             raise UsageError(

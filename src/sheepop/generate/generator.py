@@ -51,7 +51,7 @@ class Generator:
         rows = model.config.vocabulary
         if tokenizer.vocab_size > rows:
             raise TokenizerError(
-                f"The tokenizer has {tokenizer.vocab_size} tokens and the model only {rows}. "
+                f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only {rows}. "
                 "Use the tokenizer that the model was trained with."
             )
         if max_batch_size < 1:
@@ -107,9 +107,7 @@ class Generator:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
         self._requests(prompts, config)
 
-    def _run(
-        self, requests: Sequence[Request], on_text: OnText | None, should_stop: Callable[[], bool] | None
-    ) -> None:
+    def _run(self, requests: Sequence[Request], on_text: OnText | None, should_stop: Callable[[], bool] | None) -> None:
         """Writes the texts of requests together."""
         engine = self._engine(requests)
         for request in requests:
@@ -154,7 +152,7 @@ class Generator:
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
     ) -> list[Request]:
         if isinstance(prompts, str):
-            raise UsageError("prompts is a list of prompts; for a single one pass [prompt].")
+            raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
         configs = [config] * len(prompts) if isinstance(config, GenerationConfig) else list(config)
         _require_alike(configs, len(prompts))
         drawn = secrets.randbits(32)
@@ -181,10 +179,12 @@ class Generator:
 
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
     if len(configs) != num_prompts:
-        raise UsageError(f"{num_prompts} prompts were given with {len(configs)} configurations; give one, or as many.")
+        raise UsageError(
+            f"{num_prompts} prompts were given with {len(configs)} configurations; give one for all, or one per prompt."
+        )
     for name in ("num_beams", "use_cache"):
         if len({getattr(config, name) for config in configs}) > 1:
-            raise UsageError(f"Prompts that are given together need the same {name}. Give them in calls of their own.")
+            raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
 
 
 def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[int]) -> Tensor:

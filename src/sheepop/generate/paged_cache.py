@@ -55,9 +55,7 @@ class PagedCache:
     `num_blocks` are those of each kind in `reaches_of`. `lookahead` tokens of a pass may be taken back after it.
     """
 
-    def __init__(
-        self, model: Transformer, num_blocks: Sequence[int], block_size: int, *, lookahead: int = 0
-    ) -> None:
+    def __init__(self, model: Transformer, num_blocks: Sequence[int], block_size: int, *, lookahead: int = 0) -> None:
         config = model.config
         self.reaches = reaches_of(model)
         self.block_size = block_size
@@ -238,7 +236,9 @@ class PagedAttending:
                 short += range(rows.start, rows.stop)
                 continue
             first = _first_block(chunk.start, kind.window, size)
-            blocks = None if chunk.start == 0 else now.table(number)[sequence : sequence + 1, first : -(-chunk.end // size)]
+            blocks = (
+                None if chunk.start == 0 else now.table(number)[sequence : sequence + 1, first : -(-chunk.end // size)]
+            )
             self._add(kind, rows, (1, chunk.count), chunk.end - first * size, blocks, None, device)
         if short:
             rows = torch.tensor(short)

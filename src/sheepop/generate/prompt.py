@@ -35,7 +35,7 @@ def read_prompt(
     """Encodes `prompt` for `model`; `name` is what messages call it, `on_overflow` as in `GenerationConfig`.
 
     A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they are.
-    Raises `UsageError` for a prompt that is empty, no text, holds an id outside the vocabulary, or does not fit.
+    Raises `UsageError` for a prompt that is empty, is not text, has an id outside the vocabulary, or does not fit.
     """
     has_encoder = isinstance(model, EncoderDecoder)
     token_ids = _encode(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
@@ -43,16 +43,18 @@ def read_prompt(
     longest = model.config.max_seq_len
     if has_encoder:
         if on_overflow == "window":
-            raise UsageError("on_overflow=window (--window) drops the beginning of a text, which a target needs.")
+            raise UsageError(
+                "on_overflow=window (--window) drops the beginning of a text, but a target needs it. Leave it out."
+            )
         if len(token_ids) >= longest:
             raise UsageError(
-                f"{name} has {len(token_ids)} tokens, and the encoder's max_seq_len = {longest} holds at most "
+                f"{name} has {len(token_ids)} tokens, but the encoder's max_seq_len = {longest} has room for "
                 f"{longest - 1} and the one that ends a source. Shorten it."
             )
         return Prompt(text, [tokenizer.bos_id], [*token_ids, tokenizer.eos_id])
     if on_overflow != "window" and len(token_ids) >= longest:
         raise UsageError(
-            f"{name} has {len(token_ids)} tokens, and the model's context of max_seq_len = {longest} holds at most "
+            f"{name} has {len(token_ids)} tokens, but the model's context of max_seq_len = {longest} has room for "
             f"{longest - 1} and a new one. Shorten it, or set on_overflow=window (--window) to keep "
             "only its last tokens."
         )
@@ -65,17 +67,15 @@ def _encode(name: str, prompt: str | Sequence[int], tokenizer: Tokenizer, prefix
             prompt.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UsageError(
-                f"{name} is not valid Unicode text: character {error.start} is half of a surrogate pair, as bytes "
-                "that are not UTF-8 become. Give it as UTF-8."
+                f"{name} is not valid Unicode text: character {error.start} is half of a surrogate pair, which "
+                "stands for a byte that is not UTF-8. Give it as UTF-8."
             ) from None
         token_ids = [*prefix_ids, *tokenizer.encode(prompt)]
     else:
         try:
             token_ids = [operator.index(value) for value in prompt]
         except TypeError:
-            raise UsageError(
-                f"{name} is neither text nor a list of token ids, which are integers: {prompt!r}."
-            ) from None
+            raise UsageError(f"{name} must be text or a list of integer token ids, not {prompt!r}.") from None
     if not token_ids:
         raise UsageError(f"{name} is empty. Give at least one character for the model to continue.")
     for place, token_id in enumerate(token_ids):

@@ -89,7 +89,9 @@ class Sampler:
         logprobs = (logits.gather(-1, chosen[:, None]) - log_total)[:, 0]
         count = min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1])
         top = logits.topk(count, dim=-1)
-        return Choice(chosen.tolist(), logprobs.tolist(), top.indices.tolist(), (top.values - log_total).tolist(), usable.tolist())
+        return Choice(
+            chosen.tolist(), logprobs.tolist(), top.indices.tolist(), (top.values - log_total).tolist(), usable.tolist()
+        )
 
     def are_usable(self, logits: Tensor) -> Tensor:
         """Where rows of logits (B, V) are finite (B,); a sum of them is not where one of them is not."""
@@ -119,9 +121,7 @@ def _entries(rows: Sequence[Row], of_row: Callable[[Row], dict[int, float]]) -> 
     return [(place, token, value) for place, row in enumerate(rows) for token, value in of_row(row).items()]
 
 
-def _at(
-    scores: Tensor, entries: list[tuple[int, int, float]], change: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def _at(scores: Tensor, entries: list[tuple[int, int, float]], change: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Changes the scores at (row, token) by what belongs to them, in place."""
     if entries:
         rows, tokens, values = zip(*entries, strict=True)

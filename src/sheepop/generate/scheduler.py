@@ -129,7 +129,9 @@ class Scheduler:
                 budget -= self._grant(request, budget, shares)
         while self.waiting and budget > 0 and self.num_preemptions == before:
             request = self.waiting[0]
-            if sum(other.width for other in (*self.running, request)) > self.max_sequences or not self._admit(request, budget, shares):
+            if sum(other.width for other in (*self.running, request)) > self.max_sequences or not self._admit(
+                request, budget, shares
+            ):
                 break
             budget -= shares[id(request)].num_tokens
         return list(shares.values())

@@ -165,6 +165,4 @@ class _DraftReader:
         """How its next guess is drawn: as the token itself will be."""
         candidate = self._candidate
         request = candidate.request
-        return Row(
-            request.config, request.prompt.token_ids, [*candidate.token_ids, *self.drafts], candidate.seed
-        )
+        return Row(request.config, request.prompt.token_ids, [*candidate.token_ids, *self.drafts], candidate.seed)

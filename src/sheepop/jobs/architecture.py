@@ -21,13 +21,13 @@ def fit_data_to_architecture(config: SheepOpConfig, asked: SheepOpConfig) -> She
     if not reads_pairs(config):
         if config.data.extract.pair is not None:
             raise ConfigError(
-                "data.extract.pair reads pairs of source and target, which a decoder does not learn from. Set "
-                "model.architecture=encoder_decoder, or say with data.extract.template which text a record makes."
+                "data.extract.pair reads pairs of source and target, which a decoder cannot learn from. Set "
+                "model.architecture=encoder_decoder, or use data.extract.template to turn each record into text."
             )
         return config
     if config.training.sequence_length_warmup:
         raise ConfigError(
-            "training.sequence_length_warmup cuts rows of text, and the pairs of an encoder-decoder are not cut. "
+            "training.sequence_length_warmup cuts rows of text, but the pairs of an encoder-decoder are never cut. "
             "Leave it out."
         )
     return config.replace(data=pair_settings(config.data, asked.data).model_dump())
@@ -37,11 +37,11 @@ def require_fitting_corpus(config: SheepOpConfig, corpus: Corpus) -> None:
     """Raises `ConfigError` unless the corpus holds what the network of `config` learns from."""
     if reads_pairs(config) and not corpus.holds_pairs:
         raise ConfigError(
-            f"The corpus {corpus.directory} holds text, and an encoder-decoder learns from pairs of source and target. "
+            f"The corpus {corpus.directory} holds text, but an encoder-decoder learns from pairs of source and target. "
             "Give JSON lines with these two fields, or a corpus built with data.extract.pair=[source,target]."
         )
     if corpus.holds_pairs and not reads_pairs(config):
         raise ConfigError(
-            f"The corpus {corpus.directory} holds pairs of source and target, and a decoder learns from text. Set "
+            f"The corpus {corpus.directory} holds pairs of source and target, but a decoder learns from text. Set "
             "model.architecture=encoder_decoder, or give text."
         )

@@ -17,6 +17,7 @@ from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted
 from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, synchronize
@@ -71,8 +72,8 @@ def render_bench(result: dict[str, Any]) -> str:
     """The measurements as a table."""
     lines = [
         f"{result['preset']} ({result['parameters']:,} parameters) on {result['device']}, "
-        f"{result['threads']} threads, torch {result['torch']}",
-        f"{'what':<10} {'precision':<10} {'shape':<14} {'tokens/s':>10} {'GFLOP/s':>9} {'of peak':>8}",
+        f"{counted(result['threads'], 'thread')}, torch {result['torch']}",
+        f"{'benchmark':<10} {'precision':<10} {'shape':<14} {'tokens/s':>10} {'GFLOP/s':>9} {'of peak':>8}",
     ]
     for row in result["results"]:
         lines.append(

@@ -35,15 +35,15 @@ class SheepOpConfig(Config):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     """Which tokenizer to use, or how to train one."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """Which text, what a document is, how it is cleaned, split and cut into rows."""
+    """Which text to use, what a document is, and how it is cleaned, split and cut into rows."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    """How the weights are found: budget, batches, optimizer, schedule, precision, what is written when."""
+    """How the weights are trained: budget, batches, optimizer, schedule, precision, and what is written when."""
     generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
-    """How text is written; the samples that a run takes of itself use these settings too."""
+    """How text is written; the samples that a run writes during training use these settings too."""
     device: MayChange[DeviceName] = "auto"
-    """What computes: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
+    """What to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
     seed: int = Field(0, ge=0)
-    """Every random choice follows from it: initial weights, order of the data, dropout, samples."""
+    """Decides every random choice: initial weights, order of the data, dropout, samples."""
     deterministic: bool = True
     """Use only algorithms that give the same bits every time; `false` allows faster ones."""
     output_dir: MayChange[PathText | None] = None

@@ -41,8 +41,8 @@ def build(
 ) -> dict[str, Any]:
     """Builds the corpus of `inputs`, which may hold ``key=value`` settings among the paths, and sums it up.
 
-    An input is a setting when it contains ``=`` and no file of that name exists; with `query` the one input that
-    is a database address (``dialect://...``) is asked it. `workers` null means `data.num_workers`.
+    An input is a setting when it contains ``=`` and no file of that name exists; `query` goes to the one input
+    that is a database address (``dialect://...``). `workers` null means `data.num_workers`.
     """
     addresses = [text for text in inputs if "://" in text]
     overrides = [text for text in inputs if "=" in text and text not in addresses and not Path(text).exists()]
@@ -53,13 +53,13 @@ def build(
         options.setdefault("data", {})["num_workers"] = workers
     config = load_config(config_file, overrides, options=options)
     if asked is not None and not is_ordered(asked.text):
-        console.warn("The query has no ORDER BY, so the database may give its rows in another order next time.")
+        console.warn("The query has no ORDER BY, so the database may return its rows in another order next time.")
     if not config.data.paths and asked is None:
         raise UsageError("There is no input. Name at least one file or folder.")
     data = config.data
     if reads_pairs(config) or data.extract.pair is not None:
         data = pair_settings(data, data)
-    with interrupts_advise("What is finished is kept: run the same command again and it goes on from there."):
+    with interrupts_advise("Finished work is kept; run the same command again to resume."):
         corpus = corpora.build_corpus(
             data,
             config.tokenizer,
@@ -89,7 +89,8 @@ def stats(directory: Path) -> dict[str, Any]:
     path = corpus.directory / REPORT_JSON
     if not path.is_file():
         raise DataError(
-            f"{corpus.directory} has no {REPORT_JSON}: an older SheepOp built it. Build the corpus again to get one."
+            f"{corpus.directory} has no {REPORT_JSON}: an older version of SheepOp built it. Rebuild the corpus to get "
+            "one."
         )
     report: dict[str, Any] = read_json(path, DataError)
     return {"path": str(corpus.directory), **report}

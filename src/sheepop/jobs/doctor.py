@@ -1,4 +1,4 @@
-"""What this machine has for SheepOp, what is missing, and what each missing thing would give."""
+"""What this machine has for SheepOp, what is missing, and what each missing piece would add."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from sheepop.core.facts import counted
 from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
 from sheepop.core.speed import matrix_peak
 from sheepop.report import flops
@@ -23,7 +24,7 @@ _QUICKSTART_DISK = 2 * GB
 _MARKS: dict[Status, str] = {"ok": "ok", "warning": "warn", "missing": "none"}
 # What is installed with an extra: the extra, and what is lost without.
 _OPTIONAL_PACKAGES = {
-    "magika": ("data", "files are told apart by their names and first bytes only"),
+    "magika": ("data", "file types are recognised only by names and first bytes"),
     "pypdfium2": ("data", "PDF files are left out of a corpus"),
     "trafilatura": ("data", "web pages and books are left out of a corpus"),
     "openpyxl": ("data", "spreadsheets are left out of a corpus"),
@@ -73,7 +74,7 @@ def doctor(place: str | Path = ".") -> DoctorReport:
         check_headers(has_python_headers()),
         _check_torch(),
         check_bfloat16(peaks),
-        *(_check_package(name, "SheepOp cannot run fully", "pip install sheepop") for name in LIBRARIES),
+        *(_check_package(name, "parts of SheepOp do not work", "pip install sheepop") for name in LIBRARIES),
         *(
             _check_package(name, loss, f'pip install "sheepop[{extra}]"')
             for name, (extra, loss) in _OPTIONAL_PACKAGES.items()
@@ -111,9 +112,10 @@ def render_doctor(report: DoctorReport) -> str:
         for text in (check.consequence, check.remedy):
             lines += wrap(text, initial_indent=indent, subsequent_indent=indent)
     wanting = sum(check.status != "ok" for check in report.checks)
+    verb = "needs" if wanting == 1 else "need"
     lines += [
         "",
-        "Everything is in place." if not wanting else f"{wanting} of {len(report.checks)} checks want a look.",
+        f"{wanting} of {len(report.checks)} checks {verb} attention." if wanting else "Everything is in place.",
     ]
     return "\n".join(lines)
 
@@ -144,7 +146,7 @@ def check_platform(machine: Machine) -> Check:
 
 def check_processor(machine: Machine) -> Check:
     """Processor, the cores this process may use, and the units that multiply matrices."""
-    value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable cores"
+    value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable core{'' if machine.cores == 1 else 's'}"
     if machine.matrix_units:
         return Check("Processor", "ok", f"{value}, {' '.join(machine.matrix_units)}")
     return Check("Processor", "warning", f"{value}, no vector unit found", "Training on the CPU will be slow.")
@@ -159,8 +161,8 @@ def check_memory(machine: Machine) -> Check:
         "Memory",
         "warning",
         value,
-        "The quickstart uses up to 4 GB and may be stopped by the system.",
-        "Close other programs, or choose a smaller model and micro batch.",
+        "The quickstart uses up to 4 GB and may be killed by the system.",
+        "Close other programs, or choose a smaller model and micro-batch.",
     )
 
 
@@ -169,7 +171,8 @@ def check_disk(machine: Machine) -> Check:
     value = f"{machine.disk_free / GB:.1f} GB free"
     if machine.disk_free >= _QUICKSTART_DISK:
         return Check("Disk", "ok", value)
-    return Check("Disk", "warning", value, "A run with its checkpoints may not fit.", "Free space, or use --output.")
+    remedy = "Free some space, or write to another disk with --output."
+    return Check("Disk", "warning", value, "A run with its checkpoints may not fit.", remedy)
 
 
 def check_accelerator(machine: Machine) -> Check:
@@ -180,7 +183,7 @@ def check_accelerator(machine: Machine) -> Check:
             "missing",
             "none that torch can use",
             "Training and generation run on the CPU; a GPU is 10 to 1,000 times faster for larger models.",
-            "Where there is a GPU: install its driver and a torch build for it (make TORCH_INDEX=URL ...).",
+            "If there is a GPU, install its driver and a torch build for it (make TORCH_INDEX=URL ...).",
         )
     names = [
         f"{card.name} ({card.kind}{'' if card.memory is None else f', {card.memory / GB:.0f} GB'})"
@@ -230,7 +233,7 @@ def _check_torch() -> Check:
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    value = f"{torch.__version__}, CPU kernels for {capability}, {torch.get_num_threads()} threads"
+    value = f"{torch.__version__}, CPU kernels for {capability}, {counted(torch.get_num_threads(), 'thread')}"
     if capability in ("DEFAULT", "NO AVX"):
         consequence = "torch uses its slowest kernels here."
         remedy = "Unset ATEN_CPU_CAPABILITY if it is set; otherwise a newer processor is needed."
@@ -242,4 +245,4 @@ def _check_package(name: str, consequence: str, remedy: str) -> Check:
     try:
         return Check(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, "missing", "not installed", f"Without it {consequence}.", remedy)
+        return Check(name, "missing", "not installed", f"Without it, {consequence}.", remedy)

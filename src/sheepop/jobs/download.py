@@ -35,12 +35,12 @@ def download(
     num_bytes = limit if limit is None or isinstance(limit, int) else parse_size(limit)
     if num_bytes is not None and num_bytes <= 0:
         raise UsageError(f"A limit of {num_bytes} bytes downloads nothing. Give a size such as 100MB.")
-    with interrupts_advise("What has come is kept: the same command goes on with it."):
+    with interrupts_advise("What was downloaded is kept; run the same command again to resume."):
         return download_dataset(name, Path(output), limit=num_bytes, token=token, console=console)
 
 
 def parse_size(text: str) -> int:
-    """A size such as ``100MB``, ``1.5 GiB`` or ``4096`` in bytes; raises `UsageError` for what is none."""
+    """A size such as ``100MB``, ``1.5 GiB`` or ``4096`` in bytes; raises `UsageError` for anything else."""
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match["unit"].lower()) if match is not None else None
     if match is None or factor is None:

@@ -95,13 +95,13 @@ def export_model(
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
     if quantize is not None and (format != "gguf" or dtype is not None or quantize not in _QUANTISED):
         raise UsageError(
-            f"quantize {quantize!r} cannot be honoured: it takes {', '.join(_QUANTISED)}, is for format gguf, and "
-            "stands in place of a dtype."
+            f"quantize {quantize!r} cannot be used: it takes {', '.join(_QUANTISED)}, needs format gguf, and cannot be "
+            "combined with dtype."
         )
     if max_shard_size is not None and format != "hf":
-        raise UsageError("max_shard_size is for format hf; a GGUF file is not divided.")
+        raise UsageError("max_shard_size is for format hf; a GGUF file is not split.")
     if not with_tokenizer and format != "gguf":
-        raise UsageError("Only a GGUF file can be without a tokenizer; a directory is always complete.")
+        raise UsageError("Only a GGUF file can be written without a tokenizer; a directory always has one.")
     report = ExchangeReport(console or Console.silent(), Path(output))
     dtype_named(dtype)
     _require_apart(Path(model), report.output)
@@ -141,7 +141,7 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, repor
     family = choose_family(model.config, imported.get("family") if isinstance(imported, dict) else None)
     back = family.read_config(family.write_config(model.config), family.model_type)
     notes = [
-        f"{key} = {here} is a matter of training that {family.model_type} does not express; it is written as {there}."
+        f"{key} = {here} matters only in training, and {family.model_type} cannot express it; it is written as {there}."
         for key, (here, there) in training_differences(model.config, back).items()
     ]
     model = replace(model, tensors=watched(model.tensors, report.not_finite))
@@ -156,15 +156,15 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, repor
 def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
     """The model in `source`, its weights unread; `tokenizer` is used in place of its own."""
     if not source.exists():
-        raise CheckpointError(f"{source} does not exist. Give a directory of Hugging Face's format, or a GGUF file.")
+        raise CheckpointError(f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file.")
     if source.is_dir() and _is_model(source):
-        raise CheckpointError(f"{source} is a SheepOp model already; it can be used as it is.")
+        raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)
     if source.is_dir():
         return read_hugging_face(source, own)
     if not _is_gguf(source):
         raise CheckpointError(
-            f"{source} is a file, but no GGUF file. Give the directory that holds config.json and the weights."
+            f"{source} is a file, but not a GGUF file. Give the directory that holds config.json and the weights."
         )
     return read_gguf(source, own)
 
@@ -188,18 +188,18 @@ def _require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Pa
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not may_go(output):
-        raise UsageError(f"{output} is there already and is not {what}. Choose another place.")
+        raise UsageError(f"{output} already exists and is not {what}. Choose another place.")
     if not overwrite:
-        raise UsageError(f"{output} holds {what} already. Choose another place, or give --overwrite.")
+        raise UsageError(f"{output} already exists. Choose another place, or replace it with --overwrite.")
 
 
 def _require_apart(source: Path, output: Path) -> None:
     """Raises `UsageError` for an output that is the source, lies in it or holds it: neither may change the other."""
     here, there = source.resolve(), output.resolve()
     if source.is_dir() and (here == there or here in there.parents):
-        raise UsageError(f"{output} lies in {source}, which is left as it is. Choose a place outside of it.")
+        raise UsageError(f"{output} is inside {source}, which must not change. Choose a place outside it.")
     if there in here.parents:
-        raise UsageError(f"{output} holds {source}, which is left as it is. Choose another place.")
+        raise UsageError(f"{output} contains {source}, which must not change. Choose another place.")
 
 
 def _is_model(directory: Path) -> bool:

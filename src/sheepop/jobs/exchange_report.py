@@ -1,4 +1,4 @@
-"""What is told of a model that was taken in or given out."""
+"""What is reported about a model that was imported or exported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExchangeReport:
     def tell(
         self, model: ForeignModel, family: object, notes: Sequence[str], dtypes: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Warns, of what is no number too, shows the notes, and returns the whole as a table."""
+        """Shows the warnings, also about values that are not finite, and the notes; returns it all as a table."""
         warnings = [*self.warnings, *self._numbers()]
         for warning in warnings:
             self.console.warn(warning)
@@ -52,7 +52,7 @@ class ExchangeReport:
         if not self.not_finite:
             return []
         names = first_few(self.not_finite, _SHOWN_NAMES)
-        return [f"NaN or infinity stands in {names}. The model will write nothing sensible."]
+        return [f"There are NaN or infinite values in {names}. The model will not write anything sensible."]
 
     def _weight_files(self) -> list[Path]:
         return sorted(self.output.glob("*.safetensors")) if self.output.is_dir() else [self.output]

@@ -36,7 +36,7 @@ class Fork:
         usual = ModelConfig().model_dump()
         asked = {name: value for name, value in given.items() if value != usual[name] and name not in _FREE}
         if other := [name for name, value in asked.items() if value != found[name]]:
-            what = "; ".join(f"model.{name} = {given[name]!r}, where the model has {found[name]!r}" for name in other)
+            what = "; ".join(f"model.{name} is {found[name]!r} there, not {given[name]!r}" for name in other)
             raise ConfigError(
                 f"A fork keeps the network of {self.loaded.directory}, but {what}. Leave it out, or train a new model "
                 "without --fork."
@@ -53,8 +53,8 @@ class Fork:
         theirs, ours = corpus.tokenizer().fingerprint(), self.loaded.tokenizer.fingerprint()
         if theirs != ours:
             raise CheckpointError(
-                f"The corpus in {corpus.directory} was made with another tokenizer ({theirs[:12]}) than the model in "
-                f"{self.loaded.directory} ({ours[:12]}). Build it with tokenizer.path={self.loaded.directory}."
+                f"The corpus in {corpus.directory} has a different tokenizer ({theirs[:12]}) from the model in "
+                f"{self.loaded.directory} ({ours[:12]}). Rebuild it with tokenizer.path={self.loaded.directory}."
             )
 
     def as_record(self) -> dict[str, Any]:

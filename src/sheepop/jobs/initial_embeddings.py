@@ -9,6 +9,7 @@ import torch
 from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.config import TrainingConfig
@@ -17,25 +18,26 @@ from sheepop.train.config import TrainingConfig
 def set_initial_embeddings(model: Transformer, tokenizer: Tokenizer, path: Path, console: Console) -> None:
     """Gives every token that is a whole word of the file at `path` that word's vector; the others stay as they are.
 
-    Raises `ConfigError` when the vectors have another size, or none is the vector of a token, and `DataError` when the
+    Raises `ConfigError` when the vectors have another size or no word of the file is a token, and `DataError` when the
     file is damaged.
     """
     weight = model.embedding.weight
     found = read_word_vectors(path, words_of(tokenizer), weight.shape[1])
     if len(found.ids) == 0:
         raise ConfigError(
-            f"training.initial_embeddings: none of the {found.num_words:,} words in {path} is a token. Words are "
-            "compared letter by letter; use a tokenizer with whole words, such as a larger one, or leave it out."
+            f"training.initial_embeddings: {path} has {counted(found.num_words, 'word')}, none of which is a token. "
+            "Words must match exactly. Use a tokenizer with whole words, for example a larger one, or leave it out."
         )
     with torch.no_grad():
         weight[torch.from_numpy(found.ids).to(weight.device)] = torch.from_numpy(found.vectors).to(weight)
     if found.num_repeated:
         console.warn(
-            f"{path} has {found.num_repeated:,} vectors more for words that it had before; of each the first counts."
+            f"{path} has {counted(found.num_repeated, 'further vector')} for words it already had; the first vector "
+            "of each word is used."
         )
     console.info(
-        f"{len(found.ids):,} of {tokenizer.vocab_size:,} tokens begin with the vectors of {path}, which has "
-        f"{found.num_words:,} words; the others begin at random."
+        f"{len(found.ids):,} of {tokenizer.vocab_size:,} tokens start with vectors from {path}, which has "
+        f"{counted(found.num_words, 'word')}; the others start at random."
     )
 
 
@@ -43,8 +45,8 @@ def check_initial_embeddings(path: Path, d_model: int) -> None:
     """Raises `ConfigError` or `DataError` when the beginning of the file shows already that it cannot be used."""
     if (dimension := vector_dimension(path)) != d_model:
         raise ConfigError(
-            f"The vectors in training.initial_embeddings = {path} have {dimension} numbers, and the model's have "
-            f"{d_model} (model.d_model). Set model.d_model={dimension}, or take vectors of that size."
+            f"The vectors in training.initial_embeddings = {path} have {dimension} numbers, but the model's have "
+            f"{d_model} (model.d_model). Set model.d_model={dimension}, or use vectors of that size."
         )
 
 
@@ -52,8 +54,8 @@ def refuse_both(training: TrainingConfig, fork: Path | None) -> None:
     """Raises `ConfigError` when a run would begin with word vectors and with the weights of another model."""
     if training.initial_embeddings is not None and fork is not None:
         raise ConfigError(
-            f"training.initial_embeddings = {training.initial_embeddings} is for a new network, and the weights of "
-            f"{fork} have embeddings. Leave one of the two out."
+            f"training.initial_embeddings = {training.initial_embeddings} is for a new network, but the weights of "
+            f"{fork} already have embeddings. Leave out one of the two."
         )
 
 

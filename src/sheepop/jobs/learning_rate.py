@@ -55,7 +55,7 @@ def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> Found
     prepare_process(config, device)
     directory = Path(config.output_dir) if config.output_dir else _default_directory()
     if RunDirectory(directory).holds_run():
-        raise UsageError(f"{directory} holds a run, and a range test is none. Choose another --output.")
+        raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=directory, prefix=".corpus-")

@@ -19,7 +19,7 @@ def add_machine(page: Page, record: RunRecord) -> None:
     facts = [(_label(key), _machine_value(key, value)) for key, value in machine.items()]
     facts.append(("Matrix speed, measured", flops(number(record.matrix_peak_flops))))
     if record.nominal_peak_flops is not None:
-        facts.append(("Matrix speed, by the data sheet", flops(number(record.nominal_peak_flops))))
+        facts.append(("Matrix speed, from the data sheet", flops(number(record.nominal_peak_flops))))
     if record.step_seconds is not None:
         facts.append(("Step time, measured at the start", f"{record.step_seconds:.4g} s"))
     page.add_facts(facts)
@@ -42,7 +42,7 @@ def _add_circumstances(page: Page, record: RunRecord) -> None:
         {
             "Started (UTC)": record.started[:19].replace("T", " "),
             "Seed": record.seed,
-            "Working directory's commit": git.get("commit"),
+            "Commit of the working directory": git.get("commit"),
             "Its tracked files": None if dirty is None else "changed since" if dirty else "unchanged",
             **{_label(key): value for key, value in compute.items() if value is not None},
         }

@@ -85,7 +85,7 @@ def translate_original(tree: Mapping[str, Any]) -> dict[str, Any]:
             )
         result["training"]["global_batch_size"] = micro * accumulation
     elif "gradient_accumulation_steps" in training:
-        raise ConfigError("training.gradient_accumulation_steps needs training.batch_size beside it.")
+        raise ConfigError("training.gradient_accumulation_steps needs training.batch_size as well.")
     if "use_amp" in training:
         result["training"]["precision"] = "auto" if training["use_amp"] else "fp32"
     data_dir = tree.get("data", {}).get("data_dir")

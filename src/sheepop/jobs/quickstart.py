@@ -97,8 +97,8 @@ def quickstart(
         config = load_config(None, overrides, base=stored.record.asked, options=options)
     elif RunDirectory(output).holds_run() and not (resume or overwrite):
         raise UsageError(
-            f"The output directory {output} already holds a run. Go on with it (--resume), replace it (--overwrite), "
-            "or choose another one."
+            f"The output directory {output} already holds a run. Resume it (--resume), replace it (--overwrite), "
+            "or choose another directory."
         )
     else:
         given = read_settings(None, overrides, base=_usual(paths, console), options=options)
@@ -106,7 +106,7 @@ def quickstart(
         config, request = completed.config, Request(command, completed.chosen)
     if config.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
-    with interrupts_advise(f"Go on with: {typed('quickstart', '--resume', '--output', output)}"):
+    with interrupts_advise(f"Resume with: {typed('quickstart', '--resume', '--output', output)}"):
         outcome = run_training(
             config, resume=resume, overwrite=overwrite, console=console, times=times, request=request
         )
@@ -124,7 +124,7 @@ def render_outcome(outcome: QuickstartOutcome) -> str:
     lines += [
         "",
         "-" * 72,
-        f"Held-out text, bits per byte (fewer is better), on the same {baselines.bytes:,} bytes:",
+        f"Held-out text, bits per byte (lower is better), on the same {baselines.bytes:,} bytes:",
         *(f"  {name:{width}}  {value:.3f}" for name, value in bits.items()),
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
@@ -178,7 +178,8 @@ def _require_held_out(inputs: Sequence[str]) -> None:
     for path in inputs:
         if is_corpus(path) and Corpus.open(Path(path)).validation.num_tokens == 0:
             raise DataError(
-                f"The corpus {path} holds nothing out, so there is nothing to score a model on. Build it with a split."
+                f"The corpus {path} has no held-out text, so there is nothing to score a model on. Rebuild it with "
+                "data.validation_fraction above 0."
             )
 
 

@@ -97,12 +97,12 @@ def draft(given: Mapping[str, Any], *, keeps_model: bool = False) -> SheepOpConf
 def complete(
     given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, keeps_model: bool = False
 ) -> Completed:
-    """`given`, a tree of settings, with what it leaves open chosen and said in one line; keys that it has are kept.
+    """Chooses what `given`, a tree of settings, leaves open, and says so in one line; keys that it has are kept.
 
-    Chosen are sizes, context, vocabulary, optimizer, learning rate and batch, from the amount of text, the budget and
-    the `speed` of training steps on a device, in operations a second, which is asked for only where it is needed. A
-    run that `keeps_model`, that of another, gets what concerns the training alone. Raises `ConfigError` for a tree
-    that is not valid.
+    It chooses sizes, context, vocabulary, optimizer, learning rate and batch from the amount of text, the budget and
+    the `speed` of training steps on a device, in operations per second, which is called only where it is needed. With
+    `keeps_model`, for a run that keeps the model of another, it chooses only settings of the training. Raises
+    `ConfigError` for a tree that is not valid.
     """
     asked = draft(given, keeps_model=keeps_model)
     if not asked.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
@@ -115,10 +115,10 @@ def complete(
     found = dict(leaves(chosen))
     settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
     minutes = asked.training.max_minutes
-    budget = "" if minutes is None else f", {minutes:g} minutes"
+    budget = "" if minutes is None else f", {minutes:g} minute{'' if minutes == 1 else 's'}"
     console.info(
         f"Chosen for {data_size(num_bytes)} of text{budget} and this machine's {flops_per_second / 1e9:,.0f} GFLOP/s; "
-        f"give a key to overrule it: {settings}"
+        f"give a key to override it: {settings}"
     )
     return Completed(config, found)
 

@@ -1,4 +1,4 @@
-"""Going on with a run: where one can, and what may differ when it resumes."""
+"""Resuming a run: where that is possible, and what may differ when it resumes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, validate
 from sheepop.core.errors import CheckpointError, ConfigError, DataError
+from sheepop.core.facts import counted
 from sheepop.core.keys import may_change
 from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig
@@ -22,7 +23,7 @@ _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
 
 def find_resumable(path: Path) -> StoredRun | None:
-    """The run at `path`, or None when none was started there (an interrupted preparation is no run yet).
+    """The run at `path`, or None when none was started there (an interrupted preparation is not a run yet).
 
     Raises `CheckpointError` for checkpoints without the configuration or the record that belongs to them, and for one
     that was edited or damaged.
@@ -31,14 +32,14 @@ def find_resumable(path: Path) -> StoredRun | None:
     if not run.config_file.is_file():
         if run.steps() and not run.is_being_replaced():
             raise CheckpointError(
-                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot go on. "
+                f"{run.checkpoints} holds checkpoints, but {run.config_file} is missing, so the run cannot be resumed. "
                 "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
             )
         return None
     config = read_run_config(run)
     if not run.record_file.exists():
         raise CheckpointError(
-            f"{run.record_file} is missing, so the run cannot go on. Restore that file. {_how_to_fork(path)}"
+            f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
         )
     return StoredRun(config, RunRecord.read(run), max(run.steps(), default=0))
 
@@ -48,10 +49,10 @@ def why_no_run(path: Path) -> str:
     for folder in path.absolute().parents:
         if RunDirectory(folder).config_file.is_file():
             return (
-                f"{path} is a part of the run in {folder}. Give that one: it goes on from its newest checkpoint. To "
-                "begin a new run with the weights of a checkpoint: --fork."
+                f"{path} is part of the run in {folder}. Give that directory; it resumes from its newest checkpoint. "
+                "To start a new run from the weights of a checkpoint, use --fork."
             )
-    return f"{path} does not hold a run to go on with. Use --resume auto to start one there."
+    return f"{path} does not hold a run that can be resumed. Use --resume auto to start one there."
 
 
 def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
@@ -62,8 +63,8 @@ def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
     before, now = tuple(stored.record.asked["data"]["paths"]), wanted.data.paths
     if now != before and not any(is_corpus(path) for path in now):
         raise ConfigError(
-            f"A resumed run keeps its text, but data.paths was {list(before)}, now {list(now)}. Leave it out to go on "
-            "with the text the run began with, or start a new run with another --output."
+            f"A resumed run keeps its text, but data.paths was {list(before)} and is now {list(now)}. Leave it out "
+            "to keep the text that the run started with, or start a new run with another --output."
         )
     return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
 
@@ -73,8 +74,8 @@ def require_text(run: RunDirectory, paths: Iterable[str]) -> None:
     missing = [path for path in paths if "://" not in path and not Path(path).exists()]
     if missing and not is_corpus(run.corpus):
         raise DataError(
-            f"The run in {run.path} reads {missing[0]}, and that is not there, seen from {Path.cwd()}. Go on from the "
-            "directory where the run was started, or say with --data where its corpus is now."
+            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Resume in the directory "
+            "where the run was started, or use --data to say where its corpus is now."
         )
 
 
@@ -99,7 +100,7 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
     allowed = may_change(SheepOpConfig)
     refused = [key for key in changed if key not in allowed]
     if refused:
-        what = "; ".join(f"{key} was {before.get(key)!r}, now {after[key]!r}" for key in refused)
+        what = "; ".join(f"{key} was {before.get(key)!r} and is now {after[key]!r}" for key in refused)
         longer = " To train for longer, raise training.max_steps." if _BUDGET.intersection(refused) else ""
         raise ConfigError(f"A resumed run keeps its settings, but {what}.{longer} {_how_to_fork(path)}")
     if "training.activation_checkpointing" in changed:  # the blocks that auto chose were those of its own mode
@@ -118,17 +119,19 @@ def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, pat
         steps = config.training.resolved().total_steps
     except ValueError as error:
         raise ConfigError(
-            f"A resumed run derives nothing anew, but these are {error}. Give a value, or leave the key out."
+            f"A resumed run keeps the values it started with and derives none again, but these are {error}. Give a "
+            "value, or leave the key out."
         ) from None
     if steps < stored.step:
         raise ConfigError(
-            f"training.max_steps = {steps}, but the run has taken {stored.step} steps already. Give at least as many."
+            f"training.max_steps = {steps}, but the run has already taken {counted(stored.step, 'step')}. Give at "
+            "least as many."
         )
     return config
 
 
 def _how_to_fork(path: Path) -> str:
     return (
-        "Start a new run with another --output; to begin it with what this one has learned, add "
+        "Start a new run with another --output; to start it from the weights of this one, add "
         f"--fork {shlex.quote(str(path))}."
     )

@@ -193,26 +193,26 @@ def read_run_config(run: RunDirectory) -> SheepOpConfig:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise CheckpointError(f"{file} is damaged: it is no text. Restore that file.") from None
+        raise CheckpointError(f"{file} is damaged: it is not text. Restore that file.") from None
     first, _, rest = text.partition("\n")
     if first.startswith(_SEAL) and first.removeprefix(_SEAL) != _checksum(rest):
         raise CheckpointError(
-            f"{file} is not what the run wrote: it was edited or damaged. A run keeps its settings, so undo that; what "
-            "may change is given on the command line, such as training.max_steps=2000. To train with other settings, "
-            f"start a new run with another --output and --config {shlex.quote(str(file))}."
+            f"{file} is not what the run wrote: it was edited or damaged. A run keeps its settings, so undo that; "
+            "settings that may change go on the command line, for example training.max_steps=2000. To train with other "
+            f"settings, start a new run with another --output and --config {shlex.quote(str(file))}."
         )
     config = validate(SheepOpConfig, parse_config(text, where=str(file)))
     try:
         config.training.resolved()
     except ValueError as error:
         raise CheckpointError(
-            f"{file} is not what a run writes, for it holds settings that are {error}. Restore that file."
+            f"{file} is not what a run writes: it has settings that are {error}. Restore that file."
         ) from None
     return config
 
 
 def view_run_config(run: RunDirectory) -> SheepOpConfig:
-    """The configuration as it stands in the run, to look at; raises `ConfigError` where it is none."""
+    """The configuration as it stands in the run, to look at; raises `ConfigError` when it is not valid."""
     return validate(SheepOpConfig, read_config_file(run.config_file))
 
 

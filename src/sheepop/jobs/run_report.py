@@ -15,6 +15,7 @@ from typing import Any
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import value_text
 from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.facts import counted
 from sheepop.data.manifest import read_manifest
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
@@ -94,7 +95,7 @@ def write_run_report(
     page.add_section("Settings")
     page.add_text(
         "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
-        f"were changed on the way: {repeat_command(run.path, record)}"
+        f"were changed along the way: {repeat_command(run.path, record)}"
     )
     page.add_source(config_text, run.config_file.name)
     page.write(run.report)
@@ -120,7 +121,7 @@ class _Log:
     def add_note(self, page: Page) -> None:
         """Says on the page how many lines are left out, if any."""
         if self.num_unreadable:
-            page.add_text(f"Lines of {self.name} that cannot be read and are left out: {self.num_unreadable:,}.")
+            page.add_text(f"Unreadable lines of {self.name}, left out here: {self.num_unreadable:,}.")
 
 
 def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
@@ -157,11 +158,11 @@ def _add_overview(
     elif config is not None and ended_early(run, config):
         patience = config.training.early_stopping
         page.add_text(
-            f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: {patience} validations in "
-            "a row brought no improvement."
+            f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: "
+            f"{counted(patience or 0, 'validation')} in a row brought no improvement."
         )
     elif total is not None and steps < total:
-        page.add_text(f"The run stopped after step {steps:,} of {total:,}. Go on with it: {resume_command(run.path)}")
+        page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     bits = scores.bits_per_byte if scores else number(validation.get("bits_per_byte"))
     page.add_facts(
         {
@@ -202,7 +203,7 @@ def _add_scores(
         values = {key: value for key, value in row.items() if key != "tokens"}
         sampled = None if config is None else config.training.eval_tokens
         on = "" if sampled is None else f", on a sample of {sampled:,} held-out tokens"
-        page.add_text(f"The last validation while training, at {_step_words(row.get('step'))}{on}.")
+        page.add_text(f"The last validation during training, at {_step_words(row.get('step'))}{on}.")
     else:
         page.add_text("There are no scores yet, or no text is held out.")
         return
@@ -212,7 +213,7 @@ def _add_scores(
         page.add_table(
             ["Predictor", "Bits per byte"],
             [(name, _score("bits_per_byte", value)) for name, value in bits.items()],
-            caption=f"Fewer is better. The compressors read all {baselines.bytes:,} held-out bytes, the first one "
+            caption=f"Lower is better. The compressors read all {baselines.bytes:,} held-out bytes, the first one "
             f"after {baselines.training_bytes:,} bytes of the training text.",
         )
 
@@ -224,7 +225,8 @@ def _context(config: SheepOpConfig | None) -> str:
         return ""
     length = config.data.max_length or config.model.max_seq_len
     return (
-        f" Rows overlap, so each token is predicted from at least {length - stride:,} before it, where there are any."
+        f" Rows overlap, so each token is predicted from at least {length - stride:,} tokens before it, or from all "
+        "there are."
     )
 
 
@@ -234,20 +236,20 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
     page.add_section("What the model writes")
     page.add_text("The prompt is shaded; the rest is the model's.")
     for done in completions:
-        ending = {"length": "at the length limit", "stop": "where the model ended", "abort": "when asked to"}
-        label = f"{len(done.token_ids):,} tokens, stopped {ending[done.finish_reason]}, seed {done.seed}"
+        ending = {"length": "at the length limit", "stop": "by the model", "abort": "on request"}
+        label = f"{counted(len(done.token_ids), 'token')}, stopped {ending[done.finish_reason]}, seed {done.seed}"
         page.add_sample(done.prompt, done.text, label=label)
 
 
 def _add_curves(page: Page, run: RunDirectory, metrics: _Log, baselines: Baselines | None) -> None:
-    page.add_section("Course of training")
+    page.add_section("Training curves")
     references = baselines.named if baselines else None
     charts = (
         (bits_per_byte_chart(metrics.rows, references), "Bits per byte of held-out text", False),
         (learning_rate_chart(metrics.rows), "Learning rate", True),
         (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
         (speed_chart(metrics.rows), "Speed", False),
-        (expert_load_chart(metrics.rows), "Loads of the experts: the most and the least loaded of all layers", False),
+        (expert_load_chart(metrics.rows), "Load of the experts: the most and the least loaded in any layer", False),
     )
     drawn = [chart for chart in charts if chart[0].data]
     if not drawn:
@@ -261,7 +263,7 @@ def _add_curves(page: Page, run: RunDirectory, metrics: _Log, baselines: Baselin
 def _add_training_samples(page: Page, samples: _Log) -> None:
     if not samples.rows and not samples.num_unreadable:
         return
-    page.add_section("Samples while training")
+    page.add_section("Samples during training")
     rows = samples.rows[-_MOST_SAMPLES:]
     if len(rows) < len(samples.rows):
         page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
@@ -313,13 +315,13 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
             "Files read": files.get("read"),
             "Documents found": documents.get("in"),
             "Documents kept": documents.get("kept"),
-            "Empty ones left out": documents.get("empty"),
+            "Empty documents left out": documents.get("empty"),
             "Text": data_size(number(documents.get("bytes"))),
         }
     )
     removed = [(stage.replace("_", " "), count) for stage, count in entry(documents, "removed").items() if count]
     if removed:
-        page.add_table(["Stage", "Documents removed"], removed, caption="Each one is named in removed.jsonl.zst.")
+        page.add_table(["Stage", "Documents removed"], removed, caption="Each one is listed in removed.jsonl.zst.")
     splits = entry(manifest, "tokens", "splits")
     names = {"train": "Training", "validation": "Held out"}
     columns = ("documents", "tokens", "bytes", "unknown")
@@ -336,7 +338,7 @@ def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
         for reason, count in entry(files, key).items()
     ]
     if skipped:
-        page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is named in quarantine.jsonl.")
+        page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is listed in quarantine.jsonl.")
 
 
 def _add_stages(page: Page, record: RunRecord) -> None:
@@ -344,7 +346,7 @@ def _add_stages(page: Page, record: RunRecord) -> None:
     if not seconds:
         return
     page.add_section("Time")
-    sessions = f", {1 + len(record.resumed):,} sessions together" if record.resumed else ""
+    sessions = f" over {1 + len(record.resumed):,} sessions" if record.resumed else ""
     page.add_chart(stage_times_chart(seconds), f"Stages, {duration(sum(seconds.values()))} in all{sessions}")
 
 
@@ -353,12 +355,10 @@ def _add_question(page: Page, record: RunRecord) -> None:
     page.add_section("What was asked for")
     if record.command is not None:
         page.add_source(record.command, "The command")
-    page.add_text(
-        "The settings that were given, where they are not the defaults, before anything was derived or measured."
-    )
+    page.add_text("The settings that were given and differ from the defaults, before anything was derived or measured.")
     page.add_source(dump_asked(record), "Asked for")
     if record.chosen:
-        page.add_text("What was left open, chosen for the text, the machine and the budget. A key that is given wins.")
+        page.add_text("What was left open, as chosen for the text, machine and budget. A key that is given wins.")
         page.add_source("\n".join(f"{key}: {value_text(value)}" for key, value in record.chosen.items()), "Chosen")
 
 

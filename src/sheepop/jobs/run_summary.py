@@ -86,7 +86,7 @@ def _called_by_path(run: FoundRun) -> FoundRun:
 
 
 def read_run(path: Path) -> FoundRun:
-    """The run at `path`; raises `CheckpointError` or `ConfigError` when it is none or cannot be read."""
+    """The run at `path`; raises `CheckpointError` or `ConfigError` when it is not a run or cannot be read."""
     run = RunDirectory(path)
     if not run.config_file.is_file() and not run.record_file.is_file():
         raise CheckpointError("not a run")

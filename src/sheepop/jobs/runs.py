@@ -20,8 +20,8 @@ PAGE, PICTURE, RESULT = "comparison.html", "comparison", "comparison.json"
 # What always differs and says nothing.
 _NOT_COMPARED = {"output_dir"}
 SCORES = (
-    "Scores of finished runs are those of the best checkpoint on all held-out text, of others the best of all "
-    "validations so far, some on a sample of that text."
+    "Finished runs show the scores of their best checkpoint on all held-out text; the others show the best of all "
+    "validations so far, some of them on a sample of that text."
 )
 HEADER = ("Run", "State", "Parameters", "Steps", "Tokens", "Time", "Best loss", "Bits per byte")
 
@@ -50,9 +50,9 @@ class Comparison:
         """What to know before scores are compared; None where all runs are known to be scored on the same text."""
         texts = [run.held_out for run in self.listing.runs]
         if None in texts:
-            return "Not every run says which text it holds out, so their scores may be of different texts."
+            return "Not every run says which text it holds out, so the scores may be for different texts."
         if len(set(texts)) > 1:
-            return "The runs hold out different texts, so their scores say little about which of them is better."
+            return "The runs hold out different texts, so their scores say little about which run is better."
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def compare_runs(paths: Sequence[Path], *, sort: SortKey = "bits") -> Comparison
     listing = list_runs(paths, sort=sort)
     if len(listing.runs) < 2:
         reasons = "".join(f" {path} is left out: {reason}" for path, reason in listing.left_out.items())
-        raise UsageError(f"A comparison needs two runs, and {len(listing.runs)} was found.{reasons}")
+        found = "only one" if listing.runs else "none"
+        raise UsageError(f"A comparison needs two runs, but {found} was found.{reasons}")
     return Comparison(listing, differing_settings(listing.runs))
 
 
@@ -112,7 +113,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> Path:
         page.add_text(f"The same curves in TensorBoard: {command}")
     page.add_section("Settings")
     if comparison.settings:
-        page.add_text("Those in which the runs differ.")
+        page.add_text("The settings in which the runs differ.")
         names = [run.summary.name for run in runs]
         page.add_table(["Setting", *names], [[name, *map(shown, row)] for name, row in comparison.settings.items()])
     else:

@@ -76,7 +76,7 @@ class Setting:
 def all_settings(path: str | None = None) -> list[Setting]:
     """The settings at and below the key `path`, all without one, in the order of the configuration.
 
-    Raises `ConfigError` with the nearest key for one that is not known.
+    Raises `ConfigError` with the nearest key for an unknown one.
     """
     if path is not None:
         find_key(SheepOpConfig, path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from sheepop.checkpoint import RunDirectory, read_counters
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted
 from sheepop.data.provenance import Origin, trace_tokens
 from sheepop.jobs.data import corpus_of_run
 from sheepop.jobs.run_record import view_run_config
@@ -18,8 +19,8 @@ from sheepop.train import TrainingState
 def show_step(directory: Path, step: int, console: Console | None = None) -> Iterator[tuple[int, Origin]]:
     """Each sequence of a training step, by its row in the batch, with the origins of its tokens.
 
-    Of a step behind the latest checkpoint it tells that it may turn out otherwise. Raises `UsageError` for one that
-    the run does not have.
+    For a step after the latest checkpoint it says that this may still change. Raises `UsageError` for a step that the
+    run does not have.
     """
     run = RunDirectory.open(directory)
     config = view_run_config(run)
@@ -27,15 +28,15 @@ def show_step(directory: Path, step: int, console: Console | None = None) -> Ite
         raise UsageError(f"--step counts from 1, got {step}.")
     total = config.training.resolved().total_steps
     if step > total:
-        raise UsageError(f"The run in {run.path} has {total:,} steps, and --step is {step:,}.")
+        raise UsageError(f"The run in {run.path} has {counted(total, 'step')}, but --step is {step:,}.")
     corpus = corpus_of_run(run, config)
     plan = build_plan(config, corpus, run, Console.silent(), store=False)
     latest = run.pointer("latest")
     state = TrainingState() if latest is None else TrainingState.from_record(read_counters(run.checkpoint(latest)))
     if step > state.step and console is not None:
         console.info(
-            f"The latest checkpoint is that of step {state.step:,}: step {step:,} reads this unless batches are left "
-            "out before it."
+            f"The latest checkpoint is from step {state.step:,}. Step {step:,} will read this unless batches before it "
+            "are left out."
         )
     # Batches that the run left out after trouble are passed over here too.
     for row, ranges in enumerate(plan.token_ranges(state.after(step=step - 1).batch_number)):

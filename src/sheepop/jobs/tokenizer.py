@@ -46,7 +46,7 @@ def train_from_files(
 ) -> dict[str, Any]:
     """Trains a tokenizer on every document of `inputs` and writes it to `output`.
 
-    What is trained is said as in `TokenizerConfig`; None is the default there.
+    The settings are those of `TokenizerConfig`; None means its default.
     """
     given = {"algorithm": algorithm, "vocab_size": vocab_size, "pattern": pattern}
     config = validate(TokenizerConfig, {key: value for key, value in given.items() if value is not None})
@@ -84,7 +84,7 @@ def convert_tokenizer(source: Path, output: Path, pattern: str | None) -> dict[s
 
 def _require_free(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} exists already. Choose another directory or remove it.")
+        raise UsageError(f"{output} already exists. Choose another directory, or remove it.")
 
 
 def encode_text(path: Path, text: str, allow_special: bool, pattern: str | None = None) -> list[dict[str, Any]]:

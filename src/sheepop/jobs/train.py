@@ -88,7 +88,7 @@ def train(
     times = StageTimes()
     path = config.output_dir or str(default_run_path())
     config = config.model_copy(update={"output_dir": path})
-    with interrupts_advise(f"Go on with: {resume_command(path)}"):
+    with interrupts_advise(f"Resume with: {resume_command(path)}"):
         outcome = run_training(
             config,
             resume=resume,
@@ -104,8 +104,7 @@ def train(
             write_run_report(run, outcome.scores, record_times(run, times))
         except StorageError as error:
             raise StorageError(
-                f"{error} Training itself is finished and everything of it is saved; to write the report: "
-                f"{resume_command(path)}"
+                f"{error} Training itself is finished and saved; to write the report: {resume_command(path)}"
             ) from None
     return outcome
 
@@ -135,7 +134,7 @@ def run_training(
     with RunDirectory(path).locked() as is_locked:
         if not is_locked:
             console.warn(
-                f"The file system of {path} knows no locks: make sure that no other process works on this run."
+                f"The file system of {path} does not support file locks. Make sure that no other process uses this run."
             )
         require_sinks(config.training.sinks)
         device = resolve_device(config.device)
@@ -172,7 +171,7 @@ def _started(
 ) -> ReadyRun:
     """A new run, with all that is derived or measured before its first step."""
     with (
-        interrupts_advise(f"No step was taken and nothing of it is left in {path}. Run the command again."),
+        interrupts_advise(f"No step was taken and nothing was left in {path}. Run the command again."),
         RunDirectory.starting(path, overwrite=overwrite, reading=_inputs(asked, fork)) as run,
     ):
         refuse_both(asked.training, fork)
@@ -287,8 +286,8 @@ def _start(
     if training.compile and device == "cpu" and not _has_compiler():
         if training.compile is True:
             console.warn(
-                "training.compile needs a C++ compiler and Python's headers, and they were not found; "
-                "the run goes on without it."
+                "training.compile needs a C++ compiler and Python's headers, which were not found; "
+                "the run continues without it."
             )
         training = training.replace(compile=False)
     training = resolve_activation_checkpointing(
@@ -365,7 +364,7 @@ def _check_settings(config: SheepOpConfig, corpus: Corpus, device: str) -> None:
     check_samples(config, corpus.tokenizer())
     if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
         raise ConfigError(
-            "training.early_stopping watches the loss of held-out text, and none is held out. "
+            "training.early_stopping watches the loss on held-out text, but no text is held out. "
             "Raise data.validation_fraction in a new run, or leave early_stopping out."
         )
 
@@ -376,8 +375,8 @@ def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
     check_precision(settings.precision, device)
     if settings.compile and device == "cpu" and not _has_compiler():
         raise DeviceError(
-            "This run computes with training.compile = true, which needs a C++ compiler and Python's headers, and they "
-            "were not found. Install them (`sheepop doctor` says how), or go on where they are."
+            "This run uses training.compile = true, but no C++ compiler with Python's headers was found. "
+            "Install them (`sheepop doctor` says how), or resume on a machine that has them."
         )
 
 

@@ -124,7 +124,7 @@ def build_batches(
         key = "training.eval_stride" if overlapping else "data.stride"
         raise ConfigError(
             f"{key} = {stride} is more than the chunk length {max_length}, so tokens between chunks would be "
-            "lost. Choose a stride of at most the length."
+            "lost. Choose a stride no longer than the chunks."
         )
     return PaddedBatches(split, max_length=max_length, pad_id=tokenizer.filler_id, stride=stride, count_once=evaluation)
 
@@ -192,8 +192,8 @@ def _views(mixture: Sequence[ScheduledSource], corpus: Corpus) -> list[DocumentV
     if (of_document < 0).any():
         name = found.names[int(found.numbers[of_document < 0][0])]
         raise DataError(
-            f"training.mixture: {np.count_nonzero(of_document < 0):,} training documents match no pattern, such as "
-            f"those of {name!r}. Add a source with the pattern '*' at the end, with the weight 0 to leave them out."
+            f"training.mixture: {np.count_nonzero(of_document < 0):,} training documents match no pattern, for "
+            f"example those from {name!r}. Add a source with the pattern '*' at the end; weight 0 leaves them out."
         )
     views: list[DocumentView | None] = []
     for number, source in enumerate(mixture):

@@ -181,9 +181,9 @@ def _saying_what_is_saved(run: RunDirectory) -> Iterator[None]:
     except StorageError as error:
         step = run.pointer("latest")
         if step is None:
-            raise StorageError(f"{error} No checkpoint of this run was written before.") from error
+            raise StorageError(f"{error} No checkpoint of this run had been written.") from error
         raise StorageError(
-            f"{error} Everything up to step {step:,} is saved; go on from there with: {resume_command(run.path)}"
+            f"{error} Everything up to step {step:,} is saved; resume from there with: {resume_command(run.path)}"
         ) from error
 
 
@@ -236,18 +236,18 @@ def _restore(
     step = run.latest_good(console.warn)
     if step is None:
         if run.steps():
-            raise CheckpointError(f"No checkpoint in {run.checkpoints} is whole, so the run cannot go on.")
+            raise CheckpointError(f"No checkpoint in {run.checkpoints} is intact, so the run cannot be resumed.")
         if record.forked_from is not None:
             raise CheckpointError(
-                f"The run in {run.path} was stopped before it had saved the weights it began with. Start it again with "
-                f"--fork {shlex.quote(record.forked_from['path'])} --overwrite."
+                f"The run in {run.path} was stopped before it had saved the weights it started from. Start it again "
+                f"with --fork {shlex.quote(record.forked_from['path'])} --overwrite."
             )
-        console.warn(f"{run.path} has no checkpoint, so its run begins again.")
+        console.warn(f"{run.path} has no checkpoint, so the run starts from the beginning.")
         return fresh
     state = checkpointer.load(step)
     run.mark_latest(step)
     state = checkpointer.with_best(state, console.warn)
-    console.info(f"Going on from step {step:,} of {run.path}.")
+    console.info(f"Resuming from step {step:,} of {run.path}.")
     return state
 
 
@@ -267,7 +267,7 @@ def _announce(
         f"{steps - state.step:,} of {steps:,} steps to go ({epochs:.2f} epochs), {config.training.precision}."
     )
     if state.step >= steps:
-        console.warn(f"All {steps:,} steps of this run are taken. To train for longer, raise training.max_steps.")
+        console.warn(f"All {steps:,} steps of this run have been taken. To train for longer, raise training.max_steps.")
 
 
 def evaluation_batch(config: SheepOpConfig) -> int:

@@ -50,7 +50,7 @@ class ExpertsConfig(Config):
     d_ff: PositiveInt | None = None
     """Width of one expert; `null` is `model.d_ff`."""
     shared: Annotated[int, Field(ge=0, le=2**16, strict=True)] = 0
-    """Experts that every token passes beside those chosen."""
+    """Experts that every token passes through in addition to those chosen."""
     layers: Layers | None = None
     """The layers that have experts, counted from 0; `null` is all."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -58,7 +58,7 @@ class ExpertsConfig(Config):
     normalize: bool = True
     """Whether the weights of the chosen experts are divided by their sum."""
     load_balancing_loss: float = Field(0.01, ge=0.0)
-    """Coefficient of the loss that draws the loads together (Fedus et al. 2021, equation 4)."""
+    """Coefficient of the loss that evens out the loads (Fedus et al. 2021, equation 4)."""
     router_z_loss: float = Field(0.001, ge=0.0)
     """Coefficient of the loss that keeps the router's logits small (Zoph et al. 2022, equation 5)."""
     bias_update_rate: float = Field(0.0, ge=0.0)
@@ -78,14 +78,14 @@ class NgramConfig(Config):
     """
 
     orders: Annotated[tuple[Annotated[int, Field(ge=2, le=8, strict=True)], ...], Field(min_length=1)] = (2, 3)
-    """How many tokens belong together: a table of vectors for each number."""
+    """How many tokens are taken together: each number has its own table of vectors."""
     rows: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 65_536
     """Vectors in each table; where there are more n-grams than rows, some share one."""
 
     @model_validator(mode="after")
     def _check(self) -> NgramConfig:
         if list(self.orders) != sorted(set(self.orders)):
-            raise ValueError(f"orders = {list(self.orders)}: give every number once, the smallest first")
+            raise ValueError(f"orders = {list(self.orders)}: give each number once, the smallest first")
         return self
 
 
@@ -126,9 +126,9 @@ class ModelConfig(Config):
     position_base: float = Field(10000.0, gt=1.0, le=1e15)
     """The 10000 of the sinusoids and of the rotary angles."""
     rotary_fraction: float = Field(1.0, gt=0.0, le=1.0)
-    """Of `rope`: the share of each head's columns that is turned."""
+    """Of `rope`: the share of each head's columns that is rotated."""
     rotary_scaling: RotaryScaling | None = None
-    """Of `rope`: how angles are changed for a longer context; `null` leaves them."""
+    """Of `rope`: how angles are changed for a longer context; `null` leaves them unchanged."""
     sliding_position_base: float | None = Field(None, gt=1.0, le=1e15)
     """Of `rope`: the base of layers with a sliding window, whose angles are then not scaled; `null`: as in all
     others."""
@@ -136,7 +136,7 @@ class ModelConfig(Config):
     """Multiplies the embeddings; `null` is the root of `d_model` under `sinusoidal` positions (under `mup` that of
     `mup_base_d_model`), otherwise 1."""
     embedding_norm: bool = False
-    """A norm right behind the embedding."""
+    """A norm right after the embedding."""
 
     norm: NormKind = "layernorm"
     """The kind of norm; the scale of `rmsnorm_zero_centered` is one more than its weight."""
@@ -144,7 +144,7 @@ class ModelConfig(Config):
     """Where norms stand; `pre`: x + f(norm(x)); `post`: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))); `output`:
     x + norm(f(x))."""
     norm_eps: float = Field(1e-5, gt=0.0)
-    """Added under the root of the norm, against division by zero."""
+    """Added under the root of the norm, to avoid division by zero."""
     norm_bias: bool | None = None
     """Whether `layernorm` has a bias; `null` is `bias`."""
     final_norm: bool | None = None
@@ -159,11 +159,11 @@ class ModelConfig(Config):
     experts: ExpertsConfig | None = None
     """A mixture of experts in place of the feed-forward layer; `null` is none."""
     parallel_residual: bool = False
-    """Both sublayers read the same vectors, and what they find is added up: x + attention(norm(x)) +
+    """Both sublayers read the same vectors, and their outputs are added: x + attention(norm(x)) +
     feed_forward(norm'(x))."""
 
     short_convolution: Annotated[int, Field(ge=2, le=16, strict=True)] | None = None
-    """How many tokens, its own included, every channel of queries, keys and values is mixed over before attention;
+    """How many tokens, including its own, each channel of queries, keys and values is mixed over before attention;
     `null` is none."""
     attention_bias: bool | None = None
     """Biases of queries, keys and values; `null` is `bias`."""
@@ -176,7 +176,7 @@ class ModelConfig(Config):
     attention_sinks: bool = False
     """A learned logit per head that takes weight in the softmax and gives no value."""
     sliding_window: PositiveInt | None = None
-    """How many keys a query sees, its own place included; `null` is all."""
+    """How many keys a query sees, including its own position; `null` is all."""
     sliding_layers: Layers | None = None
     """The layers with that window, counted from 0; `null` is all."""
     attention_backend: Backend = "auto"
@@ -248,8 +248,8 @@ class ModelConfig(Config):
     def _size_problems(self) -> Iterator[str]:
         if self.num_heads % self.kv_heads:
             yield (
-                f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: "
-                f"each key-value head serves the same number of query heads"
+                f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}: each key-value "
+                "head must serve the same number of query heads"
             )
         experts = None if self.experts is None else self.experts.layers
         for name, layers in (("sliding_layers", self.sliding_layers), ("experts.layers", experts)):
@@ -268,8 +268,8 @@ class ModelConfig(Config):
         factors = None if self.rotary_scaling is None else self.rotary_scaling.pair_factors
         if rotary and factors is not None and 2 * len(factors) != self.rotary_dim:
             yield (
-                f"rotary_scaling.pair_factors has {len(factors)} numbers; one for each of the {self.rotary_dim // 2} "
-                "rotated pairs of columns is needed"
+                f"rotary_scaling.pair_factors has {len(factors)} numbers; it needs one for each of the "
+                f"{self.rotary_dim // 2} rotated pairs of columns"
             )
         for name in ("rotary_scaling", "sliding_position_base"):
             if getattr(self, name) is not None and not rotary:
@@ -286,23 +286,26 @@ class ModelConfig(Config):
         if self.norm_bias and self.norm != "layernorm":
             yield f"norm_bias is for norm: layernorm; {self.norm} has no bias"
         if self.parallel_residual and self.norm_position == "post":
-            yield "parallel_residual has two branches at one sum, and post-norm one norm behind each; choose another"
+            yield (
+                "parallel_residual adds both branches in one sum, but norm_position: post puts a norm after each; "
+                "choose another"
+            )
         drawn_with_std = self.initialization in _WITH_STD or self.position_encoding != "sinusoidal"
         if not drawn_with_std and self.initial_std != type(self).model_fields["initial_std"].default:
             yield (
-                f"initial_std is not read by initialization: {self.initialization} under sinusoidal positions, whose "
-                "embedding begins at a scale of its own"
+                f"initial_std is not read by initialization: {self.initialization} under sinusoidal positions, "
+                "where the embedding has a scale of its own"
             )
         if (self.initialization == "mup") != (self.mup_base_d_model is not None):
             yield "initialization: mup and mup_base_d_model need each other"
         if self.mup_base_head_dim is not None and self.initialization != "mup":
             yield "mup_base_head_dim is for initialization: mup"
         if self.mup_base_head_dim is not None and self.attention_scale is not None:
-            yield "attention_scale and mup_base_head_dim both say what scores are multiplied by; leave one out"
+            yield "attention_scale and mup_base_head_dim both set what scores are multiplied by; leave one out"
         lacking = self.attention_features - BACKEND_FEATURES.get(self.attention_backend, FEATURES)
         for feature in sorted(lacking):
             able = [name for name, features in BACKEND_FEATURES.items() if feature in features]
-            yield f"attention_backend: {self.attention_backend} has no {feature}; only {' and '.join(able)} have"
+            yield f"attention_backend: {self.attention_backend} has no {feature}; use {' or '.join(able)}"
         if self.architecture == "decoder" and self.num_encoder_layers is not None:
             yield "num_encoder_layers is for architecture: encoder_decoder"
         if self.architecture == "encoder_decoder":
@@ -310,7 +313,7 @@ class ModelConfig(Config):
                 if getattr(self, name) is not None:
                     yield f"{name} is for architecture: decoder; an encoder-decoder has two stacks of layers"
             if self.parallel_residual:
-                yield "parallel_residual has no place for the attention to an encoder; architecture: decoder has none"
+                yield "parallel_residual leaves no place for attention to an encoder; it is for architecture: decoder"
 
     @property
     def head_size(self) -> int:

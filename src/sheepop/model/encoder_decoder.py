@@ -69,7 +69,7 @@ class EncoderDecoder(Transformer):
                 "both are (B, S)"
             )
         if source_mask is not None and source_mask.dtype != torch.bool:
-            raise ValueError(f"source_mask holds {source_mask.dtype}; make it boolean, True where a token is")
+            raise ValueError(f"source_mask has the dtype {source_mask.dtype}; make it boolean, True where a token is")
         length = source_ids.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"a source of {length} positions does not fit max_seq_len = {self.config.max_seq_len}")

@@ -206,7 +206,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of linear_cross_entropy were handed out already; compute the loss again")
+            raise RuntimeError("the gradients of linear_cross_entropy were already taken; compute the loss again")
         (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:

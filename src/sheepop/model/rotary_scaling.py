@@ -41,7 +41,7 @@ class RotaryScaling(Config):
     """Which angles turn slower: all (`linear`), by a larger base (`ntk`), the slow ones (`yarn`, `llama3`), or each
     by a factor of its own (`longrope`)."""
     factor: float = Field(ge=1.0, le=1e6)
-    """How many times as long as that of training the context is."""
+    """The length of the context as a multiple of the training context."""
     original_max_seq_len: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
     """Of `yarn`, `llama3` and `longrope`, which need it: the context of the original training, in tokens."""
     beta_fast: float | None = Field(None, gt=0.0)

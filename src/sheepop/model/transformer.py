@@ -155,7 +155,9 @@ class Transformer(nn.Module):
         if cache is not None and document_ids is not None:
             raise ValueError("document_ids are for packed training batches; a cache holds one document per row")
         if cache is None and counts is not None:
-            raise ValueError("counts tell a cache which tokens are real; without one padding behind a row needs none")
+            raise ValueError(
+                "counts tell a cache which tokens are real; without a cache, padding at the end of a row needs none"
+            )
         behind, end = (None, num_tokens) if cache is None else cache.begin(num_tokens, counts)
         if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
             raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")

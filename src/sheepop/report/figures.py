@@ -68,7 +68,7 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
     if "loads" in axes:
         _draw_line(axes["loads"], most, color=VALIDATION, label="Most loaded")
         _draw_line(axes["loads"], least, color=TRAIN, label="Least loaded")
-        _finish(axes["loads"], "Loads of the experts, relative to even")
+        _finish(axes["loads"], "Load of the experts, relative to even")
     for name in axes.keys() - {"loss"}:
         axes[name].set_ylim(bottom=0)
     return figure

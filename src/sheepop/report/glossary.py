@@ -4,34 +4,37 @@ from __future__ import annotations
 
 GLOSSARY = {
     "Token": "A piece of text that the model reads and writes as one: a word, a part of one, or a single character.",
-    "Vocabulary": "All tokens that the model knows. With more of them texts are shorter, and there is more to learn.",
-    "Parameters": "The numbers that training changes, also called weights. More hold more, and take longer to train.",
-    "Context (tokens)": "How many tokens the model looks back on when it predicts the next one.",
+    "Vocabulary": "All tokens that the model knows. With more of them texts get shorter, but there is more to learn.",
+    "Parameters": (
+        "The numbers that training changes, also called weights. A model with more of them can learn more, but takes "
+        "longer to train."
+    ),
+    "Context (tokens)": "How many tokens the model looks back at when it predicts the next one.",
     "Loss (nats per token)": (
-        "How surprised the model is by the next token: minus the natural logarithm of the probability that it gave it, "
-        "on average. Lower is better; guessing evenly among V tokens gives ln V."
+        "How surprised the model is by the next token: minus the natural logarithm of the probability it gave that "
+        "token, on average. Lower is better; guessing evenly among V tokens gives ln V."
     ),
     "Perplexity": (
-        "e to the loss: among how many equally likely tokens the model would seem to choose. It depends on the "
-        "vocabulary, so only models with the same one can be compared by it."
+        "e to the power of the loss: how many equally likely tokens the model seems to choose from. It depends on the "
+        "vocabulary, so it compares only models with the same one."
     ),
     "Bits per byte": (
-        "How many bits a byte of text would take, were it compressed by the model's predictions. Lower is better. It "
-        "does not depend on the vocabulary, so all models and compressors can be compared by it."
+        "How many bits each byte of text would take if it were compressed with the model's predictions. Lower is "
+        "better. It does not depend on the vocabulary, so it compares any models and compressors."
     ),
-    "Next-token accuracy": "How often the token that the model holds for the likeliest is the one that follows.",
-    "Held-out text": "Text that the model is never trained on. How well it predicts that is what it has understood.",
+    "Next-token accuracy": "How often the token that the model finds likeliest is the one that follows.",
+    "Held-out text": "Text that the model is never trained on. How well it predicts this text shows what it learned.",
     "Learning rate": "How far one step moves the weights. It rises at first, then falls, so that steps become finer.",
     "Gradient norm": (
-        "How strongly the weights are pulled in a step, all together. A sudden jump is a sign of trouble; what exceeds "
-        "a limit is scaled down."
+        "How strongly one step pulls on all weights together. A sudden jump is a sign of trouble; a norm above the "
+        "limit is scaled down."
     ),
-    "Step": "One change of all weights, made from one batch of text.",
+    "Step": "One update of all weights, made from one batch of text.",
     "Epoch": "One pass over all of the training text.",
-    "Checkpoint": "The whole state of a run on disk, from which it can go on or write.",
+    "Checkpoint": "The whole state of a run on disk: the run can resume from it, and its model can write text.",
     "MFU": (
         "Model FLOPs utilisation: the share of the machine's highest speed in matrix products that training reaches. "
-        "The rest goes into memory, other operations, and waiting."
+        "The rest goes to memory access, other operations, and waiting."
     ),
     "Tokens per second": "How much text training gets through in a second.",
     "Temperature": "How boldly the model writes: below 1 it keeps to what is likely, above 1 it dares more.",

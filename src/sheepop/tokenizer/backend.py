@@ -71,7 +71,7 @@ class BackendTokenizer(Tokenizer):
             return (), ()
         around = ids_around(library)
         if any(token_id >= self.vocab_size for ids in around for token_id in ids):
-            raise TokenizerError(f"{TOKENIZER_FILE} adds a token to texts whose id is not in its vocabulary.")
+            raise TokenizerError(f"{TOKENIZER_FILE} adds to texts a token whose id is not in its vocabulary.")
         return around
 
     @property

@@ -52,8 +52,9 @@ class ByteLevelBPE(BackendTokenizer):
         smallest = _SMALLEST + len(special_tokens)
         if vocab_size < smallest:
             raise TokenizerError(
-                f"A byte-level vocabulary has at least {smallest} tokens ({len(SPECIAL_TOKENS) + len(special_tokens)} "
-                f"special tokens and 256 bytes), got vocab_size={vocab_size}."
+                f"A byte-level vocabulary needs at least {smallest} tokens "
+                f"({len(SPECIAL_TOKENS) + len(special_tokens)} special tokens and 256 bytes), got "
+                f"vocab_size={vocab_size}."
             )
         from tokenizers import decoders, pre_tokenizers, trainers
 
@@ -77,7 +78,7 @@ class ByteLevelBPE(BackendTokenizer):
         if missing := _UTF8_CHARACTERS.difference(model["vocab"]):
             raise TokenizerError(
                 f"The vocabulary of {TOKENIZER_FILE} lacks {len(missing)} of the bytes that UTF-8 text is made of "
-                f"(0x{min(BYTE_ALPHABET[c] for c in missing):02X} first), so that text would be lost. The file is "
+                f"(0x{min(BYTE_ALPHABET[c] for c in missing):02X} first), so text would be lost. The file is "
                 "damaged, or was trained without its initial alphabet."
             )
 

@@ -77,8 +77,8 @@ class CharTokenizer(Tokenizer):
         if vocabulary != expected:
             wrong = next(t for t in [*expected, *vocabulary] if vocabulary.get(t) != expected.get(t))
             raise TokenizerError(
-                f"The ids of {TOKENIZER_FILE} are out of place: {wrong!r} has the id {vocabulary.get(wrong)}, "
-                f"and a character tokenizer gives it {expected.get(wrong)}."
+                f"The ids of {TOKENIZER_FILE} are out of place: {wrong!r} has the id {vocabulary.get(wrong)}, but a "
+                f"character tokenizer gives it {expected.get(wrong)}."
             )
         settings = dict(settings or {})
         check_special_ids(settings, _SPECIAL_IDS)

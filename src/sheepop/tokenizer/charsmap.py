@@ -124,8 +124,8 @@ def charsmap_of(description: Mapping[str, Any], matching: str) -> tuple[dict[str
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     if not steps or steps[0]["type"] != "Precompiled" or any(step["type"] == "Precompiled" for step in steps[1:]):
         raise TokenizerError(
-            f"{SETTINGS_FILE} says {CHARSMAP_MATCHING}, and the first step of the normalizer in {TOKENIZER_FILE} is no "
-            "table of replacements. Use the two files of the same tokenizer."
+            f"{SETTINGS_FILE} says {CHARSMAP_MATCHING}, but the first step of the normalizer in {TOKENIZER_FILE} is "
+            "not a table of replacements. Use the two files of the same tokenizer."
         )
     rest = {"type": "Sequence", "normalizers": steps[1:]} if steps[1:] else None
     return {**description, "normalizer": rest}, Charsmap(base64.b64decode(steps[0]["precompiled_charsmap"]))

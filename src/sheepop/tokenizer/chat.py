@@ -64,7 +64,7 @@ class ChatTemplate:
     ) -> None:
         if len(template) > _LARGEST_TEMPLATE:
             raise TokenizerError(
-                f"The chat template has {len(template):,} characters, and it may have {_LARGEST_TEMPLATE:,} at most."
+                f"The chat template has {len(template):,} characters, but it may have at most {_LARGEST_TEMPLATE:,}."
             )
         self._template = template
         self._variables = dict(variables or {})
@@ -115,8 +115,8 @@ class ChatTemplate:
             isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
         ):
             raise UsageError(
-                "A conversation is a list of at least one message, each an object with content and a role, which is a "
-                "text such as user."
+                "A conversation must be a list of at least one message, each an object with content and a role, "
+                "which is a text such as user."
             )
         seen = {
             "messages": [_message(message) for message in messages],
@@ -133,7 +133,7 @@ class ChatTemplate:
         except BoundedProcessError as error:
             raise self._error(error) from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"The conversation holds what JSON cannot express: {error}.") from None
+            raise UsageError(f"The conversation contains a value that JSON cannot express: {error}.") from None
 
     def close(self) -> None:
         """Ends the process. No conversation can be rendered any more."""
@@ -157,7 +157,7 @@ class ChatTemplate:
     def _error(self, error: BoundedProcessError) -> TokenizerError:
         seconds, memory_bytes, _ = self._limits
         if isinstance(error, TimeLimitError):
-            reason = f"did not finish within {seconds:g} s, so it was stopped; it may run in a circle"
+            reason = f"did not finish within {seconds:g} s, so it was stopped; it may loop forever"
         elif isinstance(error, MemoryLimitError):
             reason = f"needed more than {memory_bytes:,} bytes of memory, so it was stopped"
         elif isinstance(error, HandlerError):

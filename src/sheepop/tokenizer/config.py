@@ -37,7 +37,7 @@ class TokenizerConfig(Config):
         algorithm = info.data.get("algorithm", "")  # missing when it was refused itself
         smallest = SMALLEST_VOCABULARY.get(algorithm, 0)
         if value < smallest:
-            raise ValueError(f"a {algorithm} vocabulary has at least {smallest} tokens")
+            raise ValueError(f"a {algorithm} vocabulary needs at least {smallest} tokens")
         return value
 
     @model_validator(mode="after")

@@ -91,8 +91,8 @@ def _spaces_of_its_own(part: Mapping[str, Any]) -> int:
 
 def _unread(kind: str) -> TokenizerError:
     return TokenizerError(
-        f"{TOKENIZER_FILE} turns tokens into text with a decoder ({kind}) whose text does not follow token by token, "
-        "which SheepOp needs. Use a tokenizer of another kind."
+        f"{TOKENIZER_FILE} turns tokens into text with a decoder ({kind}) that does not work token by token, as "
+        "SheepOp needs. Use a tokenizer of another kind."
     )
 
 

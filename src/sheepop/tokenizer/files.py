@@ -52,7 +52,7 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
     try:
         read = _reader(file)
         if pattern is not None and read is not _READERS["ranks"]:
-            raise TokenizerError("a pattern is for tiktoken's rank files, and this file says how it cuts text.")
+            raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
         return tokenizer_from_json(*read(file, settings, pattern))
     except TokenizerError as error:
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
@@ -87,7 +87,7 @@ def _description(content: str) -> dict[str, Any]:
     kind = model.get("type", "BPE" if "merges" in model else None)
     if not isinstance(kind, str) or kind not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
-        raise TokenizerError(f"{TOKENIZER_FILE} holds a model of the type {kind!r}, and known are {known}.")
+        raise TokenizerError(f"{TOKENIZER_FILE} has a model of the type {kind!r}, but the known types are {known}.")
     return {**description, "model": {**model, "type": kind}}
 
 
@@ -112,7 +112,7 @@ def _find(directory: Path) -> Path:
         raise TokenizerError(f"There is no tokenizer in {directory}. {WHAT_IS_READ}")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise TokenizerError(f"{directory} holds more than one tokenizer: {names}. Give the file itself.")
+        raise TokenizerError(f"{directory} has more than one tokenizer: {names}. Give the file itself.")
     return found[0]
 
 
@@ -127,7 +127,7 @@ def _reader(file: Path) -> Callable[[Path, dict[str, Any], str | None], Converte
 
 def _read_json(file: Path, settings: dict[str, Any], pattern: str | None) -> Converted:
     if file.name != TOKENIZER_FILE and not _begins_as_json(file):
-        raise TokenizerError(f"it does not hold one. {WHAT_IS_READ}")
+        raise TokenizerError(f"it is not a tokenizer. {WHAT_IS_READ}")
     return read_text(file, _LARGEST_FILE), settings
 
 

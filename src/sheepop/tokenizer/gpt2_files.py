@@ -41,7 +41,7 @@ def read_vocabulary_and_merges(vocabulary_file: Path, merges_file: Path, setting
     for file in (vocabulary_file, merges_file):
         if not file.is_file():
             raise TokenizerError(
-                f"{file.name} is missing: {vocabulary_file.name} and {merges_file.name} make a tokenizer together."
+                f"{file.name} is missing: {vocabulary_file.name} and {merges_file.name} together make a tokenizer."
             )
     vocabulary = _read_vocabulary(vocabulary_file)
     merges = _read_merges(merges_file)
@@ -123,6 +123,6 @@ def _read_merges(file: Path) -> list[tuple[str, str]]:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not all(pair):
-            raise TokenizerError(f"{file.name} is damaged: line {number} is not two tokens with a space between.")
+            raise TokenizerError(f"{file.name} is damaged: line {number} is not two tokens with a space between them.")
         merges.append((pair[0], pair[1]))
     return merges

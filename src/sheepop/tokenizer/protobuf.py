@@ -87,4 +87,4 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 
 
 def _damaged() -> TokenizerError:
-    return TokenizerError("it is damaged or no SentencePiece model: its bytes are not the fields of one.")
+    return TokenizerError("it is damaged or not a SentencePiece model: its bytes are not the fields of one.")

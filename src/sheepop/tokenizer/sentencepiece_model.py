@@ -74,16 +74,16 @@ def read_model(file: Path) -> SentencePieceModel:
     _check_pieces(pieces)
     training = _values(trainer, _TRAINER)
     if training["treat_whitespace_as_suffix"]:
-        raise TokenizerError("it marks spaces behind words (treat_whitespace_as_suffix), which is not read.")
+        raise TokenizerError("it marks spaces after words (treat_whitespace_as_suffix), which is not supported.")
     if any(number == 2 and value for number, value in fields(denormalizer)):
-        raise TokenizerError("it rewrites the text it decodes (denormalizer_spec), which is not read.")
+        raise TokenizerError("it rewrites the text it decodes (denormalizer_spec), which is not supported.")
     kind = _MODEL_TYPES.get(training["model_type"], "unknown")
     if kind not in ("unigram", "bpe"):
-        raise TokenizerError(f"it is a SentencePiece model of the type {kind}, and only unigram and bpe are read.")
+        raise TokenizerError(f"it is a SentencePiece model of the type {kind}, but only unigram and bpe are supported.")
     unknown = next(token_id for token_id, piece in enumerate(pieces) if piece.type is PieceType.UNKNOWN)
     byte_fallback = bool(training["byte_fallback"])
     if byte_fallback and {piece.text for piece in pieces if piece.type is PieceType.BYTE} != set(BYTE_TOKENS):
-        raise TokenizerError("it falls back to bytes (byte_fallback) and does not have all 256 of them. It is damaged.")
+        raise TokenizerError("it falls back to bytes (byte_fallback) but does not have all 256 of them. It is damaged.")
     roles: dict[SpecialRole, int] = {"unk": unknown, "bos": training["bos"], "eos": training["eos"]}
     return SentencePieceModel(
         kind, tuple(pieces), unknown, {**roles, "pad": training["pad"]}, byte_fallback, _normalizer(normalizer)
@@ -107,19 +107,19 @@ def _piece(message: bytes) -> Piece:
 
 def _check_pieces(pieces: list[Piece]) -> None:
     if not pieces:
-        raise TokenizerError("it is damaged or no SentencePiece model: it has no pieces.")
+        raise TokenizerError("it is damaged or not a SentencePiece model: it has no pieces.")
     seen: set[str] = set()
     for token_id, piece in enumerate(pieces):
         if not piece.text or len(piece.text) > _LONGEST_PIECE or not math.isfinite(piece.score):
             raise TokenizerError(f"it is damaged: piece {token_id} is empty, too long, or has no finite score.")
         if piece.text in seen:
-            raise TokenizerError(f"it is damaged: the piece {piece.text!r} is there twice.")
+            raise TokenizerError(f"it is damaged: the piece {piece.text!r} occurs twice.")
         if piece.type is PieceType.UNUSED:
-            raise TokenizerError(f"it marks the piece {piece.text!r} as unused, which is not read.")
+            raise TokenizerError(f"it marks the piece {piece.text!r} as unused, which is not supported.")
         seen.add(piece.text)
     unknown = [piece.text for piece in pieces if piece.type is PieceType.UNKNOWN]
     if len(unknown) != 1:
-        raise TokenizerError(f"it is damaged: one piece stands for what is unknown, and it has {len(unknown)}.")
+        raise TokenizerError(f"it is damaged: it must have one unknown piece, but has {len(unknown)}.")
 
 
 # Number, how it is read, and what it is when it is left out.
@@ -153,7 +153,7 @@ def _values(message: bytes, wanted: _Fields) -> dict[str, Any]:
 def _normalizer(message: bytes) -> NormalizerSpec:
     values = _values(message, _NORMALIZER)
     if not values["escape_whitespaces"]:
-        raise TokenizerError("it leaves spaces as they are (escape_whitespaces is off), which is not read.")
+        raise TokenizerError("it leaves spaces as they are (escape_whitespaces is off), which is not supported.")
     if values["charsmap"]:
         Charsmap(values["charsmap"])
     return NormalizerSpec(

@@ -90,8 +90,8 @@ def check_file_size(file: Path, largest: int) -> None:
         raise TokenizerError(f"{file} cannot be read: {error.strerror}.") from None
     if size > largest:
         raise TokenizerError(
-            f"{file} has {size:,} bytes, and such a file may have {largest:,} at most. It is damaged, or no file of a "
-            "tokenizer."
+            f"{file} has {size:,} bytes, but such a file may have at most {largest:,}. It is damaged, or not a "
+            "tokenizer file."
         )
 
 

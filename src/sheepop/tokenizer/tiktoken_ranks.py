@@ -99,7 +99,7 @@ def read_ranks(file: Path, settings: dict[str, Any], pattern: str | None) -> tup
     taken = set(vocabulary.values())
     for text, token_id in special.items():
         if text in vocabulary or token_id in taken:
-            raise TokenizerError(f"the special token {text!r} with the id {token_id} does not fit: a rank is the same.")
+            raise TokenizerError(f"the special token {text!r} with the id {token_id} does not fit: it is also a rank.")
         taken.add(token_id)
         if token_id > len(ranks) + _FURTHEST_SPECIAL:
             raise TokenizerError(f"the special token {text!r} has the id {token_id}, far beyond {len(ranks):,} ranks.")

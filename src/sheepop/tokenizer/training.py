@@ -39,7 +39,7 @@ def train_tokenizer(
     if reader.capped:
         console.info(
             f"The tokenizer was trained on the first {reader.bytes_read:,} bytes of the text "
-            f"(tokenizer.max_training_bytes = {config.max_training_bytes:,}); the rest was not read for it."
+            f"(tokenizer.max_training_bytes = {config.max_training_bytes:,}); the rest was not used for it."
         )
     return tokenizer
 
@@ -49,7 +49,7 @@ def _with_special_tokens(tokenizer: Tokenizer, names: Sequence[str], path: str) 
     if missing:
         raise TokenizerError(
             f"The tokenizer {path} has no special token {', '.join(missing)}. Leave out tokenizer.path to train one "
-            "that has."
+            "that has it."
         )
     return tokenizer
 
@@ -59,8 +59,8 @@ def _check_names(special_tokens: Sequence[str]) -> None:
     for name in special_tokens:
         if len(name.strip()) < 2 or name in taken:
             raise TokenizerError(
-                f"{name!r} cannot be a further special token: its name must be of two characters or more, and unlike "
-                "every other's."
+                f"{name!r} cannot be an additional special token: its name must have at least two characters and "
+                "differ from all others."
             )
         taken.add(name)
 
@@ -72,7 +72,7 @@ def _train_byte_level(texts: Iterable[str], config: TokenizerConfig, special_tok
 def _train_characters(texts: Iterable[str], config: TokenizerConfig, special_tokens: Sequence[str]) -> Tokenizer:
     if special_tokens:
         raise TokenizerError(
-            f"A character tokenizer has no special tokens but {', '.join(SPECIAL_TOKENS.values())}, and "
+            f"A character tokenizer has no special tokens except {', '.join(SPECIAL_TOKENS.values())}, but "
             f"{', '.join(special_tokens)} are needed. Set tokenizer.algorithm=bpe."
         )
     tokenizer = CharTokenizer.train(texts)

@@ -37,8 +37,8 @@ def train_unigram(texts: Iterable[str], vocab_size: int, special_tokens: Sequenc
     smallest = SMALLEST_VOCABULARY["unigram"] + len(special_tokens)
     if vocab_size < smallest:
         raise TokenizerError(
-            f"A Unigram vocabulary has at least {smallest} tokens ({len(SPECIAL_TOKENS) + len(special_tokens)} special "
-            f"tokens, 256 bytes and {len(PRINTABLE_ASCII) + 1} characters), got vocab_size={vocab_size}."
+            f"A Unigram vocabulary needs at least {smallest} tokens ({len(SPECIAL_TOKENS) + len(special_tokens)} "
+            f"special tokens, 256 bytes and {len(PRINTABLE_ASCII) + 1} characters), got vocab_size={vocab_size}."
         )
     kept = list(unicode_texts(texts))
     alphabet = sorted({*frequent_characters(kept), *PRINTABLE_ASCII, " "})

@@ -76,16 +76,16 @@ def _check_unknown(model: Mapping[str, Any]) -> None:
     unknown = model["unk_token"]
     if unknown not in model["vocab"]:
         raise TokenizerError(
-            f"{TOKENIZER_FILE} names {unknown!r} as the token for what its vocabulary lacks, and does not have it "
-            "there. The file is damaged."
+            f"{TOKENIZER_FILE} names {unknown!r} as its unknown token, but does not have that token. The file is "
+            "damaged."
         )
 
 
 def _check_unigram(model: Mapping[str, Any]) -> None:
     if model["unk_id"] is None:
         raise TokenizerError(
-            f"{TOKENIZER_FILE} holds a Unigram tokenizer without a token for unknown characters (unk_id), so that "
-            "some text could not be encoded. Use one that has."
+            f"{TOKENIZER_FILE} holds a Unigram tokenizer without a token for unknown characters (unk_id), so some "
+            "text could not be encoded. Use one that has."
         )
     for text, score in model["vocab"]:
         if not math.isfinite(score):

@@ -31,7 +31,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, special_tokens: Seque
     """
     smallest = SMALLEST_VOCABULARY["wordpiece"] + len(special_tokens)
     if vocab_size < smallest:
-        raise TokenizerError(f"A WordPiece vocabulary has at least {smallest} tokens, got vocab_size={vocab_size}.")
+        raise TokenizerError(f"A WordPiece vocabulary needs at least {smallest} tokens, got vocab_size={vocab_size}.")
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     backend = Tokenizer(models.WordPiece(unk_token=UNK))

@@ -38,8 +38,8 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
     count = len(layers) if num_blocks is None else num_blocks
     if count > len(layers):
         raise ConfigError(
-            f"training.checkpointed_blocks = {count}, but the network has {len(layers)} (model.num_layers, and "
-            "those of an encoder)."
+            f"training.checkpointed_blocks = {count}, but the network has only {len(layers)} blocks "
+            "(model.num_layers, plus those of an encoder)."
         )
     if mode == "none":
         return

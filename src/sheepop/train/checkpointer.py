@@ -131,7 +131,7 @@ class Checkpointer:
                 self.run.mark_best(best)
             return state
         what = f"damaged ({'; '.join(problems)})" if best in self.run.steps() else "gone"
-        warn(f"The best checkpoint, step {best}, is {what}; the next validation names a new one.")
+        warn(f"The best checkpoint, step {best}, is {what}; the next validation chooses a new one.")
         self.run.forget_best()
         return state.after(best_loss=None, best_step=None)
 
@@ -147,7 +147,7 @@ class Checkpointer:
         try:
             return TrainingState.from_record(counters)
         except (ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{directory / 'state'} does not hold the counters of a run: {error}.") from None
+            raise CheckpointError(f"{directory / 'state'} does not contain the counters of a run: {error}.") from None
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

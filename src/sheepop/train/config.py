@@ -55,7 +55,7 @@ class LayerConfig(Config):
     """Settings of the parameters whose names match a pattern."""
 
     pattern: str = Field(min_length=1)
-    """Names of parameters, as a shell-style pattern such as `blocks.0.*`; `*` stands for any characters, dots too."""
+    """Names of parameters, as a shell-style pattern such as `blocks.0.*`; `*` matches any text, including dots."""
     learning_rate: float = Field(1.0, ge=0)
     """A factor of the learning rate; 0 leaves the weights as they are."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
@@ -66,18 +66,17 @@ class TrainingConfig(Config):
     """How a model is trained. Steps are optimizer steps; sizes of batches count sequences."""
 
     max_steps: MayChange[Annotated[int, Field(ge=1, le=10**12)] | None] = None
-    """Budget in steps; of several budgets the one that is reached first ends the run, and without any the run makes
-    one epoch."""
+    """Budget in steps; with several budgets, the one reached first ends the run; with none, the run makes one epoch."""
     max_epochs: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Budget in passes over the training rows, fractions allowed; turned into `max_steps`."""
     max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Budget in tokens, counted as full rows; turned into `max_steps`."""
     max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = None
     """Budget in minutes: one step is timed, the minutes become `max_steps`, and the schedule fits them; where the clock
-    shows on the way that they were too many or too few, `pace` changes them."""
+    later shows that they were too many or too few, `pace` changes them."""
     pace: tuple[tuple[Annotated[int, Field(ge=0)], Count], ...] = ()
-    """What the clock made of the steps: pairs `[step, steps in all from there on]`, the first of them the plan;
-    written by a run of `max_minutes`, and read by one that repeats it; empty: `max_steps` is the plan."""
+    """How the clock changed the number of steps: pairs `[step, total steps from there on]`, the first being the plan;
+    written by a run with `max_minutes`, and read by one that repeats it; when empty, `max_steps` is the plan."""
     global_batch_size: Count = 32
     """Rows in one step."""
     batch_size_warmup: Warmup = ()
@@ -86,8 +85,8 @@ class TrainingConfig(Config):
     """Rows in one forward pass; must divide `global_batch_size`, and where it does not divide the rows of a warm-up
     the last pass has fewer; `null` is all of them."""
     sequence_length_warmup: Warmup = ()
-    """Shorter rows first: pairs `[until step, tokens]`, growing; each must divide the length of a row; rows are
-    cut, and a step has as many tokens as without."""
+    """Shorter rows first: pairs `[until step, tokens]`, growing; each must divide the length of a row; rows are cut,
+    and a step has as many tokens as without it."""
     curriculum: Literal["none", "easy_to_hard"] = "none"
     """`none` reads rows in random order, `easy_to_hard` by `difficulty`."""
     difficulty: DifficultyName = "rarity"
@@ -97,37 +96,38 @@ class TrainingConfig(Config):
     curriculum_jitter: float = Field(0.1, ge=0, le=1)
     """How far a row may come before or after its place by difficulty, as a share of an epoch."""
     mixture: tuple[ScheduledSource, ...] = ()
-    """Sources whose weights change while training; an empty list reads all rows alike."""
+    """Sources whose weights change during training; an empty list reads all rows alike."""
     prefetch: MayChange[int] = Field(2, ge=0, le=1000)
-    """Steps whose batches are prepared ahead, by a thread of their own; 0 prepares each when it is needed."""
+    """Steps whose batches are prepared ahead, in a thread of their own; 0 prepares each when it is needed."""
     optimizer: OptimizerName = "adamw"
-    """What makes steps of gradients; `muon` is for the matrices inside the network, with AdamW for the rest."""
+    """What turns gradients into steps; `muon` is for the matrices inside the network, with AdamW for the rest."""
     momentum: Beta | None = None
     """Of `sgd` and `muon`; `null` is 0.9 and 0.95."""
     layers: tuple[LayerConfig, ...] = ()
-    """Rates and decays of some parameters; of several entries that match a name the first counts."""
+    """Rates and decays of some parameters; if several entries match a name, the first one counts."""
     initial_embeddings: PathText | None = None
-    """A file of word vectors that tokens begin with (word2vec, GloVe, fastText's `.vec`); `null` is none."""
+    """A file of word vectors that token embeddings start from (word2vec, GloVe, fastText's `.vec`); `null` is none."""
     learning_rate: float = Field(1e-3, gt=0)
     """The highest rate, reached at the end of the warm-up."""
     min_learning_rate: float = Field(0.0, ge=0)
     """The rate that the decay ends at; at most `learning_rate`; refused where there is no decay."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps of linear warm-up; `null` is 5 percent of the steps, and none for `piecewise`; a warm-up longer than
-    the run is warned about."""
+    """Steps of linear warm-up; `null` is 5 percent of the steps, and none for `piecewise`; a warm-up longer than the
+    run gives a warning."""
     schedule: ScheduleName = "cosine"
-    """The course after the warm-up; `wsd` stays and then decays; with `schedule_free_adamw` it must be `constant`."""
+    """The course of the rate after the warm-up; `wsd` holds it and then decays it; with `schedule_free_adamw` it must
+    be `constant`."""
     decay_steps: Count | None = None
     """Steps of the decay at the end of `wsd`; `null` is 20 percent of the steps."""
     schedule_points: tuple[SchedulePoint, ...] | None = None
     """Of `piecewise`, which needs them: pairs of a step and a factor of `learning_rate`, such as `[[0, 0.1], [100,
     1.0], [1000, 0.0]]`."""
     betas: tuple[Beta, Beta] | None = None
-    """The two decay rates of Adam, AdamW (with `muon` too), Lion and schedule-free AdamW; `null` is the customary
-    pair of the optimizer, for AdamW 0.9 and 0.95."""
+    """The two decay rates of Adam, AdamW (with `muon` too), Lion and schedule-free AdamW; `null` is the usual pair for
+    the optimizer, 0.9 and 0.95 for AdamW."""
     eps: Annotated[float, Field(ge=_LEAST_EPS)] | None = None
-    """The term against division by zero of the same but Lion, and of Adafactor; `null` is the customary one of the
-    optimizer, for AdamW 1e-8."""
+    """The term that avoids division by zero, for the same optimizers except Lion, and for Adafactor; `null` is the
+    usual one for the optimizer, 1e-8 for AdamW."""
     weight_decay: float = Field(0.1, ge=0)
     """Decay of matrices, decoupled from the gradient except in `adam` and `sgd`; biases and norms are not decayed."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -148,7 +148,7 @@ class TrainingConfig(Config):
     free when the run starts."""
     compile: bool | Literal["auto"] | None = None
     """`torch.compile` of the blocks; `null` is `auto` on a GPU with Triton, else `false`; needs a C++ compiler on a
-    CPU, and without one the run says so and goes on; `auto` times a step with and without it once, and keeps the
+    CPU, and without one the run says so and continues; `auto` times a step with and without it once, and keeps the
     faster."""
     z_loss: float = Field(0.0, ge=0)
     """Coefficient of the square of every token's log-sum-exp, added to what is minimised."""
@@ -159,7 +159,7 @@ class TrainingConfig(Config):
     log_batch_hash: MayChange[bool] = False
     """Write the SHA-256 of the global batch into every row of training metrics."""
     sinks: MayChange[tuple[SinkName, ...]] = ("tensorboard",)
-    """Where metrics go beside `metrics.jsonl`; each one once."""
+    """Where metrics go in addition to `metrics.jsonl`; each at most once."""
     eval_interval: MayChange[Count | None] = None
     """Steps between two validations; `null` is a tenth of the steps, or more in a run of few minutes, where
     validations may take a fifth of them."""
@@ -176,18 +176,19 @@ class TrainingConfig(Config):
     sample_interval: MayChange[Count | None] = None
     """Steps between two samples; `null` is a fifth of the steps."""
     sample_prompts: MayChange[tuple[str, ...] | None] = None
-    """Prompts that the model continues before its first step and while it is trained; `null` is the beginning of a
-    held-out text, an empty list none."""
+    """Prompts that the model continues before its first step and during training; `null` is the beginning of a held-out
+    text, an empty list none."""
     sample_tokens: MayChange[Count] = 64
     """Tokens of such a sample; its seed follows from the step, the rest from `generation`."""
     checkpoint_interval: MayChange[Count | None] = None
     """Steps between two checkpoints; `null` is a tenth of the steps."""
     keep_checkpoints: MayChange[Count] = 3
-    """How many of the newest checkpoints stay, beside the best and those at 10, 25 and 50 percent."""
+    """How many of the newest checkpoints are kept, in addition to the best and those at 10, 25 and 50 percent."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
     """What happens when the loss or the gradient of a step cannot be right."""
     verify_interval: MayChange[Count | None] = None
-    """Steps between two at which a micro-batch is computed twice and compared bit for bit; `null` never is."""
+    """Steps between two checks, in which a micro-batch is computed twice and compared bit by bit; `null` never
+    checks."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
@@ -197,7 +198,7 @@ class TrainingConfig(Config):
                 f"global_batch_size = {self.global_batch_size}"
             )
         if len(set(self.sinks)) < len(self.sinks):
-            raise ValueError(f"sinks = {list(self.sinks)} names one twice")
+            raise ValueError(f"sinks = {list(self.sinks)} names a sink twice")
         if self.early_stopping_delta and self.early_stopping is None:
             raise ValueError("early_stopping_delta has no effect without early_stopping, the validations to wait for")
         if self.min_learning_rate > self.learning_rate:
@@ -231,9 +232,9 @@ class TrainingConfig(Config):
         for name in ("batch_size_warmup", "sequence_length_warmup"):
             stages = getattr(self, name)
             if any(step <= before or size < smaller for (before, smaller), (step, size) in pairwise(stages)):
-                raise ValueError(f"{name} = {[list(stage) for stage in stages]}: steps and sizes must grow")
+                raise ValueError(f"{name} = {[list(stage) for stage in stages]}: steps and sizes must increase")
         if any(size > self.global_batch_size for _, size in self.batch_size_warmup):
-            raise ValueError(f"batch_size_warmup goes above global_batch_size = {self.global_batch_size}")
+            raise ValueError(f"batch_size_warmup exceeds global_batch_size = {self.global_batch_size}")
         if self.curriculum == "none":
             for name in ("difficulty", "curriculum_epochs", "curriculum_jitter"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -248,13 +249,13 @@ class TrainingConfig(Config):
             return self
         written = [list(entry) for entry in self.pace]
         if self.pace[0][0] != 0 or any(before >= after for (before, _), (after, _) in pairwise(self.pace)):
-            raise ValueError(f"pace = {written}: its steps must begin with 0 and grow")
+            raise ValueError(f"pace = {written}: its steps must begin with 0 and increase")
         if any(total <= step for step, total in self.pace):
-            raise ValueError(f"pace = {written}: the steps in all must be more than those taken by then")
+            raise ValueError(f"pace = {written}: each total must be more than the steps taken by then")
         if self.pace[-1][1] != self.max_steps:
             raise ValueError(
-                f"pace = {written} belongs to a run of {self.pace[-1][1]} steps, and max_steps is {self.max_steps}. "
-                "For another number of steps set pace = []"
+                f"pace = {written} belongs to a run of {self.pace[-1][1]} steps, but max_steps is {self.max_steps}. "
+                "For another number of steps, set pace = []"
             )
         return self
 

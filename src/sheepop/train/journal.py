@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sheepop.core.console import Console, Progress
+from sheepop.core.facts import counted
 from sheepop.train.counters import TrainingState
 from sheepop.train.live_view import LiveView
 from sheepop.train.metrics import VERIFICATION, JsonLines
@@ -126,8 +127,8 @@ class Journal:
         """Says that the run takes `now` steps in all, where it was to take `before`."""
         self._view.total_steps = now
         self._progress.resize(now)
-        why = "end in time" if now < before else "use the time that is left"
-        self._console.info(f"Step {state.step:,}: {now:,} steps in all instead of {before:,}, to {why}.")
+        why = "finish in time" if now < before else "use the time that is left"
+        self._console.info(f"Step {state.step:,}: {now:,} steps in total instead of {before:,}, to {why}.")
 
     def moved(self, steps: int) -> None:
         """Hears that the run stands `steps` further without having counted them; less than 0 for a way back."""
@@ -193,9 +194,9 @@ class Journal:
         if row not in self.metrics.kept:  # of a step that is taken anew
             self._write(state, **row)
         self._console.warn(
-            f"Step {state.step + 1:,}: a micro-batch gave other bits when it was computed again, in "
-            f"{len(differences):,} places: {'; '.join(differences[:3])}. Memory or processor may be faulty; on a GPU "
-            "some operations are only repeatable with deterministic=true."
+            f"Step {state.step + 1:,}: a micro-batch gave different bits when it was computed again, in "
+            f"{counted(len(differences), 'place')}: {'; '.join(differences[:3])}. The memory or the processor may "
+            "be faulty; on a GPU, some operations are repeatable only with deterministic=true."
         )
 
     def go_back(self, state: TrainingState) -> None:

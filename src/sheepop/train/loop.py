@@ -256,7 +256,9 @@ class Trainer:
             with suppress(Exception):
                 self.checkpointer.wait()
             latest = self.checkpointer.run.pointer("latest")
-            holds = "there is no checkpoint yet" if latest is None else f"the last checkpoint, step {latest:,}, holds"
+            holds = (
+                "there is no checkpoint yet" if latest is None else f"the last checkpoint, step {latest:,}, is valid"
+            )
             self.console.warn(f"The weights were being changed, so they are not saved; {holds}.")
             return
         try:

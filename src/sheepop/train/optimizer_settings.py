@@ -43,12 +43,12 @@ def check_optimizer(name: str, given: OptimizerSettings, *, schedule: str, ema_d
         return
     if schedule != "constant":
         raise ValueError(
-            f"schedule = {schedule}, but schedule_free_adamw averages its weights in place of a decay. "
-            "Give schedule = constant"
+            f"schedule = {schedule}, but schedule_free_adamw averages its weights instead of decaying the rate. Set "
+            "schedule = constant"
         )
     if ema_decay is not None:
         raise ValueError(
-            f"ema_decay = {ema_decay}, but schedule_free_adamw averages its weights already. Leave ema_decay out"
+            f"ema_decay = {ema_decay}, but schedule_free_adamw already averages its weights. Leave ema_decay out"
         )
     if given.betas is not None and given.betas[0] == 0:
-        raise ValueError("betas: the first of schedule_free_adamw must be above 0, because it weighs the average")
+        raise ValueError("betas: the first one must be above 0 for schedule_free_adamw, because it weighs the average")

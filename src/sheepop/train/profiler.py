@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sheepop.core.console import Console
+from sheepop.core.facts import counted
 from sheepop.core.files import storage_errors, write_atomic
 
 TRACE = "trace.json"
@@ -103,9 +104,9 @@ class StepProfiler:
         shapes = by_shape.table(
             sort_by=key, row_limit=_TABLE_ROWS, max_name_column_width=48, max_shapes_column_width=72
         )
-        steps = f"{self._last - self._first + 1} steps"
+        steps = counted(self._last - self._first + 1, "step")
         write_atomic(
             self._directory / TABLE,
-            f"The costliest operations of {steps}, by their own time\n\n{table}\n\n"
-            f"The same by the shapes of what they take\n\n{shapes}\n",
+            f"The costliest operations of {steps}, by their own time\n\n{table}\n\nThe same, by the shapes of their "
+            f"inputs\n\n{shapes}\n",
         )

@@ -79,7 +79,7 @@ def find_learning_rate(
     lowest = min(range(len(smoothed)), key=smoothed.__getitem__) if smoothed else 0
     if lowest == 0:
         raise RangeTestError(
-            f"The loss did not fall at any learning rate from {start:g} on. Begin lower, or take more steps."
+            f"The loss did not fall at any learning rate from {start:g} on. Start lower, or take more steps."
         )
     return RangeTest(rates, losses, smoothed, rates[_steepest(rates, smoothed, lowest)], rates[lowest], diverged)
 

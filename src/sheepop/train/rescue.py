@@ -55,8 +55,8 @@ class Rescue:
             "documents": documents,
         }
         self._console.warn(
-            f"Step {state.step + 1:,}: {trouble.words} ({trouble.kind}). Policy: {trouble.policy}. The batch held "
-            f"{first_few(documents, _NAMED_DOCUMENTS) or 'documents that cannot be named'}."
+            f"Step {state.step + 1:,}: {trouble.words} ({trouble.kind}). Policy: {trouble.policy}. The batch "
+            f"contained {first_few(documents, _NAMED_DOCUMENTS) or 'documents that cannot be named'}."
         )
         if trouble.policy == "skip" and state.skips_in_a_row < self._config.max_skips:
             run.write_trouble(row)
@@ -66,7 +66,7 @@ class Rescue:
             left_out = tuple(sorted({*state.left_out, state.batch_number}))
             found = run.go_back(step).after(left_out=left_out, rewinds=state.rewinds + 1, rewound_to=step)
             run.write_trouble({**row, "back_to": step})  # only now, for the logs were cut
-            self._console.warn(f"Went back to step {step:,}; the batch is left out from now on.")
+            self._console.warn(f"Went back to step {step:,}; this batch is left out from now on.")
             return found
         run.write_trouble(row)
         run.save()
@@ -92,6 +92,6 @@ def _final_words(trouble: Trouble, state: TrainingState) -> str:
     key = "non_finite" if trouble.kind == "non-finite" else "spike"
     return (
         f"Step {state.step + 1:,} gave {trouble.words}, and training stopped{tried}. Everything before it is saved. "
-        "Lower training.learning_rate or raise training.warmup_steps in a new run, or go on with another "
+        "Lower training.learning_rate or raise training.warmup_steps in a new run, or resume with another "
         f"training.trouble.{key} (skip, rewind)."
     )

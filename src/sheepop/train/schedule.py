@@ -96,18 +96,19 @@ def check_schedule(
 ) -> None:
     """Raises `ValueError` for settings that the schedule does not read, or that contradict each other."""
     if decay_steps is not None and name != "wsd":
-        raise ValueError(f"decay_steps = {decay_steps} is read by schedule = wsd only, not by {name}. Leave it out")
+        raise ValueError(f"decay_steps = {decay_steps} is read only by schedule = wsd, not by {name}. Leave it out")
     if points is not None and name != "piecewise":
-        raise ValueError(f"schedule_points are read by schedule = piecewise only, not by {name}. Leave them out")
+        raise ValueError(f"schedule_points are read only by schedule = piecewise, not by {name}. Leave them out")
     if name in ("constant", "piecewise") and min_learning_rate > 0:
         raise ValueError(
-            f"min_learning_rate = {min_learning_rate} ends a decay, and schedule = {name} has none. Leave it out"
+            f"min_learning_rate = {min_learning_rate} is where a decay ends, but schedule = {name} has none. "
+            "Leave it out"
         )
     if name == "wsd":
         _check_phases(warmup_steps or 0, decay_steps or 0, max_steps)
     if name == "inverse_sqrt" and warmup_steps == 0:
         raise ValueError(
-            "schedule = inverse_sqrt falls with the steps since its warm-up. Give warmup_steps of at least 1"
+            "schedule = inverse_sqrt falls with the steps since its warm-up. Set warmup_steps to at least 1"
         )
     if name == "piecewise":
         _check_points(points, warmup_steps)
@@ -131,6 +132,6 @@ def _check_points(points: Points | None, warmup_steps: int | None) -> None:
         raise ValueError("schedule_points: every factor is 0, so nothing would be learned")
     if warmup_steps:
         raise ValueError(
-            f"warmup_steps = {warmup_steps}, but schedule = piecewise says its warm-up in schedule_points. "
-            "Leave warmup_steps out"
+            f"warmup_steps = {warmup_steps}, but schedule = piecewise has its warm-up in schedule_points. Leave "
+            "warmup_steps out"
         )

@@ -29,9 +29,9 @@ class TroubleConfig(Config):
 
     non_finite: MayChange[Policy] = "skip"
     """The loss or the gradient norm is NaN or infinite: `stop` saves and ends the run, `skip` leaves the weights as
-    they are and goes on, `rewind` goes back to a checkpoint and leaves the batch out."""
+    they are and continues, `rewind` goes back to a checkpoint and leaves the batch out."""
     spike: MayChange[Literal["ignore", "stop", "skip", "rewind"]] = "skip"
-    """One of them is far above those of the steps before; the policies are those of `non_finite`, or `ignore`."""
+    """One of them is far above its values in the steps before; the policies are those of `non_finite`, or `ignore`."""
     window: Annotated[int, Field(ge=16, le=4096)] = 128
     """Accepted steps that a step is compared with; spikes are looked for once half of them are there."""
     threshold: MayChange[float] = Field(20.0, gt=1)

@@ -30,7 +30,7 @@ class Recomputation:
     def compare(self, loss: float) -> None:
         """Compares it with what the model holds now, and lets go of it."""
         if struct.pack("d", loss) != struct.pack("d", self._loss):
-            self.differences.append(f"loss: {self._loss!r} and then {loss!r}")
+            self.differences.append(f"loss: {self._loss!r}, then {loss!r}")
         for name, parameter in self._model.named_parameters():
             first = self._gradients.pop(name, None)
             if (first is None) != (parameter.grad is None):
@@ -58,5 +58,5 @@ def _described(one: Tensor, other: Tensor) -> str:
     largest = float((one.double() - other.double()).abs().nan_to_num(nan=float("inf")).max())
     return (
         f"{count:,} of {one.numel():,} values differ, by at most {largest:.3g}; the first is at {list(place)}, "
-        f"{one[place].item()!r} and then {other[place].item()!r}"
+        f"{one[place].item()!r}, then {other[place].item()!r}"
     )

@@ -64,7 +64,7 @@ def test_a_disk_that_changes_a_bit_is_noticed_and_nothing_is_kept(
         path.write_bytes(content)
 
     monkeypatch.setattr(weight_files, "write_safetensors", write_badly)
-    with pytest.raises(CheckpointError, match=r"differs from the model in final_norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"other values in final_norm\.weight"):
         export_model(ours, tmp_path / "hf")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
@@ -98,7 +98,7 @@ def test_tokens_that_end_a_text_and_have_no_place_in_a_gguf_file_are_told(ours: 
     notes = export_model(ours, tmp_path / "toy.gguf", format="gguf")["notes"]
     assert notes[-1] == "llama.cpp does not end a text at the token 13, as the model does."
     notes = export_model(ours, tmp_path / "bare.gguf", format="gguf", with_tokenizer=False)["notes"]
-    assert notes == ["The tokens that end a text are left out, as the tokenizer is."]
+    assert notes == ["The tokens that end a text are left out, like the tokenizer."]
 
 
 def test_a_gguf_file_whose_tokenizer_says_it_all_needs_no_generation_settings(ours: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_gguf_file_whose_tokenizer_says_it_all_needs_no_generation_settings(ou
 def test_another_tokenizer_that_is_too_large_for_a_gguf_file_is_refused(ours: Path, tmp_path: Path) -> None:
     export_model(ours, tmp_path / "toy.gguf", format="gguf")
     CharTokenizer("äöüß").save(tmp_path / "large")
-    with pytest.raises(CheckpointError, match="132 tokens but the model only 130"):
+    with pytest.raises(CheckpointError, match="132 tokens, but the model has only 130"):
         import_model(tmp_path / "toy.gguf", tmp_path / "again", tokenizer=tmp_path / "large")
     assert not (tmp_path / "again").exists()
 
@@ -155,7 +155,7 @@ def test_an_output_in_use(ours: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["hf", "gguf"])
 def test_an_output_within_the_model_or_around_it_is_refused(ours: Path, tmp_path: Path, form: str) -> None:
-    for place, words in ((ours, "lies in"), (ours / "sub" / "out", "lies in"), (tmp_path, "holds")):
+    for place, words in ((ours, "is inside"), (ours / "sub" / "out", "is inside"), (tmp_path, "contains")):
         with pytest.raises(UsageError, match=words):
             export_model(ours, place, format=form, overwrite=True)
     assert load_model(ours).provenance == {"step": 1}

@@ -165,23 +165,23 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         theirs = [name for group in family.tensor_groups(config) for name in group.theirs]
         assert len(theirs) == len(set(theirs))
     if not able:
-        with pytest.raises(CheckpointError, match="No family of transformers expresses this model"):
+        with pytest.raises(CheckpointError, match="No model family of transformers can express this model"):
             choose_family(config)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"norm": "layernorm"}, r"llama: .*norm \(layernorm, there rmsnorm\)"),
-        ({"rotary_scaling": {"kind": "ntk", "factor": 2.0}}, r"llama: rotary_scaling \(ntk in layer 0, there none\)"),
-        ({"value_head_dim": 4}, r"llama: value_head_dim \(4, there 8\)"),
-        ({"attention_sinks": True}, r"llama: attention_sinks \(true, there false\)"),
-        ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3, there 0.35"),
-        ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid, there softmax\)"),
-        ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1, there 0\)"),
+        ({"norm": "layernorm"}, r"llama: .*norm \(layernorm here, rmsnorm there\)"),
+        ({"rotary_scaling": {"kind": "ntk", "factor": 2.0}}, r"llama: rotary_scaling \(ntk here, none there, in"),
+        ({"value_head_dim": 4}, r"llama: value_head_dim \(4 here, 8 there\)"),
+        ({"attention_sinks": True}, r"llama: attention_sinks \(true here, false there\)"),
+        ({"attention_scale": 0.3}, r"llama: attention_scale \(0.3 here, 0.35"),
+        ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid here, softmax there\)"),
+        ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1 here, 0 there\)"),
         ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),
-        ({"short_convolution": 3}, r"(?s)llama: short_convolution \(3, there none\).*model\.short_convolution=null\."),
-        ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0, there 1.0\)"),
+        ({"short_convolution": 3}, r"(?s)short_convolution \(3 here, none there\).*model\.short_convolution=null\."),
+        ({"initialization": "mup", "mup_base_d_model": 16}, r"llama: mup_base_d_model \(2.0 here, 1.0 there\)"),
     ],
 )
 def test_what_no_family_expresses_is_refused_with_the_key_that_stands_in_the_way(changes, reason):
@@ -198,7 +198,7 @@ def llama(**changes: Any) -> ModelConfig:
 
 def test_a_width_that_transformers_refuses_for_llama_goes_to_another_family():
     config = llama(d_model=30, head_dim=8)
-    assert obstacles(FAMILIES["llama"], config) == ["d_model (30 is no multiple of num_heads = 4)"]
+    assert obstacles(FAMILIES["llama"], config) == ["d_model (30 is not a multiple of num_heads = 4)"]
     assert choose_family(config).model_type == "mistral"
     with pytest.raises(Exception, match="hidden size"):
         config_class(FAMILIES["llama"])(**FAMILIES["llama"].write_config(config))

@@ -112,7 +112,7 @@ def test_a_config_that_is_no_table(make, text: str) -> None:
 def test_no_config(make) -> None:
     directory = make()
     (directory / "config.json").unlink()
-    refused(directory, "holds no config.json")
+    refused(directory, "has no config.json")
 
 
 def test_an_end_token_that_no_model_writes_is_let_be(make) -> None:
@@ -175,7 +175,7 @@ def test_nan_and_infinity_are_named_and_kept(make, tmp_path: Path, capsys) -> No
     names = {"final_norm.weight", "blocks.0.feed_forward.up_proj.weight"}
     assert set(result["not_finite"]) == names
     warning = capsys.readouterr().err
-    assert "NaN or infinity" in warning
+    assert "NaN or infinite values" in warning
     assert all(name in warning for name in names)
     assert load_file(tmp_path / "ours" / "model.safetensors")["final_norm.weight"].isnan().sum() == 1
 
@@ -183,7 +183,7 @@ def test_nan_and_infinity_are_named_and_kept(make, tmp_path: Path, capsys) -> No
 def test_numbers_too_large_for_the_dtype_asked_for(make, tmp_path: Path) -> None:
     tensors = llama_tensors()
     tensors["model.norm.weight"][3] = 1e6
-    with pytest.raises(CheckpointError, match=r"final_norm.weight holds numbers up to 1e\+06, more than torch.float16"):
+    with pytest.raises(CheckpointError, match=r"final_norm.weight has numbers up to 1e\+06, more than torch.float16"):
         import_model(make(tensors=tensors), tmp_path / "ours", dtype="float16")
     assert not (tmp_path / "ours").exists()
 
@@ -212,7 +212,7 @@ def test_the_command_against_pickles_is_one_that_a_shell_takes_for_nothing_else(
 def test_no_weights(make) -> None:
     directory = make()
     (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
-    refused(directory, "no model.safetensors", "adapter_model.safetensors")
+    refused(directory, "neither model.safetensors", "adapter_model.safetensors")
 
 
 def sharded(directory: Path) -> dict[str, str]:
@@ -322,7 +322,7 @@ def test_a_shard_that_is_missing(make) -> None:
     directory = make()
     sharded(directory)
     (directory / "model-00002-of-00002.safetensors").unlink()
-    refused(directory, "model-00002-of-00002.safetensors is missing")
+    refused(directory, "model-00002-of-00002.safetensors, which model.safetensors.index.json names, is missing")
 
 
 def test_one_file_and_an_index_side_by_side(make) -> None:
@@ -362,7 +362,7 @@ def test_an_output_within_the_source_is_refused(make) -> None:
     source = make()
     before = sorted(path.name for path in source.iterdir())
     for place in (source, source / "sheepop", source.parent / "hf" / ".." / "hf" / "x"):
-        with pytest.raises(UsageError, match=r"lies in .*Choose a place outside of it"):
+        with pytest.raises(UsageError, match=r"is inside .*Choose a place outside it"):
             import_model(source, place, overwrite=True)
     assert sorted(path.name for path in source.iterdir()) == before
 
@@ -377,7 +377,7 @@ def test_a_model_that_holds_the_source_is_not_replaced(make, tmp_path: Path) -> 
 
 def test_an_import_of_our_own_model_says_that_it_is_one(make, tmp_path: Path) -> None:
     import_model(make(), tmp_path / "ours")
-    with pytest.raises(CheckpointError, match="is a SheepOp model already"):
+    with pytest.raises(CheckpointError, match="is already a SheepOp model"):
         import_model(tmp_path / "ours", tmp_path / "again")
 
 

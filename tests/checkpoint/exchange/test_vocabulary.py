@@ -22,7 +22,7 @@ from .conftest import llama_tensors
 def test_a_tokenizer_that_does_not_fit(make) -> None:
     directory = make()
     CharTokenizer("äöüß").save(directory)
-    with pytest.raises(CheckpointError, match="132 tokens but the model only 130 embedding rows"):
+    with pytest.raises(CheckpointError, match="132 tokens, but the model has only 130 embedding rows"):
         read_hugging_face(directory)
 
 
@@ -66,7 +66,7 @@ def test_added_tokens_without_a_row_of_the_embedding_are_left_out_and_named(make
 def test_a_token_that_ends_texts_and_has_no_row_does_not_fit(make) -> None:
     directory = of_rows(make, 256)
     byte_tokenizer(directory, ["<end>"], eos_token="<end>")
-    with pytest.raises(CheckpointError, match="257 tokens but the model only 256"):
+    with pytest.raises(CheckpointError, match="257 tokens, but the model has only 256"):
         read_hugging_face(directory)
 
 

@@ -198,13 +198,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a key twice": (
         lambda path: change(path, at=place_behind(path, "truth") - 5, to=b"whole"),
-        "the key 'whole' stands twice",
+        "the key 'whole' occurs twice",
     ),
     "dimensions": (
         lambda path: change(path, at=place_behind(path, "vector"), to=struct.pack("<I", 2**32 - 1)),
         "'vector' claims 4,294,967,295 dimensions",
     ),
-    "size of 0": (lambda path: change(path, at=place_behind(path, "vector") + 4, to=bytes(8)), "holds nothing"),
+    "size of 0": (lambda path: change(path, at=place_behind(path, "vector") + 4, to=bytes(8)), "is empty"),
     "sizes whose product overflows": (
         lambda path: change(path, at=place_behind(path, "half") + 4, to=struct.pack("<QQ", 2**63, 2**63)),
         "'half' of shape .* would end at byte",
@@ -250,7 +250,7 @@ def test_what_is_wrong_is_said(path: Path, name: str) -> None:
 
 def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     write_container(tmp_path / "toy.gguf", METADATA, [PLANS[0], PLANS[1], PLANS[0]], encoded)
-    with pytest.raises(CheckpointError, match="the tensor 'vector' stands twice"):
+    with pytest.raises(CheckpointError, match="the tensor 'vector' occurs twice"):
         Container(tmp_path / "toy.gguf")
 
 

@@ -174,7 +174,7 @@ def test_an_existing_file_is_left_alone(tmp_path: Path, make: Callable[..., Any]
     toy = make("llama")
     path = tmp_path / "toy.gguf"
     path.write_text("precious")
-    with pytest.raises(StorageError, match="already there"):
+    with pytest.raises(StorageError, match="already exists"):
         toy.write(path)
     assert path.read_text() == "precious"
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy.gguf"]
@@ -218,9 +218,9 @@ def test_what_a_type_cannot_hold_is_named(tmp_path: Path, make: Callable[..., An
         toy.model.lm_head.weight[3, 3] = 1e6
     with pytest.raises(CheckpointError, match=r"output\.weight cannot be stored as f16: it holds 1e\+06"):
         toy.write(tmp_path / "toy.gguf", dtype="f16")
-    with pytest.raises(CheckpointError, match=r"has rows of 40 numbers, and q8_0 needs multiples of 32"):
+    with pytest.raises(CheckpointError, match=r"has rows of 40 numbers, but q8_0 needs multiples of 32"):
         make("llama", d_ff=40).write(tmp_path / "toy.gguf", dtype="q8_0")
-    with pytest.raises(CheckpointError, match="'q4_k' is no type that SheepOp writes: f32, f16, bf16, q8_0"):
+    with pytest.raises(CheckpointError, match="'q4_k' is not a type that SheepOp writes: f32, f16, bf16, q8_0"):
         toy.write(tmp_path / "toy.gguf", dtype="q4_k")
     assert list(tmp_path.iterdir()) == []
 

@@ -137,7 +137,7 @@ def test_what_is_put_around_a_text_and_the_template_come_along() -> None:
 def test_of_several_templates_the_default_is_written() -> None:
     named = [{"name": "default", "template": "one"}, {"name": "tools", "template": "two"}]
     assert written(tokenizer_of(byte_level(), chat_template=named))["tokenizer.chat_template"] == text("one")
-    with pytest.raises(CheckpointError, match="chat templates called tools and none called default"):
+    with pytest.raises(CheckpointError, match="chat templates called tools but none called default"):
         written(tokenizer_of(byte_level(), chat_template=named[1:]))
 
 
@@ -157,7 +157,7 @@ def test_none_is_written_as_none() -> None:
     metadata, notes = tokenizer_metadata(None, 7)
     assert metadata == {"tokenizer.ggml.model": text("no_vocab")}
     assert notes == []
-    with pytest.raises(CheckpointError, match=r"holds no tokenizer.*--tokenizer"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.*--tokenizer"):
         tokenizer_from_metadata(metadata, 7, PATH)
 
 
@@ -185,7 +185,7 @@ def test_tokenizers_that_are_trained_here_have_a_name_there(pattern: str, name: 
 
 
 def test_a_cut_that_llama_cpp_lacks_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="no way of cutting text that equals this tokenizer's"):
+    with pytest.raises(CheckpointError, match="cannot cut text the way this tokenizer does"):
         written(ByteLevelBPE.train([TEXT] * 9, 300, pattern="sheepop"))
 
 
@@ -195,13 +195,13 @@ def test_a_cut_that_llama_cpp_lacks_is_refused() -> None:
         ({"normalizer": {"type": "Lowercase"}}, r"rewrites text before it cuts it \(Lowercase\)"),
         ({"pre_tokenizer": {
             "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True,
-        }}, "no way of cutting text"),
+        }}, "llama.cpp cannot cut text"),
         ({"added_tokens": [
             {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False, "special": True},
             {"id": 300, "content": "<mark>", "single_word": False, "lstrip": True, "rstrip": False,
              "normalized": False, "special": False},
-        ]}, "'<mark>' looks at what stands around it"),
+        ]}, "'<mark>' looks at the text around it"),
     ],
 )  # fmt: skip
 def test_what_llama_cpp_does_not_do_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -216,7 +216,7 @@ def test_composed_characters_are_a_remark() -> None:
 
 def test_a_tokenizer_that_ends_nothing_is_refused() -> None:
     tokenizer = tokenizer_from_json(json.dumps(byte_level()), {"bos_token": "<|endoftext|>"})
-    with pytest.raises(CheckpointError, match=r"no eos_token, and llama\.cpp would take a token of its own"):
+    with pytest.raises(CheckpointError, match=r"no eos_token, so llama\.cpp would choose one itself"):
         written(tokenizer)
 
 
@@ -228,7 +228,7 @@ def test_other_algorithms_are_refused() -> None:
     unigram = models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0, byte_fallback=False)
     for name, model in {"WordPiece": words, "Unigram": unigram}.items():
         tokenizer = tokenizer_from_json(tokenizers.Tokenizer(model).to_str(), {})
-        with pytest.raises(CheckpointError, match=f"A {name} tokenizer cannot stand in a GGUF file"):
+        with pytest.raises(CheckpointError, match=f"A {name} tokenizer cannot be stored in a GGUF file"):
             written(tokenizer)
 
 
@@ -254,7 +254,7 @@ def test_merges_of_another_kind_are_refused(tmp_path: Path) -> None:
     description = json.loads(tokenizer.to_json())
     description["model"]["merges"].pop()
     other = tokenizer_from_json(json.dumps(description), tokenizer.settings())
-    with pytest.raises(CheckpointError, match="merges by a list of its own"):
+    with pytest.raises(CheckpointError, match="has a list of merges of its own"):
         written(other)
 
 
@@ -271,7 +271,7 @@ GPT2: dict[str, Value] = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": text("bert")}, "'bert' is a model of tokens that SheepOp does not read; it reads gpt2 and llama"),
+        ({"model": text("bert")}, "'bert' is a tokenizer model that SheepOp does not read; it reads gpt2 and llama"),
         ({"model": u32(3)}, "is not text"),
         ({"pre": text("poetry")}, "'poetry' is a way of cutting text that SheepOp does not know; it knows gpt-2"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
@@ -280,12 +280,12 @@ GPT2: dict[str, Value] = {
         ({"tokens": texts(["a"] * 3)}, "has 3 tokens for 4 rows of the embedding"),
         ({"tokens": texts(["<|endoftext|>", "a", "a", "ab"])}, "cannot be used"),
         ({"token_type": i32s([3, 1])}, "has 2 entries for 4 tokens"),
-        ({"token_type": i32s([3, 1, 1, 77])}, "has the kind 77, which is none"),
+        ({"token_type": i32s([3, 1, 1, 77])}, "has the unknown kind 77"),
         ({"token_type": f32s([1.0] * 4)}, "is not a list of whole numbers"),
         ({"merges": texts(["a b c"])}, "has the entry 'a b c', which is not two parts"),
         ({"merges": texts(["a x"])}, "cannot be used"),
         ({"merges": None}, "tokenizer.ggml.merges is missing"),
-        ({"eos_token_id": u32(9)}, "is none of the 4 tokens"),
+        ({"eos_token_id": u32(9)}, "is not one of the 4 tokens"),
         ({}, "lacks .* of the bytes that UTF-8 text is made of"),
     ],
 )
@@ -301,7 +301,7 @@ def test_what_is_wrong_with_a_vocabulary_is_said(changes: dict[str, Value | None
         ({"scores": None}, "tokenizer.ggml.scores is missing"),
         ({"scores": f32s([0.0])}, "has 1 entries for"),
         ({"scores": f32s([float("nan")] * 330)}, "has entries that are not finite"),
-        ({"token_type": i32s([1] * 330)}, "does not have one token for what is unknown"),
+        ({"token_type": i32s([1] * 330)}, "does not have one unknown token"),
         ({"add_space_prefix": text("yes")}, "is not true or false"),
     ],
 )

@@ -26,7 +26,7 @@ BLOB = base64.b64encode(bytes(range(256)) * 40).decode()
         (
             f"{FUNCTION * 9}y = '{'ab ' * 700}'\n",
             "a.py",
-            "73.8% of the file stands in lines of more than 1,000",
+            "73.8% of the file is in lines of more than 1,000",
             "a line",
         ),
         ("+-*/ ()\n" * 50, "a.bf", "0.0% letters and digits, less than 5%", "less than 25%"),
@@ -38,7 +38,7 @@ BLOB = base64.b64encode(bytes(range(256)) * 40).decode()
             "is base64 or hexadecimal data, more than 50%",
             "more than 25%",
         ),
-        (" \n\n", "a.py", "nothing but white space", "nothing but white space"),
+        (" \n\n", "a.py", "only white space", "only white space"),
     ],
 )
 def test_each_rule_names_what_it_found(text: str, name: str, gentle: str | None, web: str | None):

@@ -99,5 +99,7 @@ def test_the_codes_are_those_of_the_model():
 
 
 def test_a_language_that_cannot_be_told_is_refused():
-    with pytest.raises(ConfigError, match="'english' is not a language code that can be told; give codes such as"):
+    with pytest.raises(
+        ConfigError, match="'english' is not the code of a language that can be detected; give codes such as"
+    ):
         LanguageConfig(keep=("english",))

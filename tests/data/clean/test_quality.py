@@ -47,16 +47,16 @@ def random_words(count: int) -> str:
         ("caf\ufffd \ufffd\ufffd\ufffd na\ufffdve", "unprintable", "more than 5%"),
         ("-----\n*****\n.....", "no letters", "there is no letter or digit in its 15 characters"),
         ("1.0 2.0 3.0 4.0\n" * 40, "no letters", "0.0% of the characters are letters, less than 10%"),
-        (f"{STORY}\n" * 30, "repetition", "of the text are lines that came before, more than 90%"),
-        ("buy now " * 500, "repetition", "of the text are runs of 10 words that came before, more than 90%"),
-        (STORY * 40, "repetition", "of the text are runs of 10 words"),
+        (f"{STORY}\n" * 30, "repetition", "of the text is repeated lines, more than 90%"),
+        ("buy now " * 500, "repetition", "of the text is repeated runs of 10 words, more than 90%"),
+        (STORY * 40, "repetition", "of the text is repeated runs of 10 words"),
         ("a" * 3000, "repetition", "100.0% of the text is the character 'a', more than 50%"),
         (
             "\n".join(base64.b64encode(random.Random(n).randbytes(57)).decode() for n in range(30)),
             "encoded data",
             "of the text is base64 or hexadecimal data, more than 50%",
         ),
-        ("404 Not Found\n", "placeholder", "it says no more than that there is nothing here"),
+        ("404 Not Found\n", "placeholder", "it says only that there is nothing here"),
         ("This page intentionally left blank.", "placeholder", "nothing here"),
         ("Lorem ipsum dolor sit amet, consectetur adipiscing elit.", "placeholder", "nothing here"),
     ],
@@ -100,7 +100,7 @@ def test_documentation_of_the_standard_library_stays(document: Make, prose: list
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
-        ("a,b\n" + "0,0\n" * 3000, "of the table are rows that came before, more than 95%"),
+        ("a,b\n" + "0,0\n" * 3000, "of the table is repeated rows, more than 95%"),
         ("|---|---|", "no letter or digit"),
         ("a\x01\x02\x03\x04,b", "cannot be printed"),
         ("1,2\n3,4\n" * 5, None),
@@ -212,11 +212,11 @@ def test_a_config_that_was_written_is_read_back(preset: str):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stages": ["formatting", "spelling"]}, "there is no stage 'spelling'; there are formatting, language"),
-        ({"stages": ["pii", "quality", "pii"]}, "the stage 'pii' stands twice"),
+        ({"stages": ["formatting", "spelling"]}, "there is no stage 'spelling'; the stages are formatting, language"),
+        ({"stages": ["pii", "quality", "pii"]}, "the stage 'pii' is listed twice"),
         ({"quality": {"preset": "none"}}, "quality.preset"),
         ({"quality": {"gopher": {"min_word": 3}}}, "Did you mean quality.gopher.min_words?"),
-        ({"quality": {"repetition": {"top_ngrams": [[0, 0.2]]}}}, "each bound is a number of words from 1 to 64"),
+        ({"quality": {"repetition": {"top_ngrams": [[0, 0.2]]}}}, "each bound must be a number of words from 1 to 64"),
         ({"quality": "web"}, "quality"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_is_no_parquet_is_named(tmp_path: Path, damage: str):
         "magic": b"hello, hello" * 50,
         "empty": b"x",
     }[damage]
-    with pytest.raises(DataError, match=r"a\.parquet is not a whole Parquet file"):
+    with pytest.raises(DataError, match=r"a\.parquet is not a complete Parquet file"):
         Bytes(damaged).take("a.parquet", tmp_path / "out", 10**6)
 
 
@@ -144,7 +144,7 @@ def test_damaged_compression_is_named(tmp_path: Path, compression: str):
 
 
 def test_one_json_array_cannot_be_cut_but_lines_under_that_name_can(tmp_path: Path):
-    with pytest.raises(DataError, match="one JSON array"):
+    with pytest.raises(DataError, match="a single JSON array"):
         Bytes(json.dumps([{"a": 1}] * 999, indent=1).encode()).take("a.json", tmp_path / "out", 1000)
     Bytes(LINES).take("a.json", tmp_path / "out", 1000)
     assert all(json.loads(line) for line in (tmp_path / "out").read_text().splitlines())

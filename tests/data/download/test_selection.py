@@ -61,7 +61,9 @@ def test_an_entry_of_the_catalogue_takes_its_own_subset_only_and_training_files_
 def test_a_language_is_its_own_edition_and_no_other():
     main = dict.fromkeys(["20231101.de/train-00000.parquet", "20231101.den/train-00000.parquet"], 9)
     assert chosen(Shelf(main), "wikipedia:de") == [("train", "20231101.de/train-00000.parquet")]
-    with pytest.raises(DataError, match=r"has no files 20231101\.fr/\*\.parquet, and the hub has no conversion of it"):
+    with pytest.raises(
+        DataError, match=r"has no files that match 20231101\.fr/\*\.parquet, and the hub has no conversion of it"
+    ):
         chosen(Shelf(main), "wikipedia:fr")
     converted = {"20231101.de/train/0000.parquet": 9, "20231101.frr/train/0000.parquet": 9}
     with pytest.raises(DataError, match=r"no subset '20231101\.fr'\. Did you mean 20231101\.frr"):
@@ -193,7 +195,7 @@ def test_of_several_forms_of_the_same_data_one_is_taken():
 
 
 def test_a_repository_without_text_is_refused_with_what_can_be_read():
-    with pytest.raises(DataError, match=r"has no files of a type that SheepOp reads \(\.parquet, .*no conversion"):
+    with pytest.raises(DataError, match=r"has no files of a type that SheepOp can read \(\.parquet, .*no conversion"):
         chosen(Shelf({"README.md": 9, "pictures.zip": 9, "model.py": 9}), "hub:o/d")
 
 

@@ -96,7 +96,9 @@ def test_a_long_run_without_spaces_is_cut_into_words() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown kind of document 'poem'; known are prose, chat, code, table"):
+    with pytest.raises(
+        ValueError, match="unknown kind of document 'poem'; the known kinds are prose, chat, code, table"
+    ):
         shingles("a b c", "poem", 5)
 
 

@@ -55,7 +55,7 @@ def test_the_file_appears_only_when_all_is_written(tmp_path: Path) -> None:
 
 def test_damage_and_other_settings_are_named(sign: Sign) -> None:
     [part] = sign([documents(5)], CONFIG)
-    with pytest.raises(DataError, match=r"00000.signatures holds signatures made under other settings"):
+    with pytest.raises(DataError, match=r"00000.signatures has signatures made with other settings"):
         PartSignatures.open(part.path, CONFIG.replace(min_words=3))
     # The threshold decides over signatures, it does not change them.
     assert PartSignatures.open(part.path, CONFIG.replace(threshold=0.9)) == part
@@ -65,7 +65,7 @@ def test_damage_and_other_settings_are_named(sign: Sign) -> None:
         with pytest.raises(DataError, match="is damaged"):
             PartSignatures.open(part.path, CONFIG)
     part.path.write_bytes(whole[:64])
-    with pytest.raises(DataError, match="became shorter"):
+    with pytest.raises(DataError, match="got shorter"):
         list(part.blocks(0, 2))
     part.path.unlink()
     with pytest.raises(DataError, match="cannot be read"):

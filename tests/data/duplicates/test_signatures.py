@@ -107,7 +107,7 @@ def test_bands_that_would_miss_what_the_threshold_asks_are_refused_with_better_o
     ("settings", "problem"),
     [
         ({"bands": 1000, "rows": 7}, "more than 4096 minima"),
-        ({"against": ["a", "a"]}, "stands twice"),
+        ({"against": ["a", "a"]}, "is listed twice"),
         ({"against": [" "]}, "empty"),
         ({"threshold": 0}, "greater than 0"),
         ({"threshold": 1.5}, "less than or equal to 1"),

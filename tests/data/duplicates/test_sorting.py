@@ -93,7 +93,7 @@ def test_numbers_on_disk_are_found_where_they_were_put(
         assert file.at(places, window=window).tolist() == [values[place] for place in sorted(values)]
         file.append(np.array([7, 8], np.uint64))
         assert file.read(max(values) + 1, 2).tolist() == [7, 8]
-        with pytest.raises(DataError, match="became shorter"):
+        with pytest.raises(DataError, match="got shorter"):
             file.read(max(values), 10)
     assert not path.exists()
 

@@ -258,7 +258,7 @@ def test_a_file_that_is_cut_off_or_something_else_is_damaged(name: str, tmp_path
 def test_the_first_version_of_feather_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.feather"
     path.write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-    with pytest.raises(ExtractionError, match="unsupported: it is Feather of version 1"):
+    with pytest.raises(ExtractionError, match="unsupported: it is a Feather version 1 file"):
         read(path)
 
 

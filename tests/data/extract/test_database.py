@@ -161,7 +161,7 @@ def test_damage_in_one_table_leaves_the_others(tmp_path: Path) -> None:
 def test_what_is_no_database_is_encrypted_or_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     path.write_bytes(bytes(range(256)) * 64)
-    with pytest.raises(ExtractionError, match="encrypted: it is no SQLite database, or an encrypted one"):
+    with pytest.raises(ExtractionError, match="encrypted: it is not a SQLite database, or it is encrypted"):
         read(path)
     sqlite(tmp_path / "b.sqlite", "CREATE TABLE t (text TEXT); INSERT INTO t VALUES ('words here')")
     data = (tmp_path / "b.sqlite").read_bytes()
@@ -358,8 +358,8 @@ def test_a_query_on_duckdb_is_answered_without_another_driver(duck: Path) -> Non
         ("sqlite:///{}?mode=rwc", "SELECT 1", "invalid", "give the path of the file alone"),
         ("sqlite://", "SELECT 1", "invalid", "give the path of the file alone"),
         ("mssql+pyodbc://u:hunter2@h/d", "SELECT 1", "not_installed", "the driver pyodbc is not installed"),
-        ("nosuch://u:hunter2@h/d", "SELECT 1", "not_installed", "no database of the kind nosuch"),
-        ("no address, hunter2", "SELECT 1", "invalid", "it looks like postgresql://"),
+        ("nosuch://u:hunter2@h/d", "SELECT 1", "not_installed", "nosuch is not a known kind of database"),
+        ("no address, hunter2", "SELECT 1", "invalid", "it must look like postgresql://"),
         ("postgresql://u:hunter2@/x@h/d", "SELECT 1", "invalid", "write %40 for @"),
         ("postgresql://u:hunter2@127.0.0.1:1/d", "SELECT 1", "unreadable", "the database cannot be opened"),
         ("postgresql://u:hunter2@127.0.0.1:1/d?sslmode=sometimes", "SELECT 1", "invalid", "sslmode=sometimes"),

@@ -282,7 +282,7 @@ def test_an_office_file_with_a_password_is_encrypted_and_an_opendocument_is_name
 def test_a_suffix_that_promises_a_format_is_not_believed():
     assert refusal(b"\x00\x01\x02garbage" * 50, "a.png") == (
         "damaged",
-        "it does not begin as a file of type image does",
+        "it does not begin like a file of type image",
     )
     assert refusal(b"\x00\x01\x02garbage" * 50, "a.zip")[0] == "damaged"
 

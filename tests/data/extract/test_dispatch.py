@@ -80,7 +80,7 @@ def test_half_a_surrogate_pair_refuses_that_document_only(run: Run):
 
     first, refused, last = run(read)
     assert (first, last) == (Extracted("good 🐑"), Extracted("good again"))
-    assert refused == Refused("page 2", "undecodable", "it holds half of a surrogate pair at character 4")
+    assert refused == Refused("page 2", "undecodable", "it contains half of a surrogate pair at character 4")
 
 
 def test_a_long_document_of_any_format_is_cut(run: Run):
@@ -99,7 +99,7 @@ def test_text_without_end_is_a_bomb(run: Run):
 
     items = run(read)
     assert len(items) == 65
-    assert items[-1] == Refused("", "bomb", "over 67,108,864 bytes come out of it; see data.extract.max_expansion")
+    assert items[-1] == Refused("", "bomb", "it unpacks to over 67,108,864 bytes; see data.extract.max_expansion")
 
 
 def test_inner_content_is_read_by_its_own_type_at_its_place(run: Run):

@@ -91,7 +91,7 @@ def test_marks_and_kinds_come_back_from_the_child_as_they_went(extraction: Make,
 @pytest.mark.parametrize(
     ("name", "reason", "words"),
     [
-        ("sleep", "timeout", "nothing came from it within 1 s"),
+        ("sleep", "timeout", "it did not respond within 1 s"),
         ("hoard", "memory", "268,435,456 bytes of memory"),
         ("crash", "damaged", "SIGSEGV"),
         ("exit", "damaged", "exit status 7"),
@@ -190,7 +190,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(extraction: Make, tmp_p
         return whole(file, before)
 
     monkeypatch.setattr(reader, "_whole", grow_and_read)
-    assert list(reader.documents(path, "a.txt")) == [Refused("", "changed", "it changed while it was read")]
+    assert list(reader.documents(path, "a.txt")) == [Refused("", "changed", "it changed while it was being read")]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_streamed_file_that_changes_is_reported_after_its_documents(
     change(path)
     rest = list(items)
     assert isinstance(first, Extracted)
-    assert rest[-1] == Refused("", "changed", "it changed while it was read")
+    assert rest[-1] == Refused("", "changed", "it changed while it was being read")
 
 
 def test_a_file_that_stays_as_it_is_is_not_reported(extraction: Make, tmp_path: Path):

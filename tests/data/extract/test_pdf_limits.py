@@ -156,7 +156,7 @@ def test_a_page_that_is_nothing_but_countless_lines_is_not_drawn(extract_pdf: Ex
     data = page_with(b"0 0 m 600 700 l S\n" * 25_000)
 
     assert extract_pdf(data, ocr=True) == [
-        Refused("page 1", "oversized", "it is a drawing of so many parts that it is not looked at for text")
+        Refused("page 1", "oversized", "it is a drawing with too many parts to search for text")
     ]
 
 

@@ -189,7 +189,7 @@ def test_values_of_every_type_are_written_the_same_whatever_the_zone_of_the_serv
         ("SELECT 1 +", "invalid", "syntax error"),
         ("SELECT 1 / (id - 2) FROM books", "invalid", "division by zero"),
         ("DELETE FROM books", "invalid", "it begins with DELETE"),
-        ("WITH gone AS (DELETE FROM books RETURNING *) SELECT * FROM gone", "invalid", "it holds DELETE"),
+        ("WITH gone AS (DELETE FROM books RETURNING *) SELECT * FROM gone", "invalid", "it contains DELETE"),
     ],
 )
 def test_what_is_wrong_with_a_query_is_said(server: Server, query: str, reason: str, words: str) -> None:
@@ -314,7 +314,7 @@ def test_a_query_that_fails_in_the_middle_is_one_clear_error_and_leaves_no_passw
     (tmp_path / "note.txt").write_text("A text of which nothing can go wrong.")
     done = build(server, query, output, str(tmp_path / "note.txt"), "--workers", "2")
     assert done.returncode not in (0, -signal.SIGKILL)
-    assert "The query could not be read to its end: behind row" in done.stderr
+    assert "The query could not be read to its end: after row" in done.stderr
     assert "division by zero" in done.stderr and "Traceback" not in done.stderr
     assert not output.exists() and (tmp_path / ".corpus.building" / "pass-0" / "00000").is_dir()
     assert_no_password(tmp_path, done.stdout, done.stderr)
@@ -344,7 +344,7 @@ def test_a_server_that_is_killed_in_the_middle_ends_the_rows_with_a_reason(
 ) -> None:
     items: list[Extracted | Refused] = []
     query = "SELECT * FROM large ORDER BY id"
-    with pytest.raises(ExtractionError, match=r"unreadable: behind row \d+: ") as error:
+    with pytest.raises(ExtractionError, match=r"unreadable: after row \d+: ") as error:
         for item in read_query(server.url, query, ExtractConfig()):
             items.append(item)
             if len(items) == 5000:
@@ -352,7 +352,7 @@ def test_a_server_that_is_killed_in_the_middle_ends_the_rows_with_a_reason(
                 server.process.wait(timeout=30)
     assert 5000 <= len(items) < 100_000
     assert [item.place for item in items] == [f"row {number}" for number in range(1, len(items) + 1)]
-    assert f"behind row {len(items)}: " in error.value.detail
+    assert f"after row {len(items)}: " in error.value.detail
     assert PASSWORD not in str(error.value)
     assert capfd.readouterr().err == ""
     with pytest.raises(ExtractionError, match="unreadable: the database cannot be opened"):

@@ -77,15 +77,15 @@ def test_a_template_reaches_into_records_only_and_never_into_objects(template: s
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{x:>1000000000}", "only {name} and {a.b}"),
-        ("{x!r}", "only {name} and {a.b}"),
-        ("{x[0]}", "only {name} and {a.b}"),
+        ("{x:>1000000000}", "only {name} or {a.b}"),
+        ("{x!r}", "only {name} or {a.b}"),
+        ("{x[0]}", "only {name} or {a.b}"),
         ("{}", "does not name a field"),
         ("{a..b}", "does not name a field"),
-        ("{a", "without its partner"),
-        ("a}", "without its partner"),
-        ("{a{b}}", "without its partner"),
-        ("words only {{x}}", "no field is named"),
+        ("{a", "an unmatched"),
+        ("a}", "an unmatched"),
+        ("{a{b}}", "an unmatched"),
+        ("words only {{x}}", "it names no field"),
     ],
 )
 def test_a_template_that_is_no_template_is_refused_when_the_config_is_read(template: str, why: str) -> None:

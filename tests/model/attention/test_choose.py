@@ -57,8 +57,8 @@ def test_the_kernel_that_can_do_it_and_pays_is_taken(settings, packed, chosen) -
 def test_the_choice_is_explained_in_words() -> None:
     kind = AttentionKind(**WIDTHS, dropout=0.1)
     assert choose_kernel(kind, kind.sight(32, document_ids=IDS)).why == (
-        "segments, since blocks needs an NVIDIA GPU from 2020 on, with Triton and a C compiler, and heads of at least "
-        "16 columns; here is cpu, and heads have 64, and products needs a processor with products of bfloat16 "
+        "segments, since blocks needs an NVIDIA GPU from 2020 or later, Triton, a C compiler, and heads of at least "
+        "16 columns (this is cpu, with heads of 64), and products needs a processor with bfloat16 products "
         "(AVX-512 or AMX), and strips has no documents"
     )
 
@@ -66,7 +66,9 @@ def test_the_choice_is_explained_in_words() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 5), (3, 5)])
 def test_blocks_are_refused_where_they_cannot_be_computed(queries, keys) -> None:
     kind = AttentionKind(**WIDTHS, backend="flex")
-    with pytest.raises(ConfigError, match=r"flex needs an NVIDIA GPU from 2020 on.*this network runs on cpu with 64"):
+    with pytest.raises(
+        ConfigError, match=r"flex needs an NVIDIA GPU from 2020.*this network runs on cpu with heads of 64"
+    ):
         choose_kernel(kind, kind.sight(queries, keys))
 
 

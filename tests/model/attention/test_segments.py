@@ -198,9 +198,9 @@ def test_no_mask_of_all_pairs_is_built_for_documents() -> None:
     ("settings", "reason"),
     [
         ({"sinks": True}, "has no sinks"),
-        ({"compiled": True, "dropout": 0.1}, "has no dropout, no windows and no distances where a network is compiled"),
-        ({"compiled": True, "window": 3}, "has no dropout, no windows and no distances where a network is compiled"),
-        ({"compiled": True, "head_dim": 8, "value_dim": 4}, "is compiled for values as wide as keys only"),
+        ({"compiled": True, "dropout": 0.1}, "has no dropout, no windows and no distances in a network compiled"),
+        ({"compiled": True, "window": 3}, "has no dropout, no windows and no distances in a network compiled"),
+        ({"compiled": True, "head_dim": 8, "value_dim": 4}, "is compiled only for values as wide as keys"),
     ],
 )
 def test_what_segments_cannot_do_is_left_to_other_kernels(settings, reason) -> None:

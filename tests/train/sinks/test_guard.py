@@ -88,7 +88,7 @@ def test_a_row_that_fails_is_tried_again_and_the_error_is_said_once(error: BaseE
     with Sinks([guard(sink, warnings)]) as sinks:
         write(sinks, range(5))
     assert (sink.steps, sink.closed) == ([0, 1, 2, 3, 4], True)
-    assert warnings == [f"The sink failed, and the run goes on: {type(error).__name__}: {error}"]
+    assert warnings == [f"The sink failed; the run continues without it: {type(error).__name__}: {error}"]
 
 
 def test_a_sink_that_keeps_failing_is_given_up_and_its_missing_rows_are_counted() -> None:
@@ -101,8 +101,8 @@ def test_a_sink_that_keeps_failing_is_given_up_and_its_missing_rows_are_counted(
     Sinks([guarded]).close()
     assert (sink.steps, sink.closed, guarded.lost) == ([], True, 10)
     assert warnings == [
-        "The sink failed, and the run goes on: OSError: gone",
-        "The sink lacks 10 rows of this run; metrics.jsonl has all of them.",
+        "The sink failed; the run continues without it: OSError: gone",
+        "The sink is missing 10 rows of this run; metrics.jsonl has all of them.",
     ]
 
 
@@ -115,8 +115,8 @@ def test_a_sink_that_cannot_be_opened_is_given_up() -> None:
     with Sinks([GuardedSink("The sink", fail, warnings.append)]) as sinks:
         write(sinks, range(4))
     assert warnings == [
-        "The sink failed, and the run goes on: ConnectionError: no key",
-        "The sink lacks 4 rows of this run; metrics.jsonl has all of them.",
+        "The sink failed; the run continues without it: ConnectionError: no key",
+        "The sink is missing 4 rows of this run; metrics.jsonl has all of them.",
     ]
 
 
@@ -136,9 +136,9 @@ def test_a_write_that_hangs_holds_up_nothing_and_what_is_left_out_is_counted(gat
     assert guarded.lost == 20
     Sinks([guarded], close_seconds=0.05).close()
     assert warnings == [
-        "The sink does not keep up; rows that it cannot take are left out there.",
-        "The sink did not finish in time and is left behind; its last rows may be missing there.",
-        "The sink lacks 30 rows of this run; metrics.jsonl has all of them.",
+        "The sink cannot keep up; the rows that it cannot take will be missing there.",
+        "The sink did not finish in time and was given up; the last rows may be missing there.",
+        "The sink is missing 30 rows of this run; metrics.jsonl has all of them.",
     ]
 
 
@@ -149,8 +149,8 @@ def test_an_end_that_hangs_is_waited_for_a_bounded_time(gate: threading.Event, w
     opening = (lambda: gate.wait() and sink) if where == "open" else lambda: sink
     with Sinks([GuardedSink("The sink", opening, warnings.append)], close_seconds=0.2) as sinks:
         write(sinks, range(3))
-    left_behind = "The sink did not finish in time and is left behind; its last rows may be missing there."
-    lacking = "The sink lacks 3 rows of this run; metrics.jsonl has all of them."
+    left_behind = "The sink did not finish in time and was given up; the last rows may be missing there."
+    lacking = "The sink is missing 3 rows of this run; metrics.jsonl has all of them."
     assert warnings == ([left_behind, lacking] if where == "open" else [left_behind])
 
 

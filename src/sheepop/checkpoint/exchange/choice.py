@@ -44,7 +44,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
     lines = [f"  {name}: {first_few(found, _SHOWN_KEYS)}" for name, found in nearest]
     raise CheckpointError(
-        "No family of transformers expresses this model. What stands in the way:\n"
+        "No model family of transformers can express this model. What stands in the way:\n"
         + "\n".join(lines)
         + without_ours(config)
     )
@@ -58,15 +58,15 @@ def obstacles(family: Family, config: ModelConfig) -> list[str]:
         return [str(error)]
     found = [f"{key} ({_compared(here, there)})" for key, (here, there) in differences(config, back).items()]
     if family.whole_heads and config.d_model % config.num_heads:
-        found.append(f"d_model ({config.d_model} is no multiple of num_heads = {config.num_heads})")
+        found.append(f"d_model ({config.d_model} is not a multiple of num_heads = {config.num_heads})")
     return found
 
 
 def _compared(here: Any, there: Any) -> str:
     if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
         layer = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
-        return f"{_named(here[layer])} in layer {layer}, there {_named(there[layer])}"
-    return f"{_named(here)}, there {_named(there)}"
+        return f"{_named(here[layer])} here, {_named(there[layer])} there, in layer {layer}"
+    return f"{_named(here)} here, {_named(there)} there"
 
 
 def _named(value: Any) -> str:

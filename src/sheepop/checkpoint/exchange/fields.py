@@ -76,7 +76,7 @@ class Dropouts(Field):
             key = max(rates, key=lambda name: rates[name])
             raise given.problem(
                 key,
-                "is not the rate of embedding, attention and residual dropout alike, of which SheepOp has one. "
+                "differs between embedding, attention and residual dropout, for which SheepOp has a single rate. "
                 f"Set {', '.join(self.keys)} to 0 in the file: it changes nothing outside training",
             )
         return {"dropout": places[0]}
@@ -146,7 +146,7 @@ class LayerTypes(Field):
         elif self.switched_by is not None and (off or window is None):
             return {}
         if any(slides) and (off or window is None):
-            raise given.problem("sliding_window", f"gives no window to layer {slides.index(True)}, which is to slide")
+            raise given.problem("sliding_window", f"gives no window to layer {slides.index(True)}, which must have one")
         return window_settings(window, slides)
 
     def write(self, config: ModelConfig) -> Settings:
@@ -166,7 +166,7 @@ def _by_kind(given: Given, kinds: Any, num_layers: int) -> list[bool]:
     for layer, kind in enumerate(kinds):
         if kind not in (_SLIDING, _FULL):
             raise given.problem(
-                "layer_types", f"has the kind {kind!r} for layer {layer}; {_FULL} and {_SLIDING} are known"
+                "layer_types", f"has the kind {kind!r} for layer {layer}; SheepOp knows {_FULL} and {_SLIDING}"
             )
     return [kind == _SLIDING for kind in kinds]
 

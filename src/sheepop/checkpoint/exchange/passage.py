@@ -71,8 +71,8 @@ def _converting(name: str, tensor: LazyTensor, dtype: torch.dtype | None) -> Cal
         result = source.to(dtype)
         if not _is_finite(result) and _is_finite(source):
             raise CheckpointError(
-                f"{name} holds numbers up to {source.abs().max().item():.4g}, more than {dtype} has. "
-                "Choose bfloat16, or keep the dtype."
+                f"{name} has numbers up to {source.abs().max().item():.4g}, more than {dtype} can hold. Choose "
+                "bfloat16, or keep the dtype."
             )
         return result
 

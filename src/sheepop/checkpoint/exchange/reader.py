@@ -42,8 +42,8 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
     keys = read_table(directory, CONFIG)
     if keys is None:
         raise CheckpointError(
-            f"{directory} holds no {CONFIG}, and so is no model in the format of Hugging Face. "
-            "Give the directory that holds it beside the weights."
+            f"{directory} has no {CONFIG}, so it is not a model in the Hugging Face format. Give the directory that "
+            "has it beside the weights."
         )
     family = family_of(keys, directory)
     config = family.read_config(keys, str(directory / CONFIG))
@@ -69,7 +69,7 @@ def read_hugging_face(directory: Path, tokenizer: Tokenizer | None = None) -> Fo
 
 def _notes(keys: Mapping[str, Any], config: ModelConfig, left_out: list[str]) -> list[str]:
     """What of the source was not taken over."""
-    notes = [f"Left out, since they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
+    notes = [f"Left out, because they follow from the configuration: {listed(left_out, 3)}."] if left_out else []
     notes += longrope_note(config, keys.get("max_position_embeddings"))
     if keys.get("auto_map"):
         notes.append(
@@ -93,7 +93,7 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not read"
-    hint = " Of gemma3 the text model alone, gemma3_text, is read." if model_type == "gemma3" else ""
+    hint = " Of gemma3, only the text model, gemma3_text, is read." if model_type == "gemma3" else ""
     raise CheckpointError(
         f"{directory / CONFIG}: {found}.{hint} Choose a model of a family that SheepOp reads: {', '.join(FAMILIES)}."
     )
@@ -145,7 +145,7 @@ def _without_tied_head(
     name = next(name for group in groups if _EMBEDDING in group.ours for name in group.theirs)
     if name in found and not same_values(found[head], found[name]):
         raise CheckpointError(
-            f"{directory}: {head} differs from {name}, although {CONFIG} says that they are one "
+            f"{directory}: {head} differs from {name}, although {CONFIG} says that they are tied "
             "(tie_word_embeddings). Set it to false there to keep both."
         )
     return {key: tensor for key, tensor in found.items() if key != head}
@@ -159,15 +159,14 @@ def _check(
     reasons = dict.fromkeys(rows, f" for vocab_size = {config.vocabulary}")
     problems = tensor_problems({name: tensor.shape for name, tensor in found.items()}, expected, reasons)
     problems += [
-        f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which is none of weights that can be "
-        "computed with; quantised ones have to be exported in float16 or bfloat16 first"
+        f"{name} has the dtype {str(found[name].dtype).removeprefix('torch.')}, which SheepOp cannot compute with; "
+        "export quantised weights in float16 or bfloat16 first"
         for name in expected
         if name in found and found[name].dtype not in _WEIGHT_DTYPES
     ]
     if problems:
         raise CheckpointError(
-            f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}. "
-            "Take both from one and the same model."
+            f"The weights in {directory} do not fit its {CONFIG}: {listed(problems)}. Take both from the same model."
         )
 
 
@@ -180,7 +179,7 @@ def _generation(directory: Path, keys: Mapping[str, Any], config: ModelConfig) -
     try:
         json.dumps(settings, allow_nan=False, ensure_ascii=False).encode()
     except ValueError as error:
-        raise CheckpointError(f"{directory / GENERATION} holds what no JSON file can: {error}.") from None
+        raise CheckpointError(f"{directory / GENERATION} contains a value that JSON does not allow: {error}.") from None
     return settings
 
 

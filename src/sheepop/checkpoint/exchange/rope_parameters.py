@@ -150,7 +150,7 @@ def _first_of(given: Given, keys: tuple[str, ...]) -> float | None:
 def _one_spelling(given: Given) -> Given:
     new, old = given.take("rope_parameters", None), given.take("rope_scaling", None)
     if new is not None and old is not None:
-        raise given.problem("rope_scaling", "stands beside rope_parameters. Keep the one that is meant")
+        raise given.problem("rope_scaling", "is given beside rope_parameters. Keep only one of them")
     name = "rope_scaling" if new is None else "rope_parameters"
     value = old if new is None else new
     return Given({}, given.where) if value is None else given.within(name, value)
@@ -174,7 +174,7 @@ def _read_parameters(
         known = f"it has {' and '.join(scalings)} here" if scalings else "it has none here"
         reason = _REFUSED_SCALINGS.get(kind, known) if isinstance(kind, str) else known
         raise given.problem(
-            "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp lacks: {reason}"
+            "rope_type" if given.has("rope_type") else "type", f"is a scaling that SheepOp does not support: {reason}"
         )
     if kind == "longrope":
         return {**found, **_read_longrope(given, original, max_seq_len)}
@@ -205,14 +205,14 @@ def _complete_yarn(given: Given, scaling: Settings, max_seq_len: int) -> None:
 def _agreed(given: Given, name: str, outside: float | None) -> float | None:
     inside: float | None = given.typed(name, float, None, optional=True)
     if inside is not None and outside is not None and inside != outside:
-        raise given.problem(name, f"contradicts the {outside} that stands outside of this table")
+        raise given.problem(name, f"contradicts the {outside} outside this table")
     return outside if inside is None else inside
 
 
 def _refuse_the_rest(given: Given) -> None:
     left = [name for name in given.unread() if given.has(name)]
     if left:
-        raise given.problem(left[0], "is a key that is not read here, and might change the positions")
+        raise given.problem(left[0], "is a key that SheepOp does not read here, and it might change the positions")
 
 
 def _written_scaling(config: ModelConfig, scalings: tuple[str, ...]) -> Settings | None:
@@ -230,9 +230,9 @@ def _read_longrope(given: Given, outside: int | None, max_seq_len: int) -> Setti
     """The scaling, and the length of texts for which it holds; `outside` is what stands beside the table."""
     original = given.typed(ORIGINAL, int, outside, optional=True, largest=LARGEST_CONTEXT)
     if original is None or original < 2:
-        raise given.problem(ORIGINAL, "is no length, without which longrope cannot be read")
+        raise given.problem(ORIGINAL, "is not a length, which longrope needs")
     if outside not in (None, original):
-        raise given.problem(ORIGINAL, f"contradicts the {outside} that stands outside of this table")
+        raise given.problem(ORIGINAL, f"contradicts the {outside} outside this table")
     factor = given.typed("factor", float, None, optional=True)
     short, long = given.entries(_SHORT, float, None), given.entries(_LONG, float, None)
     if not long:
@@ -253,6 +253,6 @@ def longrope_note(config: ModelConfig, given: Any) -> list[str]:
     if scaling is None or scaling.kind != "longrope" or not isinstance(given, int) or given <= config.max_seq_len:
         return []
     return [
-        f"The model has other rotary angles for texts beyond {config.max_seq_len} tokens (longrope), which SheepOp "
-        f"does not compute: it is taken in for texts up to that length, not the {given} of the source."
+        f"The model has other rotary angles for texts longer than {config.max_seq_len} tokens (longrope), which "
+        f"SheepOp does not compute: it is imported for texts up to that length, not the {given} of the source."
     ]

@@ -227,7 +227,7 @@ def _convert(
         inputs = [tensors[name] for name in sources]
         dtypes = {tensor.dtype for tensor in inputs} or {torch.float32}
         if len(dtypes) > 1:
-            raise CheckpointError(f"{', '.join(sources)} belong into one tensor, but have different dtypes.")
+            raise CheckpointError(f"{', '.join(sources)} belong in one tensor, but have different dtypes.")
         for place, (name, shape) in enumerate(targets.items()):
             found[name] = LazyTensor(shape, next(iter(dtypes)), _reader(group, inputs, place, convert))
     return found

@@ -71,7 +71,7 @@ def _compare(directory: Path, model: ForeignModel, advance: Callable[[float], No
     try:
         back = read_hugging_face(directory)
     except CheckpointError as error:
-        raise CheckpointError(f"The export cannot be read back, and is not kept: {error}") from None
+        raise CheckpointError(f"The export cannot be read back and was not kept: {error}") from None
     lost = [*differences(model.config, back.config)]
     for name, tensor in model.tensors.items():
         if not same_values(tensor, back.tensors[name]):
@@ -81,6 +81,6 @@ def _compare(directory: Path, model: ForeignModel, advance: Callable[[float], No
         lost.append("the tokenizer")
     if lost:
         raise CheckpointError(
-            f"The export read back differs from the model in {', '.join(lost[:20])}, and is not kept. "
-            "The disk may be failing, or SheepOp has a fault; please report it."
+            f"The export was read back with other values in {', '.join(lost[:20])} and was not kept. The disk may "
+            "be failing, or SheepOp has a bug; please report it."
         )

@@ -28,9 +28,9 @@ def byte_level_entries(description: dict[str, Any]) -> tuple[TokenList, dict[str
     name = find_name(description["pre_tokenizer"], bool(model.get("ignore_merges")))
     if name is None:
         raise CheckpointError(
-            "llama.cpp knows no way of cutting text that equals this tokenizer's, and would give other ids. Of "
-            "byte-level BPE it knows those of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, "
-            "the default, trains one of Llama 3's. Export without the tokenizer for a program that brings its own."
+            "llama.cpp cannot cut text the way this tokenizer does, and would give other ids. For byte-level BPE "
+            "it knows the patterns of GPT-2, Llama 3, Qwen 2, StarCoder and BLOOM; tokenizer.pattern=llama3, the "
+            "default, trains with Llama 3's. Export without the tokenizer for a program that brings its own."
         )
     notes = _normalizer_notes(description["normalizer"]) + looking_notes(description["added_tokens"])
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -69,7 +69,7 @@ def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     known = find_pre_tokenizer(name)
     if known is None:
         reason = f"is a way of cutting text that SheepOp does not know; it knows {', '.join(known_names())}"
-        raise keys.problem(_PRE, reason if name else "is missing, so nobody knows how the text was cut")
+        raise keys.problem(_PRE, reason if name else "is missing, so it is not known how text is cut")
     merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
     if wrong := next((merge for merge in merges if len(merge) != 2), None):
         raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which is not two parts")

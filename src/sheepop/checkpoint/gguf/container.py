@@ -132,7 +132,7 @@ def _map(path: Path) -> mmap.mmap:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing.") from None
     except ValueError:
-        raise CheckpointError(f"{path} is no GGUF file: it is empty.") from None
+        raise CheckpointError(f"{path} is not a GGUF file: it is empty.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -144,9 +144,9 @@ def _read_head(cursor: Cursor) -> tuple[int, int]:
         raise cursor.problem(f"the file begins with {magic!r} and not with {_MAGIC!r}")
     version = cursor.u32("the version")
     if version and version % 2**16 == 0:
-        raise cursor.unread("has big-endian numbers, which SheepOp does not read", "Convert the model anew")
+        raise cursor.unread("has big-endian numbers, which SheepOp does not read", "Convert the model again")
     if version not in (2, _VERSION):
-        raise cursor.unread(f"is of GGUF version {version}; SheepOp reads 2 and 3", "Convert the model anew")
+        raise cursor.unread(f"is of GGUF version {version}; SheepOp reads 2 and 3", "Convert the model again")
     num_tensors, num_values = cursor.u64("the number of tensors"), cursor.u64("the number of metadata values")
     for count, most, smallest, what in (
         (num_values, _MOST_VALUES, _SMALLEST_ENTRY, "metadata values"),
@@ -166,7 +166,7 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[s
     for index in range(count):
         key = read_text(cursor, f"key {index}", _LONGEST_KEY)
         if key in metadata:
-            raise cursor.problem(f"the key {key!r:.80} stands twice")
+            raise cursor.problem(f"the key {key!r:.80} occurs twice")
         metadata[key] = read_value(cursor, f"{key!r:.80}")
         ends[key] = cursor.position
     return metadata, ends
@@ -176,7 +176,7 @@ def _read_records(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     found = [_read_record(cursor) for _ in range(count)]
     if len({name for name, *_ in found}) < len(found):
         twice, _ = Counter(name for name, *_ in found).most_common(1)[0]
-        raise cursor.problem(f"the tensor {twice!r} stands twice")
+        raise cursor.problem(f"the tensor {twice!r} occurs twice")
     unread = {name: type_name(number) for name, number, *_ in found if type_of_number(number) is None}
     if unread:
         name, kind = next(iter(unread.items()))
@@ -210,7 +210,7 @@ def _placed(cursor: Cursor, entry: tuple[str, int, tuple[int, ...], int], first:
     kind = type_of_number(number)
     assert kind is not None
     if 0 in shape:
-        raise cursor.problem(f"the tensor {name!r} of shape {shape} holds nothing")
+        raise cursor.problem(f"the tensor {name!r} of shape {shape} is empty")
     size = kind.size(shape)  # Python's whole numbers do not overflow.
     if size is None:
         raise cursor.problem(f"the tensor {name!r} of shape {shape} cannot be of the type {kind.name}")
@@ -236,14 +236,15 @@ def verify_checksum(container: Container) -> None:
         return
     match = _CHECKSUM.fullmatch(value.content) if isinstance(value.content, str) else None
     if match is None:
-        raise CheckpointError(f"{container.path} is damaged: its checksum is not one. Export the model anew.")
+        raise CheckpointError(f"{container.path} is damaged: its checksum is malformed. Export the model again.")
     file_type = container.metadata.get(FILE_TYPE_KEY)
     if file_type is not None and file_type.content != int(match[1]):
         return
     if container.digest(CHECKSUM_KEY) != match[2]:
         raise CheckpointError(
-            f"{container.path} is damaged, or another program changed it since SheepOp wrote it: its checksum differs. "
-            f"Export the model anew, or remove the key {CHECKSUM_KEY} from its metadata if the change was intended."
+            f"{container.path} is damaged, or another program changed it since SheepOp wrote it: its checksum "
+            f"differs. Export the model again, or remove the key {CHECKSUM_KEY} from its metadata if the change was "
+            "intended."
         )
 
 

@@ -23,7 +23,7 @@ from sheepop.model.config import ModelConfig
 ARCHITECTURE_KEY = "general.architecture"
 # The configuration as SheepOp has it, so that what llama.cpp has no key for (dropout, initialisation) comes back too.
 CONFIG_KEY = "sheepop.model"
-_CAUSAL = Fixed("attention.causal", (True,), "so the model is no language model")
+_CAUSAL = Fixed("attention.causal", (True,), "so the model is not a language model")
 
 
 def choose_architecture(config: ModelConfig, name: str | None = None) -> Architecture:
@@ -32,7 +32,7 @@ def choose_architecture(config: ModelConfig, name: str | None = None) -> Archite
     Raises `CheckpointError` with the reason for every one that does not.
     """
     if name is not None and name not in ARCHITECTURES:
-        raise CheckpointError(f"{name!r} is no architecture that SheepOp writes: {', '.join(ARCHITECTURES)}.")
+        raise CheckpointError(f"{name!r} is not an architecture that SheepOp writes: {', '.join(ARCHITECTURES)}.")
     candidates = list(ARCHITECTURES.values()) if name is None else [ARCHITECTURES[name]]
     refusals = {candidate.name: list(candidate.refusals(config)) for candidate in candidates}
     for candidate in candidates:
@@ -64,7 +64,7 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
     name = value.content if value is not None else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is no architecture that SheepOp reads. It reads "
+            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads. It reads "
             f"{', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[name]
@@ -97,19 +97,19 @@ def _read_settings(container: Container, architecture: Architecture, rows: int) 
 
 def _read_divisors(container: Container, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if settings.get("rotary_scaling") is not None:
-        raise CheckpointError(f"{container.path}: {DIVISORS} stands beside another scaling of positions.")
+        raise CheckpointError(f"{container.path}: {DIVISORS} is given beside another scaling of positions.")
     found = container.read(DIVISORS).to(torch.float64).flatten()
     turned = int(
         settings["head_dim"] * settings.get("rotary_fraction", ModelConfig.model_fields["rotary_fraction"].default)
     )
     if 2 * len(found) != turned:
-        raise CheckpointError(f"{container.path}: {DIVISORS} has {len(found)} numbers for {turned} turned columns.")
+        raise CheckpointError(f"{container.path}: {DIVISORS} has {len(found)} numbers for {turned} rotated columns.")
     if bool((found == 1).all()):
         return None
     scaling = find_llama3_scaling(found, settings["position_base"], settings["max_seq_len"])
     if scaling is None:
         raise CheckpointError(
-            f"{container.path}: {DIVISORS} divides angles otherwise than Llama 3's scaling, which is all SheepOp reads."
+            f"{container.path}: {DIVISORS} does not follow Llama 3's scaling, the only one that SheepOp reads."
         )
     return scaling
 

@@ -45,7 +45,7 @@ class Layers(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """More layers than llama.cpp has at most."""
         if config.num_layers > _MOST_LAYERS:
-            yield f"num_layers = {config.num_layers}, and it has {_MOST_LAYERS} at most"
+            yield f"num_layers = {config.num_layers}, but it has at most {_MOST_LAYERS}"
 
     def write(self, config: ModelConfig) -> Settings:
         """Blocks, as llama.cpp calls them."""
@@ -55,7 +55,7 @@ class Layers(Field):
         """As many as llama.cpp reads."""
         num_layers = given.typed("block_count", int)
         if num_layers > _MOST_LAYERS:
-            raise given.problem("block_count", f"is more than the {_MOST_LAYERS} that llama.cpp has at most")
+            raise given.problem("block_count", f"is more than the {_MOST_LAYERS} layers that llama.cpp allows")
         return {"num_layers": num_layers}
 
 
@@ -70,7 +70,7 @@ class SoftCap(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """No cap where there always is one."""
         if self.otherwise is not None and getattr(config, self.ours) is None:
-            yield f"{self.ours} is not set, and it always caps"
+            yield f"{self.ours} is not set, but it always caps"
 
     def write(self, config: ModelConfig) -> Settings:
         """The cap, if there is one."""
@@ -92,7 +92,7 @@ class Biases(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Biases where llama.cpp reads none."""
         if self.presence == "never" and getattr(config, self.ours):
-            yield f"{self.ours} = True, and it adds no such biases"
+            yield f"{self.ours} = True, but it adds no such biases"
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Whether the tensors are there."""
@@ -109,7 +109,7 @@ class TiedWeights(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """A projection of its own where llama.cpp takes the embedding."""
         if self.presence == "never" and not config.tie_weights:
-            yield "tie_weights = False, and its output projection is the embedding"
+            yield "tie_weights = False, but its output projection is the embedding"
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Tied, unless the projection is there."""
@@ -141,7 +141,7 @@ class Heads(Field):
         """The same; without a width the heads share that of the model."""
         heads = given.typed("attention.head_count", int)
         if not heads:
-            raise given.problem("attention.head_count", "is no number of heads")
+            raise given.problem("attention.head_count", "is not a number of heads")
         shared = settings["d_model"] // heads
         return {
             "num_heads": heads,
@@ -167,7 +167,7 @@ class ScoreScale(Field):
         scale = self._scale(config.num_layers, config.d_model, config.num_heads, config.head_size)
         own = score_scale(config)
         if not is_close(own, scale):
-            yield f"the scores are multiplied by {own:g}, and it multiplies them by {scale:g}"
+            yield f"the scores are multiplied by {own:g}, but it multiplies them by {scale:g}"
         if config.width_multiplier != 1.0:
             yield f"mup_base_d_model = {config.mup_base_d_model} scales the logits"
 
@@ -191,7 +191,7 @@ class NoExperts(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """A mixture of experts, which it would not read."""
         if config.experts is not None:
-            yield "experts are set, and it has none"
+            yield "experts are set, but it has none"
 
     def write(self, config: ModelConfig) -> Settings:
         """The width of the feed-forward network."""
@@ -200,7 +200,7 @@ class NoExperts(Field):
     def read(self, given: Given, settings: Settings) -> Settings:
         """The width, after making sure that there are no experts."""
         if given.typed(_COUNT, int, 0) or given.typed(_USED, int, 0):
-            raise given.problem(_COUNT, "names experts, which this architecture has not")
+            raise given.problem(_COUNT, "names experts, which this architecture does not have")
         return {"d_ff": given.typed(_FEED_FORWARD, int)}
 
 
@@ -217,20 +217,20 @@ class Experts(Field):
         experts = config.experts
         if experts is None:
             if self.required:
-                yield "experts are not set, and it has them in every layer"
+                yield "experts are not set, but it has them in every layer"
             return
         if not all(config.has_experts(layer) for layer in range(config.num_layers)):
-            yield "experts.layers leaves layers out, and it has experts in all or none"
+            yield "experts.layers leaves layers out, but it has experts in all or none"
         if experts.count > _MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, and it has {_MOST_EXPERTS} at most"
+            yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
         if experts.shared:
-            yield f"experts.shared = {experts.shared}, and it has none that every token passes"
+            yield f"experts.shared = {experts.shared}, but it has none that every token passes"
         if experts.scores != "softmax":
-            yield f"experts.scores = {experts.scores}, and it computes softmax"
+            yield f"experts.scores = {experts.scores}, but it computes softmax"
         if not experts.normalize:
-            yield "experts.normalize = False, and it makes the weights of the chosen sum to 1"
+            yield "experts.normalize = False, but it makes the weights of the chosen sum to 1"
         if config.feed_forward_bias:
-            yield "feed_forward_bias = True, and its experts have no biases"
+            yield "feed_forward_bias = True, but its experts have no biases"
 
     def write(self, config: ModelConfig) -> Settings:
         """The widths and the two counts."""
@@ -273,9 +273,9 @@ class NoWindow(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """A window smaller than the context, or layers with a base of their own."""
         if config.sliding_window is not None and config.sliding_window < config.max_seq_len:
-            yield f"sliding_window = {config.sliding_window}, and it has no window"
+            yield f"sliding_window = {config.sliding_window}, but it has no window"
         if config.sliding_position_base is not None:
-            yield "sliding_position_base is set, and it has one base"
+            yield "sliding_position_base is set, but it has one base"
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """The window that the file speaks of, for all layers; 0 is none."""
@@ -299,22 +299,22 @@ class Windows(Field):
         """No window where there always is one, and angles of sliding layers that llama.cpp computes otherwise."""
         if config.sliding_window is None:
             if self.otherwise is not None:
-                yield "sliding_window is not set, and it always has one"
+                yield "sliding_window is not set, but it always has one"
             return
         base, scaling = config.sliding_position_base, config.rotary_scaling
         scaled = scaling is not None and scaling.kind != "ntk"
         if base is None and scaling is not None and self.own_base != "scaled":
-            yield "rotary_scaling without sliding_position_base scales the sliding layers too, and it leaves them"
+            yield "rotary_scaling without sliding_position_base scales the sliding layers too, but it leaves them alone"
         if base is not None and scaled and self.own_base == "scaled":
-            yield "rotary_scaling with sliding_position_base leaves the sliding layers, and it scales them too"
+            yield "rotary_scaling with sliding_position_base leaves the sliding layers, but it scales them too"
         if base is not None and self.own_base == "shared" and not is_close(base, config.position_base):
             yield f"sliding_position_base = {base:g} differs from position_base = {config.position_base:g}"
         if scaling is not None and scaling.kind == "ntk" and self.own_base == "shared":
-            yield "rotary_scaling.kind = ntk is another base, and its sliding layers have the same one"
+            yield "rotary_scaling.kind = ntk is another base, but its sliding layers have the same one"
         if scaling is not None and scaling.kind == "yarn" and self.own_base == "unscaled":
             assert scaling.attention_factor is not None
             if not is_close(scaling.attention_factor, yarn_attention_factor(scaling.factor)):
-                yield "rotary_scaling.attention_factor is not the usual one, and it applies to the sliding layers too"
+                yield "rotary_scaling.attention_factor is not the usual one, but it applies to the sliding layers too"
 
     def write(self, config: ModelConfig) -> Settings:
         """The window, its layers where the rule does not give them, and the base of their own."""
@@ -338,11 +338,11 @@ class Windows(Field):
         if not window or not any(slides):
             return {}
         if self.own_base == "shared" and own != shared:
-            raise given.problem(_SLIDING_BASE, f"differs from {BASE}, which llama.cpp takes for all layers")
+            raise given.problem(_SLIDING_BASE, f"differs from {BASE}, which llama.cpp uses for all layers")
         found = window_settings(window, slides)
         scaled = settings.get("rotary_scaling") is not None
         if self.own_base == "scaled" and scaled and own != shared:
-            raise given.problem(_SLIDING_BASE, "stands beside a scaling that sliding layers share")
+            raise given.problem(_SLIDING_BASE, "is given beside a scaling that sliding layers share")
         if own != shared or (scaled and self.own_base != "scaled"):
             found["sliding_position_base"] = own
         return found

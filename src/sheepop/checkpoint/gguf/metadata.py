@@ -61,7 +61,8 @@ class Cursor:
     def problem(self, reason: str) -> CheckpointError:
         """The error that names the file, the place in it and the reason."""
         return CheckpointError(
-            f"{self._path} is damaged or no GGUF file: at byte {self.position:,}, {reason}. Copy or download it again."
+            f"{self._path} is damaged or not a GGUF file: at byte {self.position:,}, {reason}. Copy or download "
+            "it again."
         )
 
     def unread(self, what: str, remedy: str) -> CheckpointError:
@@ -153,7 +154,7 @@ def u32(number: int) -> Value:
 def f32(number: float) -> Value:
     """A number in single precision; raises `CheckpointError` for one that is too large."""
     if math.isfinite(number) and abs(number) > np.finfo(np.float32).max:
-        raise CheckpointError(f"{number:g} is too large for a GGUF file, which has its settings in single precision.")
+        raise CheckpointError(f"{number:g} is too large for a GGUF file, which stores settings in single precision.")
     return Value(ValueType.F32, float(np.float32(number)))
 
 
@@ -253,7 +254,7 @@ class Metadata(Given):
         if not isinstance(value, list):
             return value
         if len(set(value)) != 1:
-            raise self.problem(name, "differs from layer to layer, which SheepOp's network has not")
+            raise self.problem(name, "differs from layer to layer, which SheepOp does not support")
         return value[0]
 
     def is_a(self, kind: type, value: Any) -> bool:

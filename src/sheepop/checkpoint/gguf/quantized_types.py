@@ -66,7 +66,7 @@ class _Float(TensorType):
         converted = rows.to(self.dtype)
         if (converted.isinf() & ~rows.isinf()).any():
             raise CheckpointError(
-                f"it holds {rows.abs().max().item():g}, and {self.name} no number beyond "
+                f"it holds {rows.abs().max().item():g}, but {self.name} has no number beyond "
                 f"{torch.finfo(self.dtype).max:g}. Choose bf16 or f32."
             )
         return converted.contiguous().view(torch.uint8)
@@ -84,7 +84,7 @@ class _Q8(TensorType):
         scales = blocks.abs().amax(dim=-1, keepdim=True) / 127
         if not bool((scales <= _LARGEST_HALF).all()):
             raise CheckpointError(
-                "it holds a number that is not finite, or too large for the scale of a q8_0 block. Choose f32."
+                "it has a number that is not finite, or too large for the scale of a q8_0 block. Choose f32."
             )
         inverse = torch.where(scales == 0, 0.0, 1 / scales)
         # A scale so small that its inverse is infinite is stored as 0, whatever the integers are.
@@ -125,7 +125,7 @@ def type_of_dtype(dtype: torch.dtype) -> TensorType:
     for kind in (F32, F16, BF16):
         if kind.dtype == dtype:
             return kind
-    raise CheckpointError(f"Tensors of {dtype} cannot stand in a GGUF file as they are. Choose f32, f16 or bf16.")
+    raise CheckpointError(f"Tensors of {dtype} cannot be stored in a GGUF file as they are. Choose f32, f16 or bf16.")
 
 
 def rows_of(shape: tuple[int, ...]) -> int:

@@ -34,8 +34,8 @@ _TOLERANCE = 1e-4
 _ROUNDING = 0.01
 # Tensors of networks that SheepOp has not, for the error that names them.
 _REASONS = {
-    "rope_factors_long.weight": "belongs to LongRoPE, which is read from the format of Hugging Face alone",
-    "rope_factors_short.weight": "belongs to LongRoPE, which is read from the format of Hugging Face alone",
+    "rope_factors_long.weight": "belongs to LongRoPE, which is read only from the Hugging Face format",
+    "rope_factors_short.weight": "belongs to LongRoPE, which is read only from the Hugging Face format",
 }
 
 
@@ -145,8 +145,8 @@ def _check_tensors(container: Container, found: list[Place]) -> None:
         problems = [problem for place in implied if (problem := _constant_problem(container, place))]
     if problems:
         raise CheckpointError(
-            f"{container.path} does not hold the tensors it describes: {listed(problems)}. "
-            "Convert the model anew, or use another file of it."
+            f"{container.path} does not contain the tensors it describes: {listed(problems)}. Convert the model "
+            "again, or use another file of it."
         )
 
 
@@ -156,12 +156,12 @@ def _constant_problem(container: Container, place: Place) -> str:
     if place.constant is not None:
         wanted = place.constant()
         near = (found - wanted).abs() <= _TOLERANCE * wanted.abs()
-        return "" if bool(near.all()) else f"{place.theirs} holds other numbers than the configuration asks for"
+        return "" if bool(near.all()) else f"{place.theirs} has other numbers than the configuration asks for"
     other = container.read(OUTPUT_NAME if place.theirs == EMBEDDING_NAME else EMBEDDING_NAME).float()
     found = place.restored(found)
     near = (found == other) | (found.isnan() & other.isnan())
     near |= (found - other).abs() <= _ROUNDING * other[other.isfinite()].abs().max()
-    return "" if bool(near.all()) else f"{OUTPUT_NAME} differs from {EMBEDDING_NAME}, to which it is said to be tied"
+    return "" if bool(near.all()) else f"{OUTPUT_NAME} differs from {EMBEDDING_NAME}, although the two are tied"
 
 
 def _half_precision(matrices: list[TensorRecord]) -> torch.dtype | None:

@@ -39,10 +39,10 @@ class Rotary(Field):
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Other positions, a part of the head where all is turned, and scalings that llama.cpp lacks."""
         if config.position_encoding != "rope":
-            yield f"position_encoding = {config.position_encoding}, and it has rope"
+            yield f"position_encoding = {config.position_encoding}, but it has rope"
             return
         if not self.partial and config.rotary_dim != config.head_size:
-            yield f"rotary_fraction = {config.rotary_fraction:g}, and it turns whole heads"
+            yield f"rotary_fraction = {config.rotary_fraction:g}, but it rotates whole heads"
         if config.rotary_scaling is not None:
             yield from self._scaling_refusals(config, config.rotary_scaling)
 
@@ -79,15 +79,15 @@ class Rotary(Field):
 
     def _scaling_refusals(self, config: ModelConfig, scaling: RotaryScaling) -> Iterator[str]:
         if scaling.kind == "longrope" or (scaling.kind == "llama3" and not self.divisors):
-            yield f"rotary_scaling.kind = {scaling.kind}, and it has linear, yarn and ntk"
+            yield f"rotary_scaling.kind = {scaling.kind}, but it has linear, yarn and ntk"
         if scaling.kind != "yarn":
             return
         for name, value in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):
             if getattr(scaling, name) != value:
-                yield f"rotary_scaling.{name} = {getattr(scaling, name)}, and it computes {value} whatever is asked"
+                yield f"rotary_scaling.{name} = {getattr(scaling, name)}, but it always computes {value}"
         low, high = _ramp(config, scaling)
         if low > high:
-            yield "rotary_scaling has its ramp outside of the head, where it counts otherwise"
+            yield "rotary_scaling has its ramp outside the head, where it counts differently"
 
 
 def _read_scaling(given: Given) -> Settings | None:
@@ -98,16 +98,16 @@ def _read_scaling(given: Given) -> Settings | None:
     given.typed("rope.scaling.finetuned", bool, False)  # a remark about the training
     betas = {key: given.typed(key, float, usual) for key, usual in _BETAS.items()}
     if kind not in ("none", "linear", "yarn"):
-        raise given.problem(_KIND, "is a scaling that SheepOp's network has not; it has linear, yarn and llama3")
+        raise given.problem(_KIND, "is a scaling that SheepOp does not support; it supports linear, yarn and llama3")
     if kind != "yarn":
         if attention != 1.0:
-            raise given.problem(_ATTENTION, "belongs to a scaling that SheepOp's network has not")
+            raise given.problem(_ATTENTION, "belongs to a scaling that SheepOp does not support")
         return None if factor == 1.0 or kind == "none" else {"kind": "linear", "factor": factor}
     for key, usual in _BETAS.items():
         if betas[key] != usual:
-            raise given.problem(key, f"is not {usual:g}, which is what llama.cpp computes whatever stands here")
+            raise given.problem(key, f"is not {usual:g}, which is what llama.cpp always computes")
     if not original:
-        raise given.problem(_ORIGINAL, "is missing, and scaling yarn needs it")
+        raise given.problem(_ORIGINAL, "is missing, but yarn scaling needs it")
     found: Settings = {"kind": "yarn", "factor": factor, "original_max_seq_len": original}
     return found if attention == 1.0 else {**found, "attention_factor": attention * yarn_attention_factor(factor)}
 

@@ -34,7 +34,7 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
     model = description["model"]
     if not model["byte_fallback"] or not model["vocab"].keys() >= set(BYTE_TOKENS):
         raise CheckpointError(
-            "The tokenizer has no tokens for the 256 bytes, and llama.cpp writes as bytes what its vocabulary lacks."
+            "The tokenizer has no tokens for the 256 bytes, but llama.cpp writes as bytes what its vocabulary lacks."
         )
     if model["ignore_merges"]:
         raise CheckpointError(
@@ -44,7 +44,7 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
     tokens = _tokens(description)
     if not everywhere and TokenKind.USER_DEFINED in tokens.kinds:
         raise CheckpointError(
-            "The tokenizer puts a space before a text and none behind its added tokens, where llama.cpp puts one, too."
+            "The tokenizer puts a space before a text but none after its added tokens, where llama.cpp puts one too."
         )
     tokens.scores = _scores(model["merges"], tokens)
     keys = {_PRE: text("default"), _SPACE_PREFIX: flag(prefix)}
@@ -57,9 +57,7 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
         raise keys.problem(SCORES, "is missing")
     unknown = [token for token, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind is TokenKind.UNKNOWN]
     if len(unknown) != 1 or not set(tokens.texts) >= set(BYTE_TOKENS):
-        raise keys.problem(
-            "ggml.token_type", "does not have one token for what is unknown, and all 256 bytes, as such a model has"
-        )
+        raise keys.problem("ggml.token_type", "does not have one unknown token and all 256 bytes, as such a model must")
     prefix = keys.typed(_SPACE_PREFIX, bool, True)
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -96,8 +94,8 @@ def _space_prefix(description: Mapping[str, Any]) -> tuple[bool, bool]:
         return cut["prepend_scheme"] != "never", cut["prepend_scheme"] != "first"
     changes = [step["type"] for step in (*steps, cut) if step is not None]
     raise CheckpointError(
-        f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), and llama.cpp does nothing but "
-        "put a sign for each space."
+        f"The tokenizer changes text before it looks for tokens ({', '.join(changes)}), but llama.cpp only marks "
+        "each space."
     )
 
 
@@ -132,8 +130,8 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
     made = {pair for pair in pairs if "".join(pair) in normal}
     if len(set(order)) < len(order) or made != allowed:
         raise CheckpointError(
-            "The tokenizer merges by a list of its own. Without a cut before, llama.cpp merges whatever makes a token, "
-            "which is what SentencePiece does."
+            "The tokenizer has a list of merges of its own. Without a cut first, llama.cpp merges whatever makes a "
+            "token, as SentencePiece does."
         )
     scores = [LOWEST_SCORE] * len(ids)
     for rank, token in enumerate(order):

@@ -100,7 +100,7 @@ def read_tokens(keys: Given, rows: int) -> TokenList:
         raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
     known = set(TokenKind)
     if unknown := set(numbers) - known:
-        raise keys.problem(KINDS, f"has the kind {min(unknown)}, which is none")
+        raise keys.problem(KINDS, f"has the unknown kind {min(unknown)}")
     scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):
         raise keys.problem(SCORES, f"has {len(scores):,} entries for {len(found):,} tokens")
@@ -119,8 +119,8 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
             entries[key] = u32(token_id)
     if ROLE_KEYS["eos"] not in entries:
         raise CheckpointError(
-            "The tokenizer has no eos_token, and llama.cpp would take a token of its own choice for it. Name one of "
-            "the special tokens as eos_token in tokenizer_config.json."
+            "The tokenizer has no eos_token, so llama.cpp would choose one itself. Name one of the special tokens "
+            "as eos_token in tokenizer_config.json."
         )
     for key, around, role in ((ADD_BOS, tokenizer.prefix_ids, "bos"), (ADD_EOS, tokenizer.suffix_ids, "eos")):
         if around not in ((), (tokenizer.special_id(role),)):
@@ -141,7 +141,7 @@ def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mappi
     for role, key in ROLE_KEYS.items():
         token_id = keys.typed(key, int) if keys.has(key) else usual.get(role)
         if token_id is not None and token_id >= len(tokens.texts):
-            raise keys.problem(key, f"is none of the {len(tokens.texts):,} tokens")
+            raise keys.problem(key, f"is not one of the {len(tokens.texts):,} tokens")
         if token_id is not None:
             settings[f"{role}_token"] = tokens.texts[token_id]
     settings["add_bos_token"] = keys.typed(ADD_BOS, bool, add_bos)
@@ -174,8 +174,8 @@ def _template_entries(template: Any) -> dict[str, Value]:
     named = {entry["name"]: entry["template"] for entry in template}
     if "default" not in named:
         raise CheckpointError(
-            f"The tokenizer has chat templates called {', '.join(sorted(named))} and none called default, which is the "
-            "one that a GGUF file has. Name one of them default."
+            f"The tokenizer has chat templates called {', '.join(sorted(named))} but none called default, which is "
+            "the one that a GGUF file has. Name one of them default."
         )
     return {TEMPLATE: text(named["default"])}
 
@@ -185,5 +185,5 @@ def looking_notes(added: list[dict[str, Any]]) -> list[str]:
     looking = [token for token in added if any(token[flag] for flag in _LOOKS_AROUND)]
     ordinary = [token["content"] for token in looking if not token["special"]]
     if ordinary:
-        raise CheckpointError(f"The token {ordinary[0]!r} looks at what stands around it, which llama.cpp does not do.")
+        raise CheckpointError(f"The token {ordinary[0]!r} looks at the text around it, which llama.cpp does not do.")
     return [f"llama.cpp leaves the white space around {token['content']} where it is." for token in looking]

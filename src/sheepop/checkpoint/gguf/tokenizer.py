@@ -47,7 +47,7 @@ def tokenizer_metadata(
     the same ids.
     """
     if tokenizer is None:
-        left_out = ["The tokens that end a text are left out, as the tokenizer is."] if end_ids else []
+        left_out = ["The tokens that end a text are left out, like the tokenizer."] if end_ids else []
         return {f"{_PREFIX}.{MODEL}": text(_NONE)}, left_out
     content = tokenizer.to_json()
     model, tokens, further, notes = _entries(tokenizer, content)
@@ -66,10 +66,10 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
     keys = Metadata(metadata, _PREFIX, path)
     name = keys.typed(MODEL, str, _NONE)
     if name == _NONE:
-        raise CheckpointError(f"{path} holds no tokenizer. Give the one that belongs to it with --tokenizer.")
+        raise CheckpointError(f"{path} has no tokenizer. Give the one that belongs to it with --tokenizer.")
     if name not in _MODELS:
         known = " and ".join(_MODELS)
-        raise keys.problem(MODEL, f"is a model of tokens that SheepOp does not read; it reads {known}")
+        raise keys.problem(MODEL, f"is a tokenizer model that SheepOp does not read; it reads {known}")
     model = _MODELS[name]
     tokens = read_tokens(keys, rows).without_padding()
     settings = read_settings(keys, tokens, add_bos=model.add_bos(keys), roles=model.roles)
@@ -108,7 +108,8 @@ def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[s
     kind = description["model"]["type"]
     if kind != "BPE":
         raise CheckpointError(
-            f"A {kind} tokenizer cannot stand in a GGUF file so that llama.cpp gives the same ids; BPE can."
+            f"A {kind} tokenizer cannot be stored in a GGUF file so that llama.cpp gives the same ids; a BPE "
+            "tokenizer can."
         )
     if isinstance(tokenizer, ByteLevelBPE):
         return "gpt2", *byte_level_entries(description)

@@ -72,7 +72,7 @@ def write_gguf(
     architecture (or under that `architecture`), or when a tensor does not fit its type.
     """
     if dtype is not None and dtype not in TYPES:
-        raise CheckpointError(f"{dtype!r} is no type that SheepOp writes: {', '.join(TYPES)}.")
+        raise CheckpointError(f"{dtype!r} is not a type that SheepOp writes: {', '.join(TYPES)}.")
     chosen = choose_architecture(config, architecture)
     found = places(chosen, config)
     _check_tensors(config, tensors)
@@ -101,7 +101,7 @@ def write_gguf(
 def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
     """Raises `CheckpointError` for a name by which llama.cpp takes the vocabulary for Phi-3's, and fails to load it."""
     if not name.isprintable():
-        raise CheckpointError(f"{name!r} cannot be the name of a model: it holds what cannot be shown.")
+        raise CheckpointError(f"{name!r} cannot be the name of a model: it contains characters that cannot be shown.")
     tokens = vocabulary.get("tokenizer.ggml.tokens")
     if not any(mark in name.lower() for mark in _PHI3_MARKS) or tokens is None:
         return
@@ -121,7 +121,7 @@ def _check_tensors(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> No
     for name in sorted(balances(config)):
         if bool(tensors[name].read().any()):
             raise CheckpointError(
-                f"{name} is not zero, and llama.cpp adds nothing to the scores of experts when it chooses."
+                f"{name} is not zero, but llama.cpp adds nothing to the scores of experts when it chooses them."
             )
 
 
@@ -132,7 +132,7 @@ def _plan(place: Place, tensors: Mapping[str, LazyTensor], dtype: str | None) ->
         kind = TYPES[dtype] if dtype else type_of_dtype(own.pop()) if len(own) == 1 else F32
     if kind.size(place.shape) is None:
         raise CheckpointError(
-            f"{place.theirs} has rows of {place.shape[-1]} numbers, and {kind.name} needs multiples of {Q8_BLOCK}. "
+            f"{place.theirs} has rows of {place.shape[-1]} numbers, but {kind.name} needs multiples of {Q8_BLOCK}. "
             "Choose f16, bf16 or f32."
         )
     return TensorPlan(place.theirs, kind, place.shape)
@@ -178,7 +178,9 @@ def _compare(
         for place in found:
             for name, _ in () if place.copied else place.ours:
                 if not _same_bits(file.tensors[name].read(), _expected(place, kinds[place.theirs], tensors[name])):
-                    raise CheckpointError(f"{path} was read back with other numbers in {name}. Is the disk sound?")
+                    raise CheckpointError(
+                        f"{path} was read back with other numbers in {name}. The disk may be failing."
+                    )
 
 
 def _expected(place: Place, kind: TensorType, tensor: LazyTensor) -> Tensor:

@@ -164,7 +164,7 @@ def _example(line: bytes, where: str) -> Example:
         raise DataError(f"{where}: not valid JSON.") from None
     text, label = (record.get("text"), record.get("label")) if isinstance(record, dict) else (None, None)
     if not isinstance(text, str) or label not in (0, 1):
-        raise DataError(f'{where}: an example is an object with "text" and a "label" that is 0 or 1.')
+        raise DataError(f'{where}: an example must be an object with "text" and a "label" that is 0 or 1.')
     return Example(text, bool(label))
 
 

@@ -20,7 +20,7 @@ def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
             return Removal("generated", "its first lines say that a program wrote it")
     found = Composition.of(text)
     if not found.visible:
-        return Removal("no letters", "it holds nothing but white space")
+        return Removal("no letters", "it contains only white space")
     lines = text.removesuffix("\n").split("\n")
     return _lengths_of_lines(lines, found, config) or _content(text, found, config)
 
@@ -37,7 +37,7 @@ def _lengths_of_lines(lines: list[str], found: Composition, config: CodeConfig) 
         share = characters_in_long_lines(lines) / found.characters
         if share > config.max_in_long_lines:
             most = config.max_in_long_lines
-            what = f"of the file stands in lines of more than {LONG_LINE:,} characters"
+            what = f"of the file is in lines of more than {LONG_LINE:,} characters"
             return Removal("long lines", f"{share:.1%} {what}, more than {most:.0%}")
     return None
 

@@ -23,19 +23,19 @@ class FormattingConfig(Config):
     normalize: bool = True
     """Compose characters (Unicode's form NFC)."""
     whitespace: bool = True
-    """One kind of line end, no marks without width, no blanks at the end of lines."""
+    """Use one kind of line end, and remove zero-width marks and blanks at the end of lines."""
     max_blank_lines: int = Field(default=2, ge=0)
-    """The most blank lines in a row that stay, with `whitespace`."""
+    """The most blank lines in a row that are kept, with `whitespace`."""
 
 
 class LanguageConfig(Config):
     """Which languages stay, as codes such as ``en``; ``und``, undetermined, may be kept like any other."""
 
     keep: tuple[str, ...] = ()
-    """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot
-    be told."""
+    """Codes of the languages that stay, such as `en`; an empty list keeps all; `und` is text whose language cannot be
+    detected."""
     min_score: float = Field(default=0.0, ge=0, le=1)
-    """A language that is less sure than this counts as `und`."""
+    """A language detected with less confidence than this counts as `und`."""
     min_letters: int = Field(default=20, ge=1)
     """The language of text with fewer letters counts as `und`."""
     sample_characters: int = Field(default=600, ge=90)
@@ -46,7 +46,9 @@ class LanguageConfig(Config):
     def _known_languages(cls, keep: tuple[str, ...]) -> tuple[str, ...]:
         for code in keep:
             if code not in LANGUAGE_CODES and code != UNDETERMINED:
-                raise ValueError(f"{code!r} is not a language code that can be told; give codes such as en, de or zh")
+                raise ValueError(
+                    f"{code!r} is not the code of a language that can be detected; give codes such as en, de or zh"
+                )
         return keep
 
 
@@ -59,7 +61,7 @@ class PiiConfig(Config):
     kinds: tuple[PiiKind, ...] = ("email", "phone", "ip", "card", "iban", "national_id")
     """Which kinds of identifiers are replaced; names and postal addresses never are."""
     addresses: Literal["public", "all"] = "public"
-    """IP addresses that are replaced: `public` ones, which the internet reaches, or `all`."""
+    """IP addresses that are replaced: `public` ones, which can be reached from the internet, or `all`."""
     salt: str = ""
     """A secret of your own, kept apart from the corpus: without it nobody can test a guess against a placeholder."""
 
@@ -78,14 +80,14 @@ class ToxicityConfig(Config):
     """When a document is removed as toxic: by the words and phrases of a list, or by a classifier."""
 
     threshold: float = Field(default=40.0, gt=0)
-    """A document goes when the weights of listed words, for every 1,000 words, add up to more."""
+    """A document is removed when the weights of its listed words, per 1,000 words, add up to more than this."""
     min_hits: int = Field(default=4, ge=1)
-    """And when it holds at least so many of them."""
+    """It must also contain at least this many of them."""
     classifier: str | None = None
     """The file of a classifier trained on your own examples (`sheepop.data.clean.classifier.train_classifier`), which
     decides instead of the list; `null` is none."""
     classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
-    """A document goes when the classifier's probability is above this."""
+    """A document is removed when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
@@ -98,7 +100,7 @@ class DecontaminationConfig(Config):
     ngram: int = Field(default=13, ge=2, le=64)
     """How many words in a row count as a match."""
     min_words: int = Field(default=8, ge=2)
-    """An evaluation text of fewer than `ngram` words is looked for as a whole when it has at least so many."""
+    """An evaluation text of fewer than `ngram` words is looked for as a whole when it has at least this many."""
     min_matches: int = Field(default=1, ge=1)
     """How many different matches a document needs to be removed."""
 
@@ -120,24 +122,24 @@ class CleanConfig(Config):
     """Which stages documents go through, in which order, and how strict each is."""
 
     preset: Preset = "gentle"
-    """`gentle` removes garbage only, `web` also what the rules for web crawls remove, `none` runs no stage but
-    those that `stages` names."""
+    """`gentle` removes only garbage, `web` also what the rules for web crawls remove, `none` runs only the stages that
+    `stages` names."""
     stages: tuple[str, ...] = STAGES
-    """The stages, in the order in which they run; the default names all there are."""
+    """The stages, in the order in which they run; the default is all of them."""
     formatting: FormattingConfig = FormattingConfig()
     """The stage that repairs how text is written down; code stays as it is."""
     language: LanguageConfig = LanguageConfig()
-    """The stage that tells languages and keeps some of them."""
+    """The stage that detects languages and keeps some of them."""
     quality: QualityConfig = QualityConfig()
     """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
     """The stage that removes toxic prose and chat, by a list of words or a classifier."""
     pii: PiiConfig = PiiConfig()
-    """The stage that replaces personal identifiers by placeholders."""
+    """The stage that replaces personal identifiers with placeholders."""
     secrets: SecretsConfig = SecretsConfig()
-    """The stage that finds keys and passwords and replaces them by placeholders."""
+    """The stage that finds keys and passwords and replaces them with placeholders."""
     decontamination: DecontaminationConfig = DecontaminationConfig()
-    """The stage that removes documents which share words with evaluation sets."""
+    """The stage that removes documents that share words with evaluation sets."""
     near_duplicates: NearDuplicatesConfig = NearDuplicatesConfig()
     """The stage that removes documents nearly equal to one that stays."""
     shuffle: bool = True
@@ -161,10 +163,10 @@ class CleanConfig(Config):
     def _known_stages(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
         for name in stages:
             if name not in STAGES:
-                raise ValueError(f"there is no stage {name!r}; there are {', '.join(STAGES)}")
+                raise ValueError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
         if len(set(stages)) < len(stages):
             twice = next(name for name in stages if stages.count(name) > 1)
-            raise ValueError(f"the stage {twice!r} stands twice; name each stage once")
+            raise ValueError(f"the stage {twice!r} is listed twice; name each stage once")
         return stages
 
     def named_paths(self) -> tuple[str, ...]:

@@ -191,7 +191,9 @@ def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(_LONGEST_LINE):
         number += 1
         if len(line) == _LONGEST_LINE:
-            raise DataError(f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which no evaluation item is.")
+            raise DataError(
+                f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item."
+            )
         yield number, line
 
 
@@ -199,9 +201,11 @@ def _record(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
         record = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError):
-        raise DataError(f"{path}, line {number}: not valid JSON; an evaluation set has one object a line.") from None
+        raise DataError(
+            f"{path}, line {number}: not valid JSON; an evaluation set must have one JSON object per line."
+        ) from None
     if not isinstance(record, dict):
-        raise DataError(f"{path}, line {number}: a {type(record).__name__}, where a JSON object is needed.")
+        raise DataError(f"{path}, line {number}: a {type(record).__name__}, not a JSON object.")
     return record
 
 

@@ -36,7 +36,7 @@ def garbage(text: str, config: GarbageConfig) -> Removal | None:
     """Why the text is garbage, or None."""
     found = Composition.of(text)
     if not found.visible:
-        return Removal("no letters", "it holds nothing but white space")
+        return Removal("no letters", "it contains only white space")
     unprintable = found.unprintable / found.visible
     if unprintable > config.max_unprintable:
         return _over("unprintable", unprintable, "of the characters cannot be printed", config.max_unprintable)
@@ -47,7 +47,7 @@ def garbage(text: str, config: GarbageConfig) -> Removal | None:
         detail = f"{letters:.1%} of the characters are letters, less than {config.min_letters:.0%}"
         return Removal("no letters", detail)
     if config.placeholders and len(text) <= _LONGEST_PLACEHOLDER and _PLACEHOLDER.fullmatch(text):
-        return Removal("placeholder", "it says no more than that there is nothing here")
+        return Removal("placeholder", "it says only that there is nothing here")
     if found.visible < config.min_judged:
         return None
     return _encoded(text, found, config) or _endless(text, found, config)
@@ -68,7 +68,7 @@ def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | 
         return None
     lines = duplicates(text.split("\n"))[1] / (len(text) - text.count("\n"))
     if lines > config.max_repeated_lines:
-        return _over("repetition", lines, "of the text are lines that came before", config.max_repeated_lines)
+        return _over("repetition", lines, "of the text is repeated lines", config.max_repeated_lines)
     if not _looks_repetitive(text):
         return None
     character, count = Counter("".join(text.split())).most_common(1)[0]
@@ -78,7 +78,7 @@ def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | 
     parts = (text[begin : begin + _PART] for begin in range(0, len(text), _PART))
     runs = sum(RepeatedRuns(tokens_of(part)).repeated(_RUN) for part in parts) / found.visible
     if runs > config.max_repeated_runs:
-        what = f"of the text are runs of {_RUN} words that came before"
+        what = f"of the text is repeated runs of {_RUN} words"
         return _over("repetition", runs, what, config.max_repeated_runs)
     return None
 

@@ -37,15 +37,15 @@ class RepetitionConfig(Config):
     """Gopher's repetition rules (Rae et al. 2021, table A1): largest shares of a text that may be repeated."""
 
     max_duplicate_lines: float = Field(default=0.3, ge=0, le=1)
-    """Most lines that came before, as a share of all lines."""
+    """Most lines that repeat earlier ones, as a share of all lines."""
     max_duplicate_paragraphs: float = Field(default=0.3, ge=0, le=1)
-    """Most paragraphs that came before, as a share of all paragraphs."""
+    """Most paragraphs that repeat earlier ones, as a share of all paragraphs."""
     max_duplicate_line_characters: float = Field(default=0.2, ge=0, le=1)
-    """Most characters in lines that came before, as a share of all characters."""
+    """Most characters in lines that repeat earlier ones, as a share of all characters."""
     max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0, le=1)
-    """Most characters in paragraphs that came before, as a share of all characters."""
+    """Most characters in paragraphs that repeat earlier ones, as a share of all characters."""
     top_ngrams: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
-    """Pairs `[words, share]`: most characters in the most frequent run of so many words."""
+    """Pairs `[words, share]`: most characters in the most frequent run of that many words."""
     duplicate_ngrams: tuple[tuple[int, float], ...] = (
         (5, 0.15),
         (6, 0.14),
@@ -54,13 +54,15 @@ class RepetitionConfig(Config):
         (9, 0.11),
         (10, 0.10),
     )
-    """Pairs `[words, share]`: most characters in runs of so many words that came before."""
+    """Pairs `[words, share]`: most characters in runs of that many words that repeat earlier ones."""
 
     @field_validator("top_ngrams", "duplicate_ngrams")
     @classmethod
     def _sensible_runs(cls, bounds: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
         if any(not 1 <= n <= 64 or not 0 <= most <= 1 for n, most in bounds):
-            raise ValueError("each bound is a number of words from 1 to 64 and a share from 0 to 1, such as [5, 0.15]")
+            raise ValueError(
+                "each bound must be a number of words from 1 to 64 and a share from 0 to 1, such as [5, 0.15]"
+            )
         return bounds
 
 
@@ -74,7 +76,7 @@ class C4Config(Config):
     max_word_length: int = Field(default=1000, ge=1)
     """A line with a longer word, in characters, does not stay."""
     drop_lines: bool = False
-    """Take the other lines out of the document, which else stays whole."""
+    """Remove the other lines from the document, which otherwise stays whole."""
 
 
 class FineWebConfig(Config):
@@ -87,7 +89,7 @@ class FineWebConfig(Config):
     short_line: int = Field(default=30, ge=0)
     """The most characters of a short line."""
     max_duplicate_line_characters: float = Field(default=0.01, ge=0, le=1)
-    """Most characters in lines that came before, as a share of all."""
+    """Most characters in lines that repeat earlier ones, as a share of all."""
     max_lines_per_word: float = Field(default=0.3, ge=0)
     """Most line breaks for each word."""
 
@@ -96,21 +98,21 @@ class GarbageConfig(Config):
     """What anybody would call garbage, in prose and chat. White space does not count where shares are taken."""
 
     min_judged: int = Field(default=200, ge=1)
-    """Texts with fewer characters need only be printable, hold a letter or digit, and be no placeholder."""
+    """Texts with fewer characters need only be printable, contain a letter or digit, and not be a placeholder."""
     max_unprintable: float = Field(default=0.05, ge=0, le=1)
     """Most control, replacement and private characters, as a share of the text."""
     min_letters: float = Field(default=0.1, ge=0, le=1)
     """Fewest letters, as a share of the text."""
     max_repeated_lines: float = Field(default=0.9, ge=0, le=1)
-    """Most text in lines that came before, as a share of it, white space included; from 1,000 characters on."""
+    """Most text in lines that repeat earlier ones, as a share of it, white space included; from 1,000 characters on."""
     max_repeated_runs: float = Field(default=0.9, ge=0, le=1)
-    """Most text in runs of ten words that came before, as a share of it; from 1,000 characters on."""
+    """Most text in runs of ten words that repeat earlier ones, as a share of it; from 1,000 characters on."""
     max_one_character: float = Field(default=0.5, ge=0, le=1)
     """Largest share of the text that is its most frequent character; from 1,000 characters on."""
     max_encoded: float = Field(default=0.5, ge=0, le=1)
     """Most base64 or hexadecimal data, as a share of the text."""
     placeholders: bool = True
-    """Whether a page that says only that there is nothing on it goes."""
+    """Whether to remove a page that says only that there is nothing on it."""
 
 
 class CodeConfig(Config):
@@ -141,7 +143,7 @@ class TableConfig(Config):
     max_unprintable: float = Field(default=0.05, ge=0, le=1)
     """Most control, replacement and private characters, as a share of what is not white space."""
     max_repeated_rows: float = Field(default=0.95, ge=0, le=1)
-    """Most text in rows that came before, as a share of it; from 20 rows on."""
+    """Most text in rows that repeat earlier ones, as a share of it; from 20 rows on."""
 
 
 _CODE_OF_PRESET: dict[str, dict[str, Any]] = {

@@ -66,7 +66,7 @@ class ChangeStage(Stage):
             if self.applies_to(document):
                 self._change(document)
                 if _is_blank(document):
-                    self.ledger.removed(self.name, document, "empty", "nothing was left of it")
+                    self.ledger.removed(self.name, document, "empty", "no text was left")
                     continue
             yield document
 

@@ -22,6 +22,6 @@ def table_quality(text: str, config: TableConfig) -> Removal | None:
     rows = text.split("\n")
     repeated = duplicates(rows)[1] / (len(text) - text.count("\n"))
     if len(rows) >= _FEWEST_ROWS and repeated > config.max_repeated_rows:
-        detail = f"{repeated:.1%} of the table are rows that came before, more than {config.max_repeated_rows:.0%}"
+        detail = f"{repeated:.1%} of the table is repeated rows, more than {config.max_repeated_rows:.0%}"
         return Removal("repetition", detail)
     return None

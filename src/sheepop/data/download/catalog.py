@@ -128,7 +128,7 @@ def find(name: str) -> Request:
     if entry is None:
         raise UsageError(_unknown(name))
     if colon and not entry.option:
-        raise UsageError(f"{key} has no parts to choose from, and {name!r} names one. Ask for {key.lower()}.")
+        raise UsageError(f"{key} has no parts to choose from, but {name!r} names one. Ask for {key.lower()}.")
     if colon and not _OPTION.fullmatch(option):
         raise UsageError(f"{name!r} does not name {entry.option}.")
     chosen = option or entry.default
@@ -164,6 +164,6 @@ def _unknown(name: str) -> str:
         close = [f"{HUB}{name}"]
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
     return (
-        f"There is no dataset {name!r} in the catalogue.{meant} It has {', '.join(CATALOG)}; any other dataset of the "
-        "hub is hub:OWNER/DATASET."
+        f"There is no dataset {name!r} in the catalogue.{meant} It has {', '.join(CATALOG)}; for any other dataset "
+        "on the hub, write hub:OWNER/DATASET."
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, StorageError
+from sheepop.core.facts import counted
 from sheepop.core.files import remove_tree, storage_errors
 from sheepop.data.download.catalog import Request, find
 from sheepop.data.download.columns import text_column
@@ -84,7 +85,7 @@ def _say_newer(hub: Hub, request: Request, record: dict[str, Any], target: Path,
         newest = None
     message = f"{target} already holds {request.name} at commit {revision[:12]}."
     if newest is not None and newest.revision != revision:
-        message += f" The hub now has {newest.revision[:12]}; remove the folder to download that."
+        message += f" The hub now has {newest.revision[:12]}; remove the folder to download that commit."
     console.info(message)
 
 
@@ -97,7 +98,7 @@ def _plan(hub: Hub, request: Request, limit: int | None, workplace: Path, consol
         column, names = text_column(hub, selection, request.column)
         if column is None and names:
             console.warn(
-                f"It cannot be told which column is the text. {request.name} has {', '.join(names)}: set "
+                f"SheepOp cannot tell which column is the text. {request.name} has {', '.join(names)}: set "
                 "data.extract.column or data.extract.template when you build with it."
             )
         plan = make_plan(request, selection, hub.name, column, limit, hub.fetched)
@@ -105,14 +106,14 @@ def _plan(hub: Hub, request: Request, limit: int | None, workplace: Path, consol
         return plan
     if (plan.name, plan.limit, plan.endpoint) != (request.name, limit, hub.name):
         raise DataError(
-            f"{workplace} holds a download of {plan.name} {extent(plan.limit)} from {plan.endpoint} that was stopped. "
-            "Run that again to go on with it, or remove the folder."
+            f"{workplace} holds a stopped download of {plan.name}, {extent(plan.limit)}, from {plan.endpoint}. Run "
+            "that command again to resume it, or remove the folder."
         )
     newest = hub.contents(plan.repository, CONVERTED if plan.converted else None)
     if newest is not None and newest.revision != plan.revision:
         console.warn(
-            f"{plan.repository} has changed since this download began. It goes on with the commit it began with, "
-            f"{plan.revision[:12]}; remove {workplace} to begin anew with {newest.revision[:12]}."
+            f"{plan.repository} has changed since this download began. It continues with the commit it began with, "
+            f"{plan.revision[:12]}; remove {workplace} to start again with {newest.revision[:12]}."
         )
     return plan
 
@@ -128,18 +129,18 @@ def _announce(plan: Plan, workplace: Path, console: Console) -> None:
     there = sum(path.stat().st_size for path in workplace.rglob("*") if path.is_file())
     left = max(0, plan.transfer - there)
     free = shutil.disk_usage(workplace).free
-    of_all = "" if plan.limit is None else f" of {data_size(plan.listed_bytes)} in {plan.listed_files:,} files"
+    of_all = "" if plan.limit is None else f" of {data_size(plan.listed_bytes)} in {counted(plan.listed_files, 'file')}"
     branch = f", branch {CONVERTED}" if plan.converted else ""
     console.info(
         f"{plan.name} is {plan.repository} on {plan.endpoint}, commit {plan.revision[:12]}{branch}: "
-        f"{len(plan.files):,} files, {data_size(plan.transfer)}{of_all}"
-        f"{f', {data_size(left)} of them still to come' if there > 2**12 else ''}; {data_size(free)} are free. "
+        f"{counted(len(plan.files), 'file')}, {data_size(plan.transfer)}{of_all}"
+        f"{f', of which {data_size(left)} is still to come' if there > 2**12 else ''}; {data_size(free)} is free. "
         f"Licence: {plan.licence or 'not stated by its publisher'}.{f' {plan.note}' if plan.note else ''}"
     )
     if left + _MARGIN > free:
         raise StorageError(
-            f"{plan.name} needs {data_size(left)} more on {workplace.parent}, where {data_size(free)} are free. Free "
-            "some space, choose another output directory, or take the beginning only with a limit."
+            f"{plan.name} needs {data_size(left)} more on {workplace.parent}, where {data_size(free)} is free. Free "
+            "some space, choose another output directory, or set a limit to download only the beginning."
         )
 
 
@@ -166,7 +167,7 @@ def _excerpt(hub: Hub, plan: Plan, planned: PlannedFile, target: Path, progress:
             part.unlink(missing_ok=True)
             if len(plan.files) == 1:
                 raise DataError(
-                    f"Of {planned.file.path} ({planned.file.size:,} bytes) not one whole row or line comes within the "
-                    f"limit of {plan.limit:,} bytes. Raise it, or leave it out."
+                    f"No whole row or line of {planned.file.path} ({planned.file.size:,} bytes) fits in the limit "
+                    f"of {plan.limit:,} bytes. Raise the limit, or leave it out."
                 )
     progress.advance(planned.limit / 1e6)

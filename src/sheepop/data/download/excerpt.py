@@ -101,13 +101,13 @@ def _copy_lines(source: _Limited, path: str, target: Path, limit: int) -> int:
     with target.open("wb") as output:
         for chunk in _plain(source, path):
             if length == 0 and data_type(path) == ".json" and chunk.lstrip()[:1] == b"[":
-                raise DataError(f"{path} is one JSON array, of which no beginning can be read. Raise the limit.")
+                raise DataError(f"{path} is a single JSON array, which cannot be read in part. Raise the limit.")
             output.write(chunk)
             end = cut.last(chunk)
             kept = kept if end is None else length + end
             length += len(chunk)
             if length > limit * _MOST_EXPANSION + _STEP:
-                raise DataError(f"{path} grows more than {_MOST_EXPANSION} times when decompressed. It is no text.")
+                raise DataError(f"{path} grows more than {_MOST_EXPANSION} times when decompressed. It is not text.")
         output.truncate(kept)
     return kept
 

@@ -90,7 +90,7 @@ class Hub:
             except HFValidationError as error:
                 raise UsageError(f"{repository!r} is not the name of a dataset on the hub: {error}") from None
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise DataError(f"{self.name} does not answer as a hub does ({error}). See HF_ENDPOINT.") from None
+                raise DataError(f"{self.name} does not answer like a hub ({error}). See HF_ENDPOINT.") from None
         return self._checked(repository, info)
 
     def fetch(self, contents: Contents, file: HubFile, start: int, stop: int) -> bytes:
@@ -100,13 +100,15 @@ class Hub:
             received = bytearray()
             with self.stream(contents, file, start, stop) as (offset, chunks):
                 if offset != start:
-                    raise DataError(f"{self.name} sends files whole only: neither Parquet nor a limit goes with that.")
+                    raise DataError(
+                        f"{self.name} sends only whole files, so neither Parquet nor a limit works with it."
+                    )
                 for chunk in chunks:
                     received += chunk
                     if len(received) > stop - start:
                         break
             if len(received) != stop - start:
-                raise BrokenOff(f"{len(received):,} of {stop - start:,} bytes came")
+                raise BrokenOff(f"{len(received):,} of {stop - start:,} bytes arrived")
             return bytes(received)
 
         with self.explained(contents.repository):
@@ -160,8 +162,8 @@ class Hub:
         status, code = status_of(error), _header(error, "X-Error-Code")
         if code == "GatedRepo" or type(error).__name__ == "GatedRepoError":
             return DataError(
-                f"{repository} is given out only to those who accept its terms. Accept them on "
-                f"{self.name}/datasets/{repository} when logged in, make an access token at "
+                f"{repository} is available only to those who accept its terms. Accept them on "
+                f"{self.name}/datasets/{repository} while logged in, create an access token at "
                 f"{self.name}/settings/tokens, set it as HF_TOKEN and run the command again."
             )
         if status in (401, 403, 404):
@@ -175,14 +177,14 @@ class Hub:
             return DataError(f"There is no dataset {repository} on {self.name} (status {status}), or {token}.")
         if status == 429:
             return DataError(
-                f"{self.name} wants fewer requests for a while (status 429). Run the same command again in some "
-                "minutes; with an access token in HF_TOKEN it allows more."
+                f"{self.name} asks for fewer requests (status 429). Run the same command again in a few minutes; "
+                "with an access token in HF_TOKEN it allows more."
             )
         if status is not None:
             return DataError(f"{self.name} failed (status {status}): {_first_line(error)}. Run the command again.")
         return DataError(
-            f"{self.name} cannot be reached, or broke off again and again: {_first_line(error)}. Check the network "
-            "(and HF_ENDPOINT, if set), then run the same command again: it goes on with what has come."
+            f"{self.name} cannot be reached, or keeps breaking off: {_first_line(error)}. Check the network (and "
+            "HF_ENDPOINT, if set), then run the same command again: it keeps what has arrived."
         )
 
     def _uses_token(self) -> bool:
@@ -194,8 +196,8 @@ class Hub:
         """`info` as ours; raises `DataError` when the hub speaks of another dataset than it was asked for."""
         if str(info.id).lower() != repository.lower():
             raise DataError(
-                f"{self.name} gives {info.id} for {repository}: it was renamed, or replaced. If that is what you "
-                f"want, ask for it by its name: hub:{info.id}"
+                f"{self.name} answers with {info.id} for {repository}, so it was renamed or replaced. If that is "
+                f"what you want, ask for it by name: hub:{info.id}"
             )
         if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
             raise DataError(f"{self.name} does not say which commit of {repository} it has. See HF_ENDPOINT.")

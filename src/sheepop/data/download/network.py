@@ -104,5 +104,5 @@ def not_stalled(chunks: Iterator[bytes]) -> Iterator[bytes]:
         now = time.monotonic()
         if now - began >= TIMEOUT_SECONDS:
             if received < _LEAST_BYTES:
-                raise BrokenOff(f"only {received:,} bytes came in {now - began:.0f} s")
+                raise BrokenOff(f"only {received:,} bytes arrived in {now - began:.0f} s")
             began, received = now, 0

@@ -62,7 +62,7 @@ def _damage_named(name: str) -> Iterator[None]:
     try:
         yield
     except arrow.ArrowInvalid as error:
-        raise DataError(f"{name} is not a whole Parquet file: {error}".rstrip(".") + ".") from None
+        raise DataError(f"{name} is not a complete Parquet file: {error}".rstrip(".") + ".") from None
 
 
 def _libraries() -> tuple[Any, Any]:

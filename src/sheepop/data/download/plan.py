@@ -97,9 +97,9 @@ def make_plan(
     """
     if selection.partial and limit is None:
         raise DataError(
-            f"The hub has converted the beginning of {selection.contents.repository} to Parquet only, and its own form "
-            "is made by a script that SheepOp does not run. With a limit you get that beginning; the whole dataset "
-            "cannot be downloaded."
+            f"The hub has converted only the beginning of {selection.contents.repository} to Parquet, and the "
+            "dataset itself is made by a script, which SheepOp does not run. With a limit you get that beginning; "
+            "the whole dataset cannot be downloaded."
         )
     files = [PlannedFile(chosen.file, _safe_name(chosen.file.path), chosen.split) for chosen in selection.files]
     return Plan(
@@ -129,7 +129,9 @@ def _within(files: Sequence[PlannedFile], limit: int, left: int) -> list[Planned
             if can_be_cut(path) and left >= _LEAST_EXCERPT:
                 taken.append(PlannedFile(planned.file, excerpt_name(planned.target), planned.split, left))
             elif not taken:
-                why = "is too small to be of use" if can_be_cut(path) else f"does not hold {path}, which cannot be cut"
+                why = (
+                    "is too small to be of use" if can_be_cut(path) else f"is too small for {path}, which cannot be cut"
+                )
                 raise DataError(
                     f"The limit of {limit:,} bytes {why}. The first file has {planned.file.size:,} bytes: raise the "
                     "limit, or leave it out."
@@ -144,7 +146,7 @@ def _safe_name(path: str) -> str:
     """`path`, which the owner of a dataset chose, when it is that of a visible file somewhere below a folder."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or _NO_NAME.search(path) or any(part.startswith(".") for part in parts):
-        raise DataError(f"The dataset has a file of the name {path!r}, which is not written to a folder here.")
+        raise DataError(f"The dataset has a file named {path!r}, which is not safe to write to a folder.")
     if any(len(part.encode("utf-8")) > 200 for part in parts):
         raise DataError(f"The dataset has a file whose name is too long: {path[:80]!r}...")
     return "/".join(parts)
@@ -156,7 +158,7 @@ def _distinct(files: Sequence[PlannedFile]) -> Sequence[PlannedFile]:
     for planned in files:
         other = seen.setdefault(planned.target.casefold(), planned.file.path)
         if other != planned.file.path:
-            raise DataError(f"The dataset's file {planned.file.path!r} would take the place of {other or RECORD!r}.")
+            raise DataError(f"The dataset's file {planned.file.path!r} would overwrite {other or RECORD!r}.")
     return files
 
 

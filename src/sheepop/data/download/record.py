@@ -21,15 +21,17 @@ def read_finished(target: Path, request: Request, limit: int | None) -> dict[str
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / RECORD).is_file():
-        raise DataError(f"{target} already exists and is no download. Choose another output directory.")
+        raise DataError(f"{target} already exists and is not a download. Choose another output directory.")
     record = read_json(target / RECORD, DataError)
     try:
         if record["format_version"] != _FORMAT_VERSION:
-            raise DataError(f"{target / RECORD} is of another version. Remove {target} to download it again.")
+            raise DataError(
+                f"{target / RECORD} was written by another version of SheepOp. Remove {target} to download it again."
+            )
         if (record["name"], record["limit"]) != (request.name, limit):
             raise DataError(
-                f"{target} holds {record['name']}, downloaded {extent(record['limit'])}, and {request.name} was asked "
-                f"for {extent(limit)}. Remove it, or choose another output directory."
+                f"{target} holds {record['name']}, downloaded {extent(record['limit'])}, but you asked for "
+                f"{request.name}, {extent(limit)}. Remove it, or choose another output directory."
             )
         for file in record["files"]:
             path = target / file["file"]

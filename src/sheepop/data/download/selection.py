@@ -96,7 +96,7 @@ def _described(contents: Contents, subset: str | None) -> Selection | None:
                 chosen.setdefault(file.path, ChosenFile(file, split or split_of(file.path)))
     if not chosen:
         raise DataError(
-            f"{contents.repository} has no files of its subset {name} that SheepOp reads ({', '.join(_TYPES)})."
+            f"{contents.repository} has no files in its subset {name} that SheepOp can read ({', '.join(_TYPES)})."
         )
     return Selection(contents, name, _in_order(chosen.values()))
 
@@ -153,14 +153,14 @@ def _converted(hub: Hub, contents: Contents, request: Request) -> Selection:
     files = [file for file in converted.files if file.path.endswith(".parquet")] if converted is not None else []
     subsets = sorted({file.path.split("/")[0] for file in files if file.path.count("/") == 2})
     if converted is None or not subsets:
-        why = f"has no files of a type that SheepOp reads ({', '.join(_TYPES)})"
+        why = f"has no files of a type that SheepOp can read ({', '.join(_TYPES)})"
         if request.patterns:
-            why = f"has no files {' or '.join(request.patterns)}"
+            why = f"has no files that match {' or '.join(request.patterns)}"
         if _has_script(contents):
             why = "is made by a script, which SheepOp does not run"
         raise DataError(
-            f"{repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it cannot be "
-            "downloaded; no other dataset is taken in its place."
+            f"{repository} {why}, and the hub has no conversion of it to Parquet (branch {CONVERTED}). So it cannot "
+            "be downloaded; no other dataset is used in its place."
         )
     subset = request.subset or _only_subset(repository, {name: {} for name in subsets})
     if subset not in subsets:

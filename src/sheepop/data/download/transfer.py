@@ -40,8 +40,8 @@ def transfer(hub: Hub, contents: Contents, file: HubFile, target: Path, progress
             progress.advance(-file.size / 1e6)
             if attempt == 2:
                 raise DataError(
-                    f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it "
-                    f"lists: {problem}. It came twice like this. Run the command again later, or ask the owner."
+                    f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: "
+                    f"{problem}. This happened twice. Run the command again later, or ask the owner."
                 )
         part.rename(target)
         sync_directory(target.parent)
@@ -99,7 +99,7 @@ def _append(hub: Hub, contents: Contents, file: HubFile, output: FileIO, progres
         for chunk in chunks:
             if output.tell() + len(chunk) > file.size:
                 raise DataError(
-                    f"{hub.name} sends more for {file.path} than the {file.size:,} bytes that it lists. Run the "
+                    f"{hub.name} sends more than the {file.size:,} bytes that it lists for {file.path}. Run the "
                     "command again later."
                 )
             _write(output, chunk)

@@ -32,21 +32,23 @@ class NearDuplicatesConfig(Config):
     shingle_words: int = Field(default=5, ge=1, le=64)
     """Consecutive words that make a shingle."""
     min_words: int = Field(default=1, ge=1)
-    """Documents with fewer words are compared with none."""
+    """Documents with fewer words are not compared."""
     bands: int = Field(default=16, ge=1, le=1024)
     """Bands of a signature; documents that agree in a whole band are compared."""
     rows: int = Field(default=7, ge=1, le=64)
     """Minima in a band; bands and rows that would miss more than a tenth of the pairs at the threshold are refused."""
     against: tuple[str, ...] = ()
-    """Finished corpora whose documents must not come again."""
+    """Finished corpora whose documents must not occur again."""
 
     @field_validator("against")
     @classmethod
     def _usable_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         if any(not path.strip() or "\0" in path for path in paths):
-            raise ValueError("a path is empty or holds a NUL character; give corpus directories, or leave the list out")
+            raise ValueError(
+                "a path is empty or contains a NUL character; give corpus directories, or leave the list out"
+            )
         if len(set(paths)) != len(paths):
-            raise ValueError("a corpus stands twice; name each one once")
+            raise ValueError("a corpus is listed twice; name each one once")
         return paths
 
     @model_validator(mode="after")

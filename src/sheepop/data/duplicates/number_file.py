@@ -44,7 +44,7 @@ class NumberFile:
         while missing:
             piece = os.pread(self._descriptor, missing, offset)
             if not piece:
-                raise DataError(f"{self._path} became shorter while it was in use. Run the command again.")
+                raise DataError(f"{self._path} got shorter while it was in use. Run the command again.")
             pieces.append(piece)
             missing, offset = missing - len(piece), offset + len(piece)
         return np.frombuffer(b"".join(pieces), _WORD).astype(np.uint64, copy=False)

@@ -84,7 +84,7 @@ def _rule(kind: str) -> Rule:
     try:
         return RULES[kind]
     except KeyError:
-        raise ValueError(f"unknown kind of document {kind!r}; known are {', '.join(RULES)}") from None
+        raise ValueError(f"unknown kind of document {kind!r}; the known kinds are {', '.join(RULES)}") from None
 
 
 def _ascii_words(text: str, rule: Rule) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

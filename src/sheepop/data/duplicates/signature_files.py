@@ -116,10 +116,10 @@ class PartSignatures:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Run the command again.") from None
         if len(header) < _HEADER_WORDS or header[0] != _MAGIC:
-            raise DataError(f"{path} is damaged: it does not begin as signatures do. Remove it and build again.")
+            raise DataError(f"{path} is damaged: it does not begin like a signature file. Remove it and build again.")
         _, columns, num_documents, fingerprint = header
         if fingerprint != _fingerprint(config):
-            raise DataError(f"{path} holds signatures made under other settings. Remove it and build again.")
+            raise DataError(f"{path} has signatures made with other settings. Remove it and build again.")
         if size != (_HEADER_WORDS + columns * num_documents) * _WORD.itemsize:
             raise DataError(f"{path} is damaged: its size is {size:,} bytes. Remove it and build again.")
         return cls(path, num_documents, columns - FIRST_BAND, protected)
@@ -132,7 +132,7 @@ class PartSignatures:
             offset = (_HEADER_WORDS + start * columns + first * size) * _WORD.itemsize
             numbers = np.fromfile(self.path, _WORD, (last - first) * size, offset=offset)
             if numbers.size != (last - first) * size:
-                raise DataError(f"{self.path} became shorter while it was in use. Run the command again.")
+                raise DataError(f"{self.path} got shorter while it was in use. Run the command again.")
             yield numbers.astype(np.uint64, copy=False).reshape(last - first, size)
 
 

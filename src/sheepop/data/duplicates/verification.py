@@ -134,6 +134,6 @@ def _read_part(
                 document = next((document for place, document in documents if place == ordinal), None)
                 high, low = ids[:, ordinal - start].tolist()
                 if document is None or document.id != f"{high:016x}{low:016x}":
-                    raise DataError(f"{part.path} is not about the documents that its part holds now. Build again.")
+                    raise DataError(f"{part.path} does not match the documents of its part. Build again.")
                 sets.add(rank, compared_shingles(document.text, document.kind, config))
         start += ids.shape[1]

@@ -43,10 +43,10 @@ def parse_address(url: str) -> URL:
     except (SQLAlchemyError, ValueError):
         # What went wrong is not quoted: it may hold the password.
         raise ExtractionError(
-            "invalid", f"the address of the database cannot be read; it looks like {_EXAMPLE}"
+            "invalid", f"the address of the database cannot be read; it must look like {_EXAMPLE}"
         ) from None
     if address.get_backend_name() not in FILE_DATABASES and "@" in f"{address.host}{address.database}":
-        raise ExtractionError("invalid", "the password in the address holds @ or /; write %40 for @ and %2F for /")
+        raise ExtractionError("invalid", "the password in the address contains @ or /; write %40 for @ and %2F for /")
     return address.set(drivername=_DRIVERS.get(address.drivername, address.drivername))
 
 
@@ -77,7 +77,7 @@ def connect_arguments(address: URL, max_seconds: float) -> tuple[URL, dict[str, 
         if mode in ("require", "verify-ca", "verify-full"):
             arguments["ssl_context"] = _encryption(mode)
         elif mode not in ("disable", "allow", "prefer"):
-            raise ExtractionError("invalid", f"sslmode={mode} is not known; take require or verify-full")
+            raise ExtractionError("invalid", f"sslmode={mode} is not known; use require or verify-full")
     return address, arguments
 
 

@@ -91,7 +91,7 @@ class _Screen:
             if part.startswith(".") and part != ".":
                 return self._once(parts[:depth], "hidden", "its name begins with a dot")
             if part in IGNORED_FOLDERS:
-                return self._once(parts[:depth], "ignored", "a folder of this name is never read")
+                return self._once(parts[:depth], "ignored", "folders with this name are never read")
         hidden = parts[-1].startswith(".")
         return [Refused(_place(name), "hidden", "its name begins with a dot")] if hidden else None
 
@@ -146,7 +146,7 @@ def _tar_members(file: Counted, context: Context) -> Iterator[Extracted | Refuse
                 if verdict is None:
                     yield from _tar_member(archive, member, context)
     except tarfile.TarError as error:
-        raise ExtractionError("damaged", f"it is no tar archive from here on: {error}") from None
+        raise ExtractionError("damaged", f"it is not a tar archive from here on: {error}") from None
 
 
 def _tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, context: Context) -> Iterator[Extracted | Refused]:
@@ -185,9 +185,9 @@ class _Header(tarfile.TarInfo):
         except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
             if getattr(archive, "has_ended", False):
                 raise
-            raise ExtractionError("damaged", "it ends without the end of an archive") from None
+            raise ExtractionError("damaged", "it has no end-of-archive marker") from None
         except tarfile.HeaderError as error:
-            raise ExtractionError("damaged", f"it is no tar archive from here on: {error}") from None
+            raise ExtractionError("damaged", f"it is not a tar archive from here on: {error}") from None
         archive.has_ended = False
         return header
 

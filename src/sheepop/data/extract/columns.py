@@ -43,7 +43,7 @@ def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Re
     _require_pyarrow()
     head = content.head(len(_ARROW_FILE))
     if head.startswith(_FEATHER_1):
-        raise ExtractionError("unsupported", "it is Feather of version 1; write it again with a current library")
+        raise ExtractionError("unsupported", "it is a Feather version 1 file; write it again with a current library")
     yield from _documents(content, context, _file_batches if head == _ARROW_FILE else _stream_batches)
 
 

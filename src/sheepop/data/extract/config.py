@@ -17,41 +17,42 @@ class ExtractConfig(Config):
     """
 
     max_seconds: float = Field(default=60.0, gt=0)
-    """The longest that the process that reads a file may take until its next page or document."""
+    """The most seconds that the process reading a file may take until its next page or document."""
     max_memory_bytes: int = Field(default=2**30 + 2**29, ge=2**28)
-    """The memory that this process may hold."""
+    """The memory that this process may use."""
     max_document_bytes: int = Field(default=2**24, ge=2**10, le=2**25)
-    """The longest document; longer text is cut, where it can be at a line end."""
+    """The longest document; longer text is cut, at a line end where possible."""
     max_expansion: float = Field(default=200.0, ge=1)
-    """How many times larger than a file what comes out of it may be; 64 MiB are always allowed."""
+    """How many times larger than the file its unpacked content may be; 64 MiB is always allowed."""
     max_members: int = Field(default=100_000, ge=1)
     """The most members of an archive, and the most documents of a web archive."""
     max_member_bytes: int = Field(default=2**30, ge=1)
     """The largest member of an archive; larger ones are left out."""
     max_depth: int = Field(default=4, ge=0)
-    """How deep archives may lie in each other."""
+    """How deep archives may be nested."""
     column: str | None = Field(default=None, min_length=1)
     """The field of a table, database or JSON record that is its text; `null` leaves it to the record."""
     template: str | None = Field(default=None, min_length=1)
-    r"""Makes the text of several fields, such as `"{title}\n{body}"`; excludes `column`; `null` is none."""
+    r"""Makes the text from several fields, such as `"{title}\n{body}"`; cannot be used with `column`; `null` is
+    none."""
     pair: tuple[str, str] | None = None
-    """The fields of a source and its target, such as `[source, target]`; an encoder-decoder takes these two when it
-    is `null`."""
+    """The fields of a source and its target, such as `[source, target]`; an encoder-decoder uses these two when it is
+    `null`."""
     ocr: bool = True
-    """Recognise text in pictures, and on pages of PDF that have none."""
+    """Recognise text in pictures, and on PDF pages that have none."""
     ocr_threads: int = Field(default=1, ge=1)
-    """Threads of the recognition, in each process."""
+    """Threads for text recognition, in each process."""
     ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
-    """Lines that the recognition is less sure of are left out."""
+    """Recognised lines with less confidence are left out."""
     # At most what Pillow itself takes for no attack.
     max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
     """Pictures with more pixels are refused."""
     pdf_tables: bool = True
-    """Write tables with ruling lines in PDF as Markdown."""
+    """Write PDF tables that have ruling lines as Markdown."""
     strip_running_lines: bool = True
     """Leave out the heads, feet and page numbers that the pages of a PDF repeat."""
     notebook_outputs: bool = False
-    """Keep what the cells of a notebook printed, beside the cells; pictures never are."""
+    """Keep the printed output of notebook cells along with the cells; pictures are never kept."""
 
     @field_validator("template", mode="before")
     @classmethod
@@ -70,9 +71,11 @@ class ExtractConfig(Config):
     @model_validator(mode="after")
     def _one_way_to_the_text(self) -> Self:
         if self.column is not None and self.template is not None:
-            raise ValueError("column and template exclude each other; give the template alone, with {column} in it")
+            raise ValueError(
+                "column and template cannot be used together; give the template alone, with {column} in it"
+            )
         if self.pair is not None and (self.column is not None or self.template is not None):
-            raise ValueError("pair says which two texts a record holds; leave out column and template beside it")
+            raise ValueError("pair already names the two texts of a record; leave out column and template")
         if self.pair is not None and (not all(self.pair) or self.pair[0] == self.pair[1]):
             raise ValueError(f"pair = {list(self.pair)} must name two fields, of the source and of the target")
         return self

@@ -49,7 +49,7 @@ def extract_sqlite(content: Content, context: Context) -> Iterator[Extracted | R
             yield from _documents(_sqlite_tables(connection), context)
     except (sqlite3.Error, UnicodeError) as error:
         if "not a database" in str(error) and content.head(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC:
-            raise ExtractionError("encrypted", "it is no SQLite database, or an encrypted one") from None
+            raise ExtractionError("encrypted", "it is not a SQLite database, or it is encrypted") from None
         raise ExtractionError("damaged", str(error)) from None
 
 
@@ -86,7 +86,7 @@ def _unread_logs(path: Path) -> Iterator[Refused]:
         log = path.with_name(path.name + suffix)
         size = log.stat().st_size if log.is_file() else 0
         if size:
-            detail = f"{size:,} bytes are not yet in the database; let the program that writes it close it"
+            detail = f"{size:,} bytes are not yet in the database; close it in the program that writes it"
             yield Refused(f"the log {suffix}", "unsupported", detail)
 
 
@@ -161,13 +161,13 @@ class _SqliteRows(Iterable["Row | Refused"]):
                 for row in self._from(last):
                     # Pages that point back at each other would give the same rows without end.
                     if last is not None and row[0] <= last:
-                        raise ExtractionError("damaged", f"behind row {number} come rows that were there before")
+                        raise ExtractionError("damaged", f"after row {number}, earlier rows come again")
                     number, last = number + 1, row[0]
                     yield number, row[1:]
                 return
             except sqlite3.Error as error:
                 if self._key is None:
-                    raise ExtractionError(_reason(error), f"behind row {number}: {error}") from None
+                    raise ExtractionError(_reason(error), f"after row {number}: {error}") from None
             # The cursor is always a row ahead, so the row before the failure was lost with it. It is read by itself,
             # and when it is the next that fails, the rows behind it by another statement.
             number += 1
@@ -177,7 +177,7 @@ class _SqliteRows(Iterable["Row | Refused"]):
                     return
             except sqlite3.Error as error:
                 if _reason(error) == "damaged":
-                    raise ExtractionError("damaged", f"behind row {number - 1}: {error}") from None
+                    raise ExtractionError("damaged", f"after row {number - 1}: {error}") from None
                 yield Refused(f"row {number}", "oversized", str(error))
                 last = self._after(last)
                 if last is None:
@@ -193,7 +193,7 @@ class _SqliteRows(Iterable["Row | Refused"]):
         try:
             return self._connection.execute(statement)
         except UnicodeError as error:
-            raise ExtractionError("damaged", f"the name of a column is no text ({error.__class__.__name__})") from None
+            raise ExtractionError("damaged", f"the name of a column is not text ({error.__class__.__name__})") from None
 
     def _after(self, last: int | None) -> int | None:
         """The number of the next row, or None when there is none."""
@@ -271,4 +271,4 @@ def _duckdb_rows(connection: duckdb.DuckDBPyConnection, statement: str) -> Itera
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(str(error)) from None
     except duckdb.Error as error:
-        raise ExtractionError("damaged", f"behind row {number}: {str(error).splitlines()[0]}") from None
+        raise ExtractionError("damaged", f"after row {number}: {str(error).splitlines()[0]}") from None

@@ -142,7 +142,7 @@ class _Plain(io.RawIOBase):
                 self._stream = make()
                 self._streams += 1
                 return True
-        raise ExtractionError("damaged", "what follows its compressed data is none")
+        raise ExtractionError("damaged", "what follows its compressed data is not compressed")
 
 
 def _zstd_error() -> type[Exception]:

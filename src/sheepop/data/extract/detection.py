@@ -147,7 +147,7 @@ def _zip_format(content: Content, head: bytes) -> str:
 
 def _text_format(content: Content, head: bytes) -> FileType:
     if head.startswith(_LARGE_FILE_POINTER):
-        raise ExtractionError("missing", "it is a pointer; Git LFS keeps the content itself elsewhere")
+        raise ExtractionError("missing", "it is a Git LFS pointer; the content itself is stored elsewhere")
     beginning = _decoded(head)
     if content.suffix in _TEXT_FORMATS:
         return _typed(_TEXT_FORMATS[content.suffix])
@@ -167,12 +167,12 @@ def _unknown(content: Content) -> FileType:
     if content.suffix in _TEXT_FORMATS or text_type(content.name, ""):
         return FileType("text")
     if content.suffix in _SIGNED:
-        raise ExtractionError("damaged", f"it does not begin as a file of type {_SIGNED[content.suffix]} does")
+        raise ExtractionError("damaged", f"it does not begin like a file of type {_SIGNED[content.suffix]}")
     answer = _model_answer(content)
     if answer is None or answer.output.label == "unknown":
-        raise ExtractionError("binary", "it is not text, nor of a format that is known here")
+        raise ExtractionError("binary", "it is neither text nor in a known format")
     if not answer.output.is_text:
-        raise ExtractionError("unsupported", f"it is, most likely, {answer.output.description}")
+        raise ExtractionError("unsupported", f"it is most likely {answer.output.description}")
     return FileType("text")
 
 

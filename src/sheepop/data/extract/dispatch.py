@@ -40,7 +40,7 @@ class _Budget:
 
     def check(self) -> None:
         if max(self.unpacked, self.text) > self.limit:
-            raise _ExhaustedError("bomb", f"over {self.limit:,} bytes come out of it; see data.extract.max_expansion")
+            raise _ExhaustedError("bomb", f"it unpacks to over {self.limit:,} bytes; see data.extract.max_expansion")
 
 
 class Dispatcher:
@@ -82,7 +82,7 @@ class Dispatcher:
             extra = row.extra
             most = self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT)
             if depth > most:
-                raise ExtractionError("nested", f"it lies {depth} deep in containers; see data.extract.max_depth")
+                raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
             for item in row.load()(content, self._context(depth, budget)):
                 yield _placed(item, place, file_type)
         except (MemoryError, StorageError, _ExhaustedError):
@@ -112,13 +112,15 @@ class Dispatcher:
         budget.spend(text=len(item.text))
         if self.config.pair is not None and item.kind != KIND:
             names = " and ".join(map(repr, self.config.pair))
-            detail = f"it holds no records with the fields {names}, which data.extract.pair asks for"
+            detail = f"it has no records with the fields {names}, which data.extract.pair asks for"
             yield Refused(item.place, "unsupported", detail)
             return
         try:
             yield from pieces_of(item, self.config.max_document_bytes)
         except UnicodeEncodeError as error:
-            yield Refused(item.place, "undecodable", f"it holds half of a surrogate pair at character {error.start:,}")
+            yield Refused(
+                item.place, "undecodable", f"it contains half of a surrogate pair at character {error.start:,}"
+            )
 
     def _unreadable(self, place: str, error: OSError) -> Refused:
         return Refused(place, "unreadable", self._clean(error.strerror or str(error)).lower())

@@ -55,7 +55,7 @@ def extract_epub(content: Content, context: Context) -> Iterator[Extracted | Ref
                     marks.append((len(text), f"{place}: {title}" if title else place))
                     text += body
         if not text:
-            raise ExtractionError("empty", "its chapters hold no text")
+            raise ExtractionError("empty", "its chapters have no text")
         yield Extracted(text, marks=tuple(marks), metadata=book.facts)
 
 
@@ -74,7 +74,7 @@ def _refuse_protection(archive: zipfile.ZipFile) -> None:
     for element in _xml(archive, _ENCRYPTION).iter("{*}EncryptionMethod"):
         # Below the key of a protected book stands a method as well; any that is not for fonts tells of protection.
         if element.get("Algorithm") not in _FONTS_ONLY:
-            raise ExtractionError("encrypted", "the book is protected against copying")
+            raise ExtractionError("encrypted", "the book is copy-protected")
 
 
 def _book(archive: zipfile.ZipFile) -> _Book:

@@ -34,7 +34,7 @@ LIMITS = frozenset({"timeout", "memory"})
 """Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""
 
 _CHILD = "sheepop.data.extract.child"
-_CHANGED = ("changed", "it changed while it was read")
+_CHANGED = ("changed", "it changed while it was being read")
 
 
 class Extraction:
@@ -204,7 +204,7 @@ def _detected(content: Content, head: bytes | None = None) -> FileType:
     except (ExtractionError, OSError):
         raise
     except Exception as error:
-        raise ExtractionError("damaged", f"{type(error).__name__} while its type was looked for") from None
+        raise ExtractionError("damaged", f"{type(error).__name__} while its type was being detected") from None
 
 
 def _is_bounded(file_type: FileType) -> bool:

@@ -128,9 +128,9 @@ class _Sorting:
             if folder.startswith("."):
                 return "hidden", "its name begins with a dot", depth
             if depth == vendored:
-                return "vendored", "folders of this name hold the code of other projects", depth
+                return "vendored", "folders with this name hold code from other projects", depth
             if folder in IGNORED_FOLDERS:
-                return "ignored", "a folder of this name is never read", depth
+                return "ignored", "folders with this name are never read", depth
         return "", "", 0
 
     def _refusal(self, mode: int, size: int, name: str, last: str) -> tuple[str, str] | None:
@@ -143,7 +143,7 @@ class _Sorting:
         if self._ignore.match_file(name):
             return "ignored", "it matches an ignore pattern"
         if is_generated_name(last):
-            return "generated", "files of this name are written by programs"
+            return "generated", "files with this name are generated"
         if size == 0:
             return "empty", "0 bytes"
         if size > self._max_file_bytes:

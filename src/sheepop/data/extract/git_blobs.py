@@ -36,7 +36,7 @@ class BlobReader:
         source = self._request(blob)
         with spooled(source, name, source.left, scratch) as content:
             if source.read_end() != b"\n":
-                raise self._failure("damaged", "git ended in the middle of it")
+                raise self._failure("damaged", "git stopped in the middle of it")
             yield content
 
     def close(self) -> None:
@@ -53,10 +53,10 @@ class BlobReader:
             process.stdin.write(f"{blob}\n".encode("ascii"))
             process.stdin.flush()
         except OSError:
-            raise self._failure("damaged", "git ended before it was asked for") from None
+            raise self._failure("damaged", "git stopped before it was asked for") from None
         fields = self._header(process.stdout.fileno()).split()
         if fields[1:2] == [b"missing"]:
-            raise ExtractionError("missing", "the repository does not hold this version of it")
+            raise ExtractionError("missing", "the repository does not have this version of it")
         if len(fields) != 3 or fields[1] != b"blob":
             raise self._failure("damaged", "git cannot read it")
         return _Blob(self, process.stdout.fileno(), int(fields[2]))
@@ -77,7 +77,7 @@ class BlobReader:
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if time.monotonic() >= deadline:
-                raise self._failure("timeout", f"git gave nothing of it within {self._seconds:g} s")
+                raise self._failure("timeout", f"git sent none of it within {self._seconds:g} s")
         return os.read(descriptor, count)
 
     def _failure(self, reason: str, detail: str) -> ExtractionError:

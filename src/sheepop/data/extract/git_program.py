@@ -71,7 +71,7 @@ def git_output(
             output, errors = process.communicate(data, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise DataError(f"git {arguments[0]} in {repository} did not end within {SECONDS:g} s.") from None
+            raise DataError(f"git {arguments[0]} in {repository} did not finish within {SECONDS:g} s.") from None
         except BaseException:
             process.kill()
             raise

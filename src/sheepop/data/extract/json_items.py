@@ -53,7 +53,7 @@ class JsonItems:
         mark = self._mark()
         while mark != "]":
             if self._number and mark != ",":
-                raise ItemError("invalid", f"behind item {self._number} {_found(mark)} where a comma should be")
+                raise ItemError("invalid", f"after item {self._number}, {_found(mark)} where a comma should be")
             if self._number:
                 self._at += 1
                 self._mark()
@@ -62,7 +62,7 @@ class JsonItems:
             mark = self._mark()
         self._at += 1
         if mark := self._mark():
-            raise ItemError("invalid", f"behind the list {_found(mark)}")
+            raise ItemError("invalid", f"after the list, {_found(mark)}")
 
     def _item(self) -> Any:
         if self._at >= len(self._text):
@@ -148,7 +148,7 @@ class JsonItems:
 
 
 def _found(mark: str) -> str:
-    return f"stands {mark!r}" if mark else "the file ends"
+    return f"there is {mark!r}" if mark else "the file ends"
 
 
 def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:60]!r} stands twice")
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
     return record
 
 

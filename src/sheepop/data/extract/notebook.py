@@ -40,7 +40,7 @@ def extract_notebook(content: Content, context: Context) -> Iterator[Extracted |
             marks.append((len(text), f"cell {number}"))
             text += "\n\n".join(piece.strip("\n") for piece in pieces)
     if not text:
-        raise ExtractionError("empty", "no cell has anything in it")
+        raise ExtractionError("empty", "all of its cells are empty")
     title = notebook.get("metadata", {}).get("title")
     facts = {"title": title if isinstance(title, str) else "", "kernel_language": language}
     facts = {name: value for name, value in facts.items() if value}
@@ -60,10 +60,10 @@ def _read(content: Content) -> tuple[Any, str]:
         except UndecodableError as error:
             raise ExtractionError(error.reason, error.detail) from None
         except (ValueError, RecursionError) as error:
-            raise ExtractionError("damaged", f"it is no valid JSON: {error}") from None
+            raise ExtractionError("damaged", f"it is not valid JSON: {error}") from None
     version = data.get("nbformat") if isinstance(data, dict) else None
     if not isinstance(version, int) or version < 1:
-        raise ExtractionError("invalid", "it does not say in which format of notebooks it is")
+        raise ExtractionError("invalid", "it does not name its notebook format")
     if version > _NEWEST:
         raise ExtractionError("unsupported", f"notebook format {version}; formats 1 to {_NEWEST} are read")
     # What it finds wrong with a notebook it logs as errors; what can be read is read.
@@ -74,7 +74,7 @@ def _read(content: Content) -> tuple[Any, str]:
         convert: Any = converter.convert
         return convert(own, _NEWEST), language
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ValidationError) as error:
-        detail = f"it is no valid notebook of format {version}: {type(error).__name__}: {error}"
+        detail = f"it is not a valid notebook of format {version}: {type(error).__name__}: {error}"
         raise ExtractionError("invalid", detail) from None
 
 

@@ -142,8 +142,8 @@ def _read(engine: Any, tile: NDArray[numpy.uint8]) -> Iterator[tuple[Line, float
     except Exception as error:
         # "bad_alloc" and "failed to allocate" of onnxruntime and OpenCV.
         if "alloc" in str(error) or isinstance(error, MemoryError):
-            raise MemoryError("recognition of text ran out of memory") from None
-        raise ExtractionError("damaged", f"recognition of its text failed: {type(error).__name__}") from None
+            raise MemoryError("text recognition ran out of memory") from None
+        raise ExtractionError("damaged", f"text recognition failed: {type(error).__name__}") from None
     if result.txts is None:
         return
     for box, text, score, words in zip(result.boxes, result.txts, result.scores, _words(result), strict=True):

@@ -73,7 +73,7 @@ class OfficeParts:
             raise ExtractionError("damaged", "the package does not say which part is its document")
         if _STRICT in self.bytes("_rels/.rels"):
             raise ExtractionError(
-                "unsupported", "it is in the strict form of Office Open XML; save it in the usual one"
+                "unsupported", "it is in the strict form of Office Open XML; save it in the usual form"
             )
         parts = self.related("", "officeDocument")
         if not parts:

@@ -84,5 +84,5 @@ def parse_page(text: str) -> HtmlElement:
         if entry.type == etree.ErrorTypes.ERR_RESOURCE_LIMIT:
             raise ExtractionError("oversized", f"line {entry.line:,} of the page: {entry.message.partition(',')[0]}")
     if page is None:
-        raise ExtractionError("empty", "the page holds no element")
+        raise ExtractionError("empty", "the page has no elements")
     return page

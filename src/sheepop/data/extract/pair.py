@@ -21,7 +21,7 @@ def pair_text(values: tuple[Any, Any], names: tuple[str, str]) -> tuple[str, tup
     """The text of a pair and its marks; raises `RecordError` for a side that is no text, or an empty one."""
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, str):
-            raise RecordError("invalid", f"its field {name!r} is {kind_of(value)}, and a pair has two texts")
+            raise RecordError("invalid", f"its field {name!r} is {kind_of(value)}, but a pair needs two texts")
         if not value or value.isspace():
             raise RecordError("empty", f"its field {name!r} is empty")
     source, target = values

@@ -64,7 +64,7 @@ def _opened(file: BinaryIO) -> PdfDocument:
         return pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         if error.err_code in _PASSWORD_ERRORS:
-            raise ExtractionError("encrypted", "it opens with a password only") from None
+            raise ExtractionError("encrypted", "it needs a password") from None
         raise ExtractionError("damaged", "it cannot be opened as a PDF") from None
 
 
@@ -143,7 +143,7 @@ class _Reader:
         if not self._config.ocr:
             return Refused(place, "unsupported", "it shows a picture, and data.extract.ocr is off")
         if objects.has_more:
-            return Refused(place, "oversized", "it is a drawing of so many parts that it is not looked at for text")
+            return Refused(place, "oversized", "it is a drawing with too many parts to search for text")
         if self._has_engine:
             try:
                 found = recognise(render(page, _MOST_RENDERED_PIXELS), self._config)
@@ -152,7 +152,7 @@ class _Reader:
             except ExtractionError as error:
                 return Refused(place, error.reason, error.detail)
         if not self._has_engine:
-            return Refused(place, "not_installed", "it shows a picture, and reading one needs: install sheepop[ocr]")
+            return Refused(place, "not_installed", "it shows a picture; to read pictures, install sheepop[ocr]")
         letters = sum(sum(map(str.isalnum, line.text)) for line in found.lines)
         if letters <= known:
             return None if known else Refused(place, "empty", "no text was recognised in it")

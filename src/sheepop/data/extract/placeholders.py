@@ -31,13 +31,13 @@ def parse_template(template: str) -> tuple[str | Placeholder, ...]:
     for match in _PIECE.finditer(template):
         name, stray, words = match.groups()
         if stray:
-            raise ValueError(f"a {stray!r} without its partner; write {stray * 2} for the brace itself")
+            raise ValueError(f"an unmatched {stray!r}; write {stray * 2} for the brace itself")
         if name is not None:
             pieces.append(Placeholder(_checked(name)))
         else:
             pieces.append(_ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], words) if words else match[0][0])
     if not any(isinstance(piece, Placeholder) for piece in pieces):
-        raise ValueError("no field is named in it; write names in braces, such as {title}")
+        raise ValueError("it names no field; write names in braces, such as {title}")
     return tuple(pieces)
 
 
@@ -45,5 +45,5 @@ def _checked(name: str) -> str:
     if not name or any(not part for part in name.split(".")):
         raise ValueError(f"{{{name}}} does not name a field; write {{name}}, or {{a.b}} for a field inside a field")
     if _REFUSED.search(name):
-        raise ValueError(f"{{{name}}} asks for more than a field; only {{name}} and {{a.b}} are understood")
+        raise ValueError(f"{{{name}}} asks for more than a field; write only {{name}} or {{a.b}}")
     return name

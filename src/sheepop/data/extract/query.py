@@ -184,12 +184,12 @@ def _faults_named(address: URL, number: int | None) -> Iterator[None]:
     except NoSuchModuleError:
         kind = address.drivername
         raise ExtractionError(
-            "not_installed", f"no database of the kind {kind} is known; is its package installed?"
+            "not_installed", f"{kind} is not a known kind of database; is its package installed?"
         ) from None
     except drivers as error:
         _let_go(error)
         message, reason = without_secrets(_message(error), address), _reason(error, number)
-        where = "" if number is None else f"behind row {number}: " if number else "the query failed: "
+        where = "" if number is None else f"after row {number}: " if number else "the query failed: "
         if number is None:
             where = "the database cannot be opened: "
         raise ExtractionError(reason, f"{where}{message}") from None

@@ -50,7 +50,7 @@ def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Re
         except ItemError as error:
             yield Refused(place, error.reason, error.detail)
     if is_empty:
-        raise ExtractionError("empty", "it has no lines but blank ones")
+        raise ExtractionError("empty", "it has only blank lines")
 
 
 def extract_json(content: Content, context: Context) -> Iterator[Extracted | Refused]:

@@ -106,7 +106,7 @@ class RowDocuments:
         except RecordError as error:
             return Refused(self._at(f"row {row[0]}"), error.reason, error.detail)
         except UnicodeEncodeError as error:
-            detail = f"{error.object[error.start]!r} is half of a character"
+            detail = f"{error.object[error.start]!r} is half of a surrogate pair"
             return Refused(self._at(f"row {row[0]}"), "undecodable", detail)
         if size > most:
             detail = f"{size:,} bytes, over what data.extract.max_document_bytes leaves"

@@ -53,7 +53,7 @@ def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Ref
                 yield Extracted(heading + body, kind="table", place=place, marks=marks, metadata={**facts, **hidden})
                 is_empty = False
         if is_empty:
-            raise ExtractionError("empty", "no sheet has anything in it")
+            raise ExtractionError("empty", "all of its sheets are empty")
 
 
 def _open(file: Any) -> Any:

@@ -47,7 +47,7 @@ def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Ref
                 marks.append((len(text), f"slide {number}"))
                 text += body
         if not text:
-            raise ExtractionError("empty", "the slides hold no text")
+            raise ExtractionError("empty", "the slides have no text")
         facts = parts.properties()
         if hidden:
             facts["hidden_slides"] = ", ".join(hidden)

@@ -58,7 +58,7 @@ def require_reading(query: str, dialect: str) -> None:
     while tokens and tokens[-1].text == ";":
         tokens.pop()
     if any(token.text == ";" for token in tokens):
-        raise StatementError("it holds more than one statement; give a single SELECT")
+        raise StatementError("it has more than one statement; give a single SELECT")
     first = next((token for token in tokens if token.text != "("), None)
     if first is None:
         raise StatementError("it is empty; give a SELECT")
@@ -68,7 +68,9 @@ def require_reading(query: str, dialect: str) -> None:
         is_column = index > 0 and tokens[index - 1].text == "."
         is_call = token.text in _CALLED and index + 1 < len(tokens) and tokens[index + 1].text == "("
         if token.kind == "word" and token.text in _WRITES and not is_column and not is_call:
-            raise StatementError(f"it holds {token.text.upper()}, which writes; put quotes around it if it is a name")
+            raise StatementError(
+                f"it contains {token.text.upper()}, which writes; put quotes around it if it is a name"
+            )
 
 
 def is_ordered(query: str, dialect: str = "") -> bool:
@@ -114,16 +116,18 @@ def _tokens(query: str, dialect: str) -> Iterator[_Token]:
 
 def _check_comment(kind: str, text: str) -> None:
     if kind == "line" and not text[2:3].isspace() and len(text) > 2:
-        raise StatementError("a comment begins with -- and no space, which is a sum in some databases; add one")
+        raise StatementError(
+            "a comment begins with -- and no space, which some databases read as arithmetic; add a space"
+        )
     if kind == "block" and not (text.endswith("*/") and len(text) > 3):
         raise StatementError("a comment is not closed; write */ at its end")
     if kind == "block" and ("/*" in text[2:] or text[2:3] == "!" or text[2:4].upper() == "M!"):
-        raise StatementError("a comment holds another, or is one that some databases execute; leave it out")
+        raise StatementError("a comment contains another, or is one that some databases execute; leave it out")
 
 
 def _check_quotes(kind: str, text: str, dialect: str) -> None:
     if kind in ("string", "quoted") and ("\\'" in text or '\\"' in text):
-        raise StatementError("a backslash stands before a quote; write a quote inside quotes twice instead")
+        raise StatementError("there is a backslash before a quote; double a quote inside quotes instead")
     if kind == "quoted" and text[0] == "`" and dialect not in _HAS_BACKTICKS:
         raise StatementError('names in this database are quoted with ", not with `')
     if kind == "other" and text in "'\"`":
@@ -131,7 +135,7 @@ def _check_quotes(kind: str, text: str, dialect: str) -> None:
     if text == "#" and dialect in _HAS_HASH_COMMENTS:
         raise StatementError("a comment begins with #; write -- and a space instead")
     if kind == "word" and dialect == "oracle" and text.lower() in ("q", "nq"):
-        raise StatementError("a string begins with q; write '...' with quotes inside it twice")
+        raise StatementError("a string begins with q; write '...' and double the quotes inside it")
 
 
 def _behind_bracket(query: str, position: int) -> int:
@@ -140,5 +144,5 @@ def _behind_bracket(query: str, position: int) -> int:
     if end < 0:
         raise StatementError("a name in [ is not closed")
     if set(query[position:end]) & set("'\"`"):
-        raise StatementError('a name in square brackets holds a quote; quote the name with " instead')
+        raise StatementError('a name in square brackets contains a quote; quote the name with " instead')
     return end + 1

@@ -89,7 +89,7 @@ class _Source(Iterator[str]):
         if isinstance(line, LineError):
             raise line
         if "\0" in line:
-            raise LineError("binary", "it holds a NUL byte")
+            raise LineError("binary", "it contains a NUL byte")
         self._size += len(line)
         return line
 

@@ -40,8 +40,8 @@ _CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
 _MOST_NAMES, _MOST_LETTERS = 20, 60
 _MISSING = object()
 _ABOUT_PAIRS = (
-    "it is a pair of source and target, which model.architecture=encoder_decoder learns from; for a decoder say with "
-    "data.extract.template which text it makes, such as '{source} {target}'"
+    "it is a pair of source and target, which is for model.architecture=encoder_decoder; for a decoder, set "
+    "data.extract.template to make one text of it, such as '{source} {target}'"
 )
 
 
@@ -95,7 +95,7 @@ class RecordFormat:
         except RecordError as error:
             return Refused(place, error.reason, error.detail)
         except UnicodeEncodeError as error:
-            return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a character")
+            return Refused(place, "undecodable", f"{error.object[error.start]!r} is half of a surrogate pair")
         except RecursionError:
             return Refused(place, "invalid", "it is nested too deeply")
         if marks and size > max_bytes // 2:
@@ -160,7 +160,7 @@ class RecordFormat:
         try:
             chat = chat_text(record)
         except (TypeError, ValueError) as error:
-            raise RecordError("invalid", f"its turns are no text ({error})") from None
+            raise RecordError("invalid", f"its turns are not text ({error})") from None
         if chat is not None:
             return chat, "chat", ""
         field = text_field(record, (record,))

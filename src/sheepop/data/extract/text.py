@@ -110,7 +110,7 @@ def _encoding(file: BinaryIO, name: str) -> tuple[str, int]:
     for encoding in likely_encodings(_sample(file)):
         if _fits(file, encoding, 0):
             return encoding, 0
-    raise UndecodableError("undecodable", "its bytes fit none of the encodings that text usually has")
+    raise UndecodableError("undecodable", "its bytes do not fit any of the usual text encodings")
 
 
 def _refuse_controls(controls: int, size: int, limit: float) -> None:
@@ -125,7 +125,7 @@ def _survey(file: BinaryIO) -> tuple[int, int]:
     while block := file.read(_BLOCK):
         position = block.find(b"\0")
         if position >= 0:
-            raise UndecodableError("binary", f"it holds a NUL byte at offset {size + position:,}")
+            raise UndecodableError("binary", f"it contains a NUL byte at offset {size + position:,}")
         controls += len(block) - len(block.translate(None, CONTROLS))
         size += len(block)
     return controls, size

@@ -67,7 +67,7 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
         except _DamageError as error:
             raise ExtractionError("damaged", f"record {number + error.offset:,} {error}") from None
         except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
-            raise ExtractionError("damaged", f"what follows record {number:,} is none: {error}") from None
+            raise ExtractionError("damaged", f"what follows record {number:,} is not a record: {error}") from None
 
 
 class _DamageError(Exception):
@@ -200,7 +200,7 @@ def _payload(record: Any, name: str, limit: int, context: Context) -> Iterator[C
         packed = _PACKED.get(encoding)
         if packed is None:
             if encoding not in ("", "identity"):
-                raise MemberError("unsupported", f"its transfer was encoded as {encoding[:40]}")
+                raise MemberError("unsupported", f"its content is encoded as {encoding[:40]}")
             yield content
             return
         with content.open() as file:

@@ -46,7 +46,7 @@ def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Ref
         for number, name in enumerate(document.embedded, 1):
             yield from context.inner(Content(name, data=parts.bytes(name)), f"embedded document {number}")
         if not text and not document.embedded:
-            raise ExtractionError("empty", "the document holds no text")
+            raise ExtractionError("empty", "the document has no text")
 
 
 class _Document:

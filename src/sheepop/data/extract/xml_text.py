@@ -113,7 +113,7 @@ def root_name(content: Content) -> str:
     """The name of the outermost element, with its namespace in braces; raises `ExtractionError`."""
     for _, element in _events(content):
         return str(element.tag)
-    raise ExtractionError("empty", "the file holds no element")
+    raise ExtractionError("empty", "the file has no elements")
 
 
 def _events(content: Content) -> Iterator[tuple[str, _Element]]:
@@ -286,7 +286,7 @@ def _forget(element: _Element) -> None:
 def _problem(error: Any, kinds: Any) -> ExtractionError:
     message = str(error.msg)
     if error.code == kinds.ERR_ENTITY_LOOP or "amplification" in message:
-        return ExtractionError("bomb", "its entities multiply without end")
+        return ExtractionError("bomb", "its entities expand without end")
     if error.code == kinds.ERR_RESOURCE_LIMIT:
         return ExtractionError("oversized", message)
     return ExtractionError("damaged", message)

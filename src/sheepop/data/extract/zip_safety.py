@@ -79,7 +79,7 @@ def _examine(members: list[zipfile.ZipInfo], size: int, context: Context) -> Non
         if member.flag_bits & _ENCRYPTED_FLAG:
             raise ExtractionError("encrypted", "it needs a password")
         if member.compress_type not in _METHODS:
-            raise ExtractionError("unsupported", f"its parts are compressed by method {member.compress_type}")
+            raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
 
 
 def _compound_file_error(content: Content) -> ExtractionError:
@@ -90,7 +90,7 @@ def _compound_file_error(content: Content) -> ExtractionError:
             if _ENCRYPTED_PACKAGE in before + block:
                 return ExtractionError("encrypted", "it needs a password")
             before = block[-len(_ENCRYPTED_PACKAGE) :]
-    return ExtractionError("unsupported", "it is an old binary Office file; save it in the present format")
+    return ExtractionError("unsupported", "it is an old binary Office file; save it in the current format")
 
 
 def _refuse_definitions(name: str, beginning: bytes) -> None:

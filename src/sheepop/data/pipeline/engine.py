@@ -190,8 +190,8 @@ def _failure(directory: Path, missing: list[int]) -> Exception:
                 return kind(record["message"])
             return RuntimeError(f"A task of the build failed.\n{record['traceback']}")
     return SheepOpError(
-        f"{len(missing)} of the build's tasks did not finish, most likely because the machines they ran on were lost. "
-        "Run the same command again: it goes on with what is missing."
+        f"{len(missing)} of the build's tasks did not finish, most likely because the machines they ran on were "
+        "lost. Run the same command again: it does only what is missing."
     )
 
 

@@ -44,12 +44,12 @@ def announce(plan: Plan, found: Found, engine: Engine, workplace: Path, console:
         console.info(
             f"{found.num_bytes / 1e6:,.0f} MB in {sum(part.entries for part in plan.parts):,} inputs: about "
             f"{_in_words(seconds)} and {room / 1e9:,.1f} GB of room, most of it until the build is done "
-            f"({free / 1e9:,.1f} GB are free)."
+            f"({free / 1e9:,.1f} GB is free)."
         )
     if room > free:
         console.warn(
-            f"{workplace.parent} has {free / 1e9:,.1f} GB free, and the build may need {room / 1e9:,.1f} GB. Should it "
-            "run full, free some space and run the same command again: it goes on with what is done."
+            f"{workplace.parent} has {free / 1e9:,.1f} GB free, and the build may need {room / 1e9:,.1f} GB. If it "
+            "fills up, free some space and run the same command again: it continues from what is done."
         )
 
 

@@ -151,7 +151,7 @@ class BuildRecord:
         removed = ", ".join(f"{name} {count:,}" for name, count in documents["removed"].items() if count)
         return (
             f"Corpus: {counted(files['found'], 'file')} found, {files['read']:,} read, {skipped:,} left out"
-            + (f", with places that could not be used: {refused}" if refused else "")
+            + (f"; parts that could not be used: {refused}" if refused else "")
             + ". "
             + f"{counted(documents['in'], 'document')}, {documents['kept']:,} kept"
             + (f"; removed: {removed}" if removed else "")

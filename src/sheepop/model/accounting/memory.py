@@ -39,7 +39,9 @@ def training_bytes(config: ModelConfig, optimizer: str, precision: str, *, avera
     them are there, at the end of the backward pass. Raises `ValueError` for an optimizer that is not known.
     """
     if optimizer not in _STATE:
-        raise ValueError(f"the state of the optimizer {optimizer!r} is not known; known are {', '.join(_STATE)}")
+        raise ValueError(
+            f"the state of the optimizer {optimizer!r} is not known; the known ones are those of {', '.join(_STATE)}"
+        )
     shapes = parameter_shapes(config)
     tables = {name: shape for name, shape in shapes.items() if parameter_role(name, shape) == "table"}
     weights = weight_bytes(config)

@@ -19,7 +19,7 @@ from sheepop.model.attention.sight import Sight
 # Places in a block of the kernel, of queries and of keys.
 BLOCK = 128
 _NARROWEST_HEAD = 16
-NEEDS = "needs an NVIDIA GPU from 2020 on, with Triton and a C compiler, and heads of at least 16 columns"
+NEEDS = "needs an NVIDIA GPU from 2020 or later, Triton, a C compiler, and heads of at least 16 columns"
 # Kinds of calls that one process may compile the kernel for: data types, widths, caps, with gradients or without.
 _KINDS = 64
 
@@ -33,14 +33,14 @@ class Blocks:
         """What it cannot do, and in a free choice also what it is not worth being compiled for."""
         narrowest = min(kind.head_dim, kind.value_dim)
         if not has_block_kernel(kind.device, narrowest):
-            return f"{NEEDS}; here is {kind.device.type}, and heads have {narrowest}"
+            return f"{NEEDS} (this is {kind.device.type}, with heads of {narrowest})"
         absent = missing(self.name, kind, sight)
         if absent is not None or kind.backend != "auto":
             return absent
         if kind.cached:
-            return "takes longer to be compiled than a text takes to be written"
+            return "takes longer to compile than a text takes to write"
         pays = sight.features or kind.features
-        return None if pays else "saves nothing where the plain triangle says all"
+        return None if pays else "saves nothing with a plain causal mask"
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> BlocksAttention:
         """Finds the blocks that are needed."""

@@ -59,7 +59,7 @@ def require_backend(backend: str, device: torch.device, narrowest: int) -> None:
     """Raises `ConfigError` when `backend` cannot compute heads of at least `narrowest` columns on `device`."""
     if backend == "flex" and not has_block_kernel(device, narrowest):
         raise ConfigError(
-            f"model.attention_backend: flex {NEEDS}; this network runs on {device.type} with {narrowest}. "
+            f"model.attention_backend: flex {NEEDS}; this network runs on {device.type} with heads of {narrowest}. "
             "Set it to auto."
         )
 

@@ -34,10 +34,12 @@ class Products:
     def lacks(self, kind: AttentionKind, sight: Sight) -> str | None:
         """Any other data type or device, and everything but documents."""
         if not HAS_BFLOAT16_PRODUCTS:
-            return "needs a processor with products of bfloat16 (AVX-512 or AMX)"
+            return "needs a processor with bfloat16 products (AVX-512 or AMX)"
         if kind.device.type != "cpu" or kind.dtype != torch.bfloat16:
             return f"is for bfloat16 on a CPU, not for {str(kind.dtype).removeprefix('torch.')} on {kind.device.type}"
-        return missing(self.name, kind, sight) or ("saves nothing for one place" if sight.num_queries == 1 else None)
+        return missing(self.name, kind, sight) or (
+            "saves nothing for a single position" if sight.num_queries == 1 else None
+        )
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> ProductsAttention:
         """Nothing but the documents is to be known."""

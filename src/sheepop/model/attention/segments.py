@@ -39,12 +39,12 @@ class Segments:
         if not _is_compiled(kind):
             return None
         if kind.device.type == "cuda":
-            return "cannot be prepared inside of compiled code" if torch.compiler.is_compiling() else None
+            return "cannot be prepared inside compiled code" if torch.compiler.is_compiling() else None
         if kind.device.type != "cpu":
             return f"is not compiled for {kind.device.type}"
         if kind.dropout > 0 or kind.slopes is not None or sight.reach is not None:
-            return "has no dropout, no windows and no distances where a network is compiled for a CPU"
-        return None if kind.head_dim == kind.value_dim else "is compiled for values as wide as keys only"
+            return "has no dropout, no windows and no distances in a network compiled for a CPU"
+        return None if kind.head_dim == kind.value_dim else "is compiled only for values as wide as keys"
 
     def prepare(self, kind: AttentionKind, sight: Sight) -> SegmentsAttention | AsideAttention | OperatorAttention:
         """Cuts the rows, or leaves that to the operator."""

@@ -50,12 +50,14 @@ class Sight:
         for name, given in (("document_ids", self.documents), ("key_mask", self.key_mask)):
             if given is not None and (given.ndim != 2 or given.shape[1] != self.num_keys):
                 raise ValueError(
-                    f"{name} has shape {tuple(given.shape)}; a row for each sequence of {self.num_keys} is needed"
+                    f"{name} has shape {tuple(given.shape)}; it needs one row of {self.num_keys} for each sequence"
                 )
         if self.documents is not None and not self.is_whole:
             raise ValueError(f"document_ids need every position as a query; got {self.num_queries} of {self.num_keys}")
         if self.causal and self.key_mask is not None:
-            raise ValueError("a key_mask is for attention in both directions; causal rows have padding behind them")
+            raise ValueError(
+                "a key_mask is for attention in both directions; causal rows have their padding at the end"
+            )
         if not self.causal and not (self.window is None and self.documents is None and self.starts is None):
             raise ValueError("windows, documents and rows of different length are for causal attention")
 

@@ -64,12 +64,12 @@ def check_layers(parameters: Mapping[str, Tensor], layers: Sequence[LayerConfig]
             )
         if taken.issuperset(matching):
             raise ConfigError(
-                f"training.layers: all that {layer.pattern!r} matches is matched by patterns before it, and of several "
-                "the first counts. Move it up, or leave it out."
+                f"training.layers: earlier patterns match everything that {layer.pattern!r} matches, and the first "
+                "match counts. Move it up, or leave it out."
             )
         if layer.weight_decay is not None and not any(_decays(name, parameters[name]) for name in matching):
             raise ConfigError(
-                f"training.layers: {layer.pattern!r} has a weight_decay but matches vectors only, such as "
+                f"training.layers: {layer.pattern!r} has a weight_decay but matches only vectors, such as "
                 f"{matching[0]}, and only matrices are decayed. Leave its weight_decay out."
             )
         taken.update(matching)

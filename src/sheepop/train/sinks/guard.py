@@ -15,6 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
+from sheepop.core.facts import counted
+
 CAPACITY = 1_000
 CLOSE_SECONDS = 10.0
 RETRY_SECONDS = (0.5, 2.0)  # pauses before a row is tried again; after the last try the sink is given up
@@ -67,7 +69,7 @@ class GuardedSink:
                 self._changed.notify()
         if full and not self._said_full:
             self._said_full = True
-            self._warn(f"{self.title} does not keep up; rows that it cannot take are left out there.")
+            self._warn(f"{self.title} cannot keep up; the rows that it cannot take will be missing there.")
         self._say_error()
 
     def ask_to_close(self) -> None:
@@ -83,15 +85,15 @@ class GuardedSink:
         with self._changed:
             missing = self.lost + len(self._rows)
         if self._thread.is_alive():
-            self._warn(f"{self.title} did not finish in time and is left behind; its last rows may be missing there.")
+            self._warn(f"{self.title} did not finish in time and was given up; the last rows may be missing there.")
         if missing:
-            self._warn(f"{self.title} lacks {missing:,} rows of this run; metrics.jsonl has all of them.")
+            self._warn(f"{self.title} is missing {counted(missing, 'row')} of this run; metrics.jsonl has all of them.")
 
     def _say_error(self) -> None:
         """Warns of the first error, from the thread that runs the loop."""
         if self._error is not None and not self._said_error:
             self._said_error = True
-            self._warn(f"{self.title} failed, and the run goes on: {self._error}")
+            self._warn(f"{self.title} failed; the run continues without it: {self._error}")
 
     def _work(self) -> None:
         if self._succeeds(self._open):

@@ -30,7 +30,7 @@ BLOOM = Family(
         fixed("apply_residual_connection_post_layernorm", False),
         fixed("n_inner", None),
         fixed("skip_bias_add_qkv", False),
-        Fixed("slow_but_exact", (False,), "where a part of the biases is left out"),
+        Fixed("slow_but_exact", (False,), "and then some of the biases are left out"),
         # How the training program was divided and fused.
         unread(
             "pretraining_tp", "skip_bias_add", "bias_dropout_fusion", "masked_softmax_fusion",

@@ -106,7 +106,7 @@ GEMMA3 = Family(
         size("vocab_size", "vocab_size", 262208),
         context("max_position_embeddings", 131072),
         *_FIELDS,
-        Fixed("attn_logit_softcapping", (None,), "a cap on scores that transformers does not apply in this family"),
+        Fixed("attn_logit_softcapping", (None,), "but transformers does not cap scores in this family"),
         optional_number("final_logit_softcapping", "logit_soft_cap", None),
         windows_by_period(4096, 6, "sliding_window_pattern"),
         LayerRopeParameters(),
