@@ -212,7 +212,7 @@ def test_sampled_frequencies_fit_the_distribution() -> None:
 
 def test_numbers_are_uniform_and_independent_of_each_other() -> None:
     numbers = uniform(torch.arange(300)[:, None], torch.arange(400))
-    assert 0 < numbers.min()
+    assert numbers.min() > 0
     assert numbers.max() < 1
     # 99 degrees of freedom, 148.23 once in a thousand times.
     assert chi_square((numbers.flatten() * 100).long().tolist(), [0.01] * 100) < 148.23

@@ -1,9 +1,9 @@
-"""Which block of the cache holds which tokens: counted, shared, found again by what it holds. There is no tensor here.
+"""Which block of the cache holds which tokens: counted, shared, and found again by their contents; without tensors.
 
-A sequence's keys and values lie in blocks of `block_size` tokens that its table names (Kwon et al. 2023, PagedAttention).
-Layers that look back equally far are of one kind and have blocks of their own, so that layers with a window keep no
-more than it. Full blocks are found again by the chain of all tokens up to their last one, under a salt: only sequences
-of the same salt share.
+A sequence's keys and values lie in blocks of `block_size` tokens, which its table lists (Kwon et al. 2023,
+PagedAttention). Layers that look back equally far are of one kind and have their own blocks, so that layers with a
+window keep no more than it. A full block is found again by all tokens up to its last one and a salt: only sequences
+with the same salt share blocks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 from sheepop.core.config import Config, validate
 from sheepop.core.errors import UsageError
 
-
 # What says which texts are allowed.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # What beam search reads.
