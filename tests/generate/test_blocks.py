@@ -1,4 +1,4 @@
-"""The block manager against a model of it: every table's tokens stay where it says, and no block is lost or used twice."""
+"""The block manager against a model of it: tokens stay where tables say, and no block is lost or used twice."""
 
 from __future__ import annotations
 

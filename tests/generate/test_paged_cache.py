@@ -1,4 +1,4 @@
-"""The paged cache against whole passes: the same hidden states, whatever lies beside a token and wherever its block is."""
+"""The paged cache against whole passes: the same hidden states, whatever else is read and wherever blocks lie."""
 
 from __future__ import annotations
 

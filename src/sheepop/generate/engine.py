@@ -161,7 +161,7 @@ class Engine:
         return shown
 
     def _settle(self, place: _Place) -> None:
-        """Keeps what was stored of a text, gives back the blocks of one that ended, and ends a request with its last."""
+        """Keeps what was stored of a text, or gives back its blocks where it ended; ends a request with its last text."""
         candidate, manager = place.candidate, self.scheduler.manager
         if candidate.finish_reason is not None or candidate.context_overflows:
             manager.close(place.table)
@@ -211,8 +211,8 @@ class Engine:
 def _not_finite(candidate: Candidate) -> CheckpointError:
     return CheckpointError(
         f"The network's logits for the token at position {candidate.position} of prompt {candidate.request.index} and "
-        "its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its training "
-        "diverged. Use an earlier checkpoint."
+        "its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its "
+        "training diverged. Use an earlier checkpoint."
     )
 
 

@@ -271,7 +271,7 @@ class PagedAttending:
     def over(
         self, keys: Tensor, values: Tensor, q_NH1C: Tensor, k_NK1C: Tensor, v_NK1C: Tensor, score: Score
     ) -> Tensor:
-        """Attends to the blocks `keys` and `values` of a layer, in which the new ones are stored already (N, H, 1, C)."""
+        """Attends to the blocks `keys` and `values` of a layer, which already hold the new ones; (N, H, 1, C)."""
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], v_NK1C.shape[-1])
         for group in self._groups:
             rows, tokens = group.shape

@@ -155,9 +155,8 @@ class Request:
     """A prompt, how to continue it, and the texts that are written: `num_candidates` of them, or those of a beam.
 
     `seed` is the request's own, a function of the caller's seed and the prompt's `index`. `matcher` knows the grammar
-    that the text has to follow. A token of `end_ids` ends a
-    text. Requests of smaller `priority` go first, of equal priority in the order of their `number`. Only requests of one
-    `tenant` share what the cache holds.
+    that the text has to follow. A token of `end_ids` ends a text. Requests with a smaller `priority` go first, those of
+    equal priority in the order of their `number`. Only requests of one `tenant` share what the cache holds.
     """
 
     def __init__(

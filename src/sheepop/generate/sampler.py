@@ -66,7 +66,7 @@ class Choice:
 
 
 class Sampler:
-    """Chooses tokens; those that are `forbidden` (V,) never, and `end_ids` not before a text has its `min_new_tokens`."""
+    """Chooses tokens: never those that are `forbidden` (V,), and no `end_ids` before a text has `min_new_tokens`."""
 
     def __init__(self, forbidden: Tensor, end_ids: Iterable[int]) -> None:
         self.forbidden = forbidden
