@@ -28,7 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from record import add_json_option, write_record
-from sheepop.model import KeyValueCache, LossTerms, ModelConfig, Transformer, blank_model, positions
+from sheepop.generate.blocks import BlockManager, Chunk
+from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.model import LossTerms, ModelConfig, Transformer, blank_model, positions
 from sheepop.model import logits as chunked
 from sheepop.model import loss as losses
 from sheepop.model.accounting.operations import training_flops_per_token
@@ -345,8 +347,12 @@ def count_token(model: ModelConfig, context: int) -> dict[str, Phase]:
     counter = Counter()
     network = pretended(model).to(torch.bfloat16).eval()
     with replacing(fused_operations(counter, fused=False)), torch.no_grad():
-        cache = KeyValueCache(model, 1, context + 1, device="meta", dtype=torch.bfloat16)
-        network(torch.empty(1, context, dtype=torch.long, device="meta"), cache=cache, logits_to_keep=1)
+        reaches, blocks = reaches_of(network), context // 16 + 1
+        manager = BlockManager([blocks] * len(reaches), reaches, 16)
+        cache, table = PagedCache(network, manager.num_blocks, 16), manager.open([0])
+        manager.reserve(table, context + 1)
+        manager.advance(table, [0] * context, context)
+        cache.read([Chunk(table, context, 1)])
         with counter.phase("decoded token"):
             network(torch.empty(1, 1, dtype=torch.long, device="meta"), cache=cache)
     return counter.phases

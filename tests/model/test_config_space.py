@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
-from sheepop.generate.runner import IncrementalRunner, RecomputingRunner
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.model.config import Activation, Initialization, NormKind, NormPosition, PositionEncoding
+
+from ..reading import read_in_pieces
 
 VOCAB, LENGTH = 11, 10
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]])
@@ -140,14 +141,11 @@ def check_training(model: Transformer) -> None:
 
 def check_generation(model: Transformer) -> None:
     """Contexts of seven and of four tokens, and three tokens more: with the cache as without."""
-    contexts, following = [IDS[0, :7].tolist(), IDS[1, :4].tolist()], IDS[:, 7:].T.tolist()
-    runners = IncrementalRunner(model), RecomputingRunner(model)
+    texts = [IDS[0], torch.cat((IDS[1, :4], IDS[1, 7:]))]
     with torch.inference_mode():
-        cached, whole = (runner.start(contexts, [4, 4]) for runner in runners)
-        torch.testing.assert_close(cached, whole, atol=1e-9, rtol=0)
-        for tokens in following:
-            cached, whole = (runner.step(tokens) for runner in runners)
-            torch.testing.assert_close(cached, whole, atol=1e-9, rtol=0)
+        found = read_in_pieces(model, texts, ([7, 4], [1, 1], [1, 1], [1, 1]))
+        for text, states in zip(texts, found, strict=True):
+            torch.testing.assert_close(states, model.hidden_states(text[None])[0], atol=1e-9, rtol=0)
 
 
 def check_causality(model: Transformer) -> None:

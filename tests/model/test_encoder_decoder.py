@@ -18,7 +18,6 @@ from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.model import (
     EncoderDecoder,
-    KeyValueCache,
     ModelConfig,
     Transformer,
     blank_model,
@@ -27,6 +26,8 @@ from sheepop.model import (
 )
 from sheepop.model.config import Activation, Backend, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.probe import record
+
+from ..reading import PieceReader, read_in_pieces
 
 ENCODINGS = get_args(PositionEncoding)
 SIZES: dict[str, Any] = {
@@ -201,9 +202,8 @@ def test_a_target_in_pieces_equals_the_whole_and_projects_the_memory_once(encodi
     with torch.inference_mode():
         whole = model(sources, targets, mask)
         projections.clear()
-        memory, cache = model.encode(sources, mask), KeyValueCache(model.config, 3, 8)
-        states = [model.hidden_states(piece, memory=memory, cache=cache) for piece in targets.split(pieces, dim=1)]
-        found = model.read_out(torch.cat(states, dim=1))
+        states = read_in_pieces(model, list(targets), [[piece] * 3 for piece in pieces], model.encode(sources, mask))
+        found = model.read_out(torch.stack(states))
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
     assert sorted(projections) == [f"blocks.{layer}.cross_attention.{n}_proj" for layer in range(2) for n in "kv"]
 
@@ -214,10 +214,11 @@ def test_rows_that_are_kept_repeated_and_put_in_another_order_go_on_as_if_alone(
     mask = torch.arange(6) < torch.tensor([6, 3, 5])[:, None]
     rows, following = torch.tensor([2, 0, 0]), tokens(3, 2, seed=8)
     with torch.inference_mode():
-        memory, cache = model.encode(sources, mask), KeyValueCache(model.config, 3, 6)
-        model.hidden_states(targets, memory=memory, cache=cache)
-        cache.keep_rows(rows.tolist())
-        found = model.read_out(model.hidden_states(following, memory=memory.rows(rows), cache=cache))
+        reader = PieceReader(model, 3, memory=model.encode(sources, mask))
+        reader.read(list(targets))
+        reader.tables = [reader.manager.fork(reader.tables[row]) for row in rows]
+        reader.sources = rows.tolist()
+        found = model.read_out(torch.stack(reader.read(list(following))))
         for row, more, logits in zip(rows.tolist(), following, found, strict=True):
             length = int(mask[row].sum())
             alone = model(sources[row : row + 1, :length], torch.cat((targets[row], more))[None])[0, -2:]
@@ -407,8 +408,7 @@ def test_every_combination_is_refused_in_words_or_trains_and_goes_on_with_a_cach
     model.eval()
     with torch.inference_mode():
         whole = model(sources, targets, mask)
-        memory, cache = model.encode(sources, mask), KeyValueCache(config, 2, 5)
-        states = [model.hidden_states(piece, memory=memory, cache=cache) for piece in targets.split([2, 1, 2], dim=1)]
-        torch.testing.assert_close(model.read_out(torch.cat(states, dim=1)), whole, atol=1e-4, rtol=1e-4)
+        states = read_in_pieces(model, list(targets), ([2, 2], [1, 1], [2, 2]), model.encode(sources, mask))
+        torch.testing.assert_close(model.read_out(torch.stack(states)), whole, atol=1e-4, rtol=1e-4)
         alone = model(sources[1:, :2], targets[1:])
         torch.testing.assert_close(alone, whole[1:], atol=1e-4, rtol=1e-4)

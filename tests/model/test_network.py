@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model, cross_entropy
+from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 
+from ..reading import read_in_pieces
 from .slow_network import SlowNetwork
 
 VOCAB, LENGTH = 23, 9
@@ -188,16 +189,10 @@ def test_logits_of_packed_documents(axis) -> None:
 def test_logits_of_rows_of_different_length_through_the_cache(axis) -> None:
     """Rows of nine and of six tokens, read in pieces of other numbers of tokens; each is as the row alone."""
     model, expected = axis
-    cache = KeyValueCache(model.config, 2, LENGTH, dtype=torch.float64)
-    begun = [0, 0]
-    for counts in ([5, 3], [1, 1], [2, 1], [1, 1]):
-        pieces = [tokens()[row, start : start + max(counts)] for row, start in enumerate(begun)]
-        with torch.inference_mode():
-            found = model.read_out(model.hidden_states(torch.stack(pieces), cache=cache, counts=counts))
-        for row, (start, count) in enumerate(zip(begun, counts, strict=True)):
-            np.testing.assert_allclose(found[row, :count], expected[row][start : start + count], atol=1e-5)
-        begun = [start + count for start, count in zip(begun, counts, strict=True)]
-    assert cache.lengths.tolist() == begun == [9, 6]
+    with torch.inference_mode():
+        found = read_in_pieces(model, list(tokens()), ([5, 3], [1, 1], [2, 1], [1, 1]))
+        for states, logits, length in zip(found, expected, (9, 6), strict=True):
+            np.testing.assert_allclose(model.read_out(states[None])[0], logits[:length], atol=1e-5)
 
 
 def test_every_axis_changes_the_logits() -> None:

@@ -110,6 +110,9 @@ class GenerationConfig(Config):
     """The text follows this grammar, in the form of Lark that llguidance reads."""
     stop_token_ids: tuple[int, ...] = ()
     """The text ends with the first of these tokens."""
+    guesses: int = Field(default=0, ge=0, le=64)
+    """How many tokens to guess ahead, so that the network checks them in one pass; this changes the speed, never the
+    text."""
     use_cache: bool = True
     """Cache keys and values; `false` runs the network on the whole text for every token."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"

@@ -161,7 +161,7 @@ class Engine:
         return shown
 
     def _settle(self, place: _Place) -> None:
-        """Keeps what was stored of a text, or gives back its blocks where it ended; ends a request with its last text."""
+        """Keeps what was stored of a text, or gives back the blocks of one that ended."""
         candidate, manager = place.candidate, self.scheduler.manager
         if candidate.finish_reason is not None or candidate.context_overflows:
             manager.close(place.table)

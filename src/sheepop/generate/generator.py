@@ -35,8 +35,9 @@ class Generator:
     """Writes continuations in the data type of the model's parameters; with an encoder-decoder, targets for sources.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
-    the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. Raises
-    `TokenizerError` when the tokenizer has more tokens than the model.
+    the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. `draft_model`, a
+    smaller one with the same vocabulary, makes the guesses that `GenerationConfig.guesses` asks for; without it they
+    come from the text itself. Raises `TokenizerError` when the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -47,13 +48,15 @@ class Generator:
         device: torch.device | str | None = None,
         max_batch_size: int = 16,
         end_ids: Sequence[int] = (),
+        draft_model: Transformer | None = None,
     ) -> None:
         rows = model.config.vocabulary
-        if tokenizer.vocab_size > rows:
-            raise TokenizerError(
-                f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only {rows}. "
-                "Use the tokenizer that the model was trained with."
-            )
+        for network in (model,) if draft_model is None else (model, draft_model):
+            if tokenizer.vocab_size > network.config.vocabulary:
+                raise TokenizerError(
+                    f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only "
+                    f"{network.config.vocabulary}. Use the tokenizer that the model was trained with."
+                )
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.

@@ -110,21 +110,15 @@ class PagedCache:
         assert self._pass is not None, "the cache was not told which tokens come"
         return self._pass
 
-    @property
-    def lengths(self) -> Tensor:
-        """How many tokens are held before each token of the pass (N,)."""
-        return self._now.device_positions
-
-    @property
-    def longest(self) -> int:
-        """The greatest of `lengths`."""
-        return max(chunk.end for chunk in self._now.chunks) - 1
-
-    def begin(self, num_tokens: int, counts: Sequence[int] | None = None) -> tuple[Tensor | None, int]:
+    def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """The positions (N, 1) of the tokens that `read` told of, and how many the longest sequence will hold."""
-        if num_tokens != 1 or counts is not None:
-            raise ValueError("a paged cache reads every token as a row of its own")
-        return self._now.device_positions[:, None], self.longest + 1
+        now = self._now
+        if (num_rows, num_tokens) != (len(now.positions), 1):
+            raise ValueError(
+                f"a paged cache reads every token as a row of its own, and expects {len(now.positions)} of them; "
+                f"{num_rows} rows of {num_tokens} were given"
+            )
+        return now.device_positions[:, None], max(chunk.end for chunk in now.chunks)
 
     def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
         """The `count` entries before each token (N, count, ...), of this pass or of those before it."""
@@ -164,9 +158,6 @@ class PagedCache:
         if layer not in self._memory:
             self._memory[layer] = project()
         return self._memory[layer]
-
-    def advance(self) -> None:
-        """What is stored is the affair of the block manager."""
 
 
 class _Pass:

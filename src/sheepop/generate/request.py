@@ -87,8 +87,9 @@ class Candidate:
 
     @property
     def num_guessable(self) -> int:
-        """Tokens that may be guessed: one less than may be written, and what the context holds."""
-        return max(0, min(self.num_remaining - 1, self.request.max_seq_len - len(self.context)))
+        """Tokens that may be guessed: as many as are asked for, may be written beside the next one, and fit."""
+        request = self.request
+        return max(0, min(request.config.guesses, self.num_remaining - 1, request.max_seq_len - len(self.context)))
 
     @property
     def position(self) -> int:

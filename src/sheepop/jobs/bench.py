@@ -23,7 +23,8 @@ from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, synchronize
 from sheepop.data import Batch
 from sheepop.jobs.recipe import ARCHITECTURE
-from sheepop.model import KeyValueCache, ModelConfig, build_model
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.model import ModelConfig, build_model
 from sheepop.model.accounting.operations import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.accounting.saved_activations import Mode
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
@@ -32,6 +33,7 @@ from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers
 from sheepop.train.placement import OneDevice
+from sheepop.tokenizer import CharTokenizer
 from sheepop.train.precision import apply_precision, autocast, candidates, torch_dtype
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
@@ -159,20 +161,13 @@ class RandomBatches:
 
 
 def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
-    """One new token at a time with the key-value cache, for one sequence: the time between streamed tokens."""
-    model = build_model(config, 0, device).eval()
+    """One sequence as the engine writes it, the likeliest token each time: the time between streamed tokens."""
+    model = build_model(config, 0, device).to(torch_dtype(precision))
     length = min(config.max_seq_len, 256)
-    prompt = torch.zeros(1, _PROMPT, dtype=torch.long, device=device)
-    token = torch.zeros(1, 1, dtype=torch.long, device=device)
-
-    def write() -> None:
-        with torch.inference_mode(), autocast(device, precision):
-            cache = KeyValueCache(config, 1, length, device=device, dtype=torch_dtype(precision))
-            model(prompt, cache=cache, logits_to_keep=1)
-            for _ in range(length - _PROMPT):
-                model(token, cache=cache)
-
-    rate = (length - _PROMPT) / _median_seconds(write, device, seconds)
+    generator, prompt = Generator(model, CharTokenizer()), [CharTokenizer().bos_id] * _PROMPT
+    num_new = length - _PROMPT
+    settings = GenerationConfig(temperature=0, max_new_tokens=num_new, min_new_tokens=num_new)
+    rate = num_new / _median_seconds(lambda: generator.generate([prompt], settings), device, seconds)
     flops = rate * decoding_flops_per_token(config, length / 2)
     return _row("generate", precision, f"1 x {length}", rate, flops, device)
 

@@ -8,7 +8,7 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.model.accounting.parameters import num_parameters
-    from sheepop.model.cache import Cache, KeyValueCache
+    from sheepop.model.cache import Cache
     from sheepop.model.config import ModelConfig
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory
     from sheepop.model.initialization import blank_model, build_model
@@ -30,7 +30,6 @@ __all__ = [
     "IGNORE_INDEX",
     "Cache",
     "EncoderDecoder",
-    "KeyValueCache",
     "LossSums",
     "LossTerms",
     "Memory",

@@ -5,7 +5,6 @@ Shapes: B batch, S source positions, T target positions, D d_model, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -90,7 +89,6 @@ class EncoderDecoder(Transformer):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
-        counts: Sequence[int] | None = None,
         source_ids: Tensor | None = None,
         source_mask: Tensor | None = None,
         memory: Memory | None = None,
@@ -114,7 +112,7 @@ class EncoderDecoder(Transformer):
         # Places of one sequence have no distance to places of the other.
         kind = replace(self.attention_kind(causal=False), slopes=None)
         sight = kind.sight(input_ids.shape[1], memory.states.shape[1], key_mask=memory.mask)
-        return self._decode(input_ids, positions, None, cache, counts, memory.states, prepare_attention(kind, sight))
+        return self._decode(input_ids, positions, None, cache, memory.states, prepare_attention(kind, sight))
 
     def forward(  # type: ignore[override]  # a network of two sequences
         self,

@@ -6,7 +6,7 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -123,16 +123,14 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
-        counts: Sequence[int] | None = None,
     ) -> Outputs:
         """Token ids (B, T) to normalised hidden states (B, T, D), ready for `lm_head`, and the routings of experts.
 
         `positions` (B, T) or (1, T), each below `max_seq_len`, default to 0, 1, 2, ... behind what `cache` holds of the
-        row; `document_ids` (B, T) keep attention within runs of equal ids. With a cache the first `counts[b]` tokens of
-        row b are real (all when None), and what follows them is padding that the cache forgets. Raises `ValueError` for
-        a sequence longer than `max_seq_len`, or an argument of another shape.
+        row; `document_ids` (B, T) keep attention within runs of equal ids. Raises `ValueError` for a sequence longer
+        than `max_seq_len`, or an argument of another shape.
         """
-        return self._decode(input_ids, positions, document_ids, cache, counts)
+        return self._decode(input_ids, positions, document_ids, cache)
 
     def _decode(
         self,
@@ -140,7 +138,6 @@ class Transformer(nn.Module):
         positions: Tensor | None,
         document_ids: Tensor | None,
         cache: Cache | None,
-        counts: Sequence[int] | None,
         memory: Tensor | None = None,
         memory_attending: Attending | None = None,
     ) -> Outputs:
@@ -154,11 +151,7 @@ class Transformer(nn.Module):
             raise ValueError(f"document_ids have shape {tuple(document_ids.shape)}, input_ids {(rows, num_tokens)}")
         if cache is not None and document_ids is not None:
             raise ValueError("document_ids are for packed training batches; a cache holds one document per row")
-        if cache is None and counts is not None:
-            raise ValueError(
-                "counts tell a cache which tokens are real; without a cache, padding at the end of a row needs none"
-            )
-        behind, end = (None, num_tokens) if cache is None else cache.begin(num_tokens, counts)
+        behind, end = (None, num_tokens) if cache is None else cache.begin(rows, num_tokens)
         if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
             raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")
         positions = behind if positions is None else positions
@@ -179,8 +172,6 @@ class Transformer(nn.Module):
             x_BTD, routing = block(x_BTD, inputs[window], cache)
             if routing is not None:
                 routings.append(routing)
-        if cache is not None:
-            cache.advance()
         return Outputs(self._finish(x_BTD), tuple(routings))
 
     def embed(
@@ -260,13 +251,10 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: Cache | None = None,
-        counts: Sequence[int] | None = None,
         logits_to_keep: int | None = None,
     ) -> Tensor:
         """Token ids (B, T) to logits (B, T, V), or of the last `logits_to_keep` positions only."""
-        hidden_BTD = self.hidden_states(
-            input_ids, positions=positions, document_ids=document_ids, cache=cache, counts=counts
-        )
+        hidden_BTD = self.hidden_states(input_ids, positions=positions, document_ids=document_ids, cache=cache)
         return self.read_out(hidden_BTD, logits_to_keep)
 
     def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sheepop.model import KeyValueCache, ModelConfig, build_model, cross_entropy
+from sheepop.model import ModelConfig, build_model, cross_entropy
 from sheepop.model.accounting.memory import cache_bytes, weight_bytes
 from sheepop.model.accounting.operations import (
     decoding_flops_per_token,
@@ -23,6 +23,7 @@ from sheepop.model.accounting.parameters import (
     parameter_shapes,
 )
 
+from ...reading import PieceReader
 from ..architectures import ARCHITECTURES
 
 BATCH, LENGTH, SOURCE = 2, 12, 7
@@ -82,12 +83,12 @@ def test_a_source_is_as_long_as_its_target_unless_it_is_said():
 def test_a_token_behind_a_cache_costs_what_is_counted(name):
     config = ARCHITECTURES[name]
     model = build_model(config, seed=0).double().eval()
-    cache = KeyValueCache(config, 1, LENGTH, dtype=torch.float64)
-    memory = {"memory": model.encode(torch.zeros(1, SOURCE, dtype=torch.long))} if name in PAIRS else {}
+    memory = model.encode(torch.zeros(1, SOURCE, dtype=torch.long)) if name in PAIRS else None
+    reader = PieceReader(model, 1, memory=memory)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model.hidden_states(torch.zeros(1, 4, dtype=torch.long), cache=cache, **memory)
+        reader.read([torch.zeros(4, dtype=torch.long)])
         with FlopCounterMode(display=False) as counter:
-            model.lm_head(model.hidden_states(torch.tensor([[1]]), cache=cache, **memory))
+            model.lm_head(reader.read([torch.tensor([1])])[0])
     assert decoding_flops_per_token(config, 5, SOURCE if memory else 0) == counter.get_total_flops()
 
 
@@ -155,12 +156,13 @@ def test_the_parameters_of_a_token_are_those_that_its_forward_pass_reads(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_cache_holds_as_many_bytes(name, dtype):
     config = ARCHITECTURES[name]
-    model, cache = build_model(config, seed=0).to(dtype).eval(), KeyValueCache(config, 3, LENGTH, dtype=dtype)
-    memory = {"memory": model.encode(torch.zeros(3, SOURCE, dtype=torch.long))} if name in PAIRS else {}
+    model = build_model(config, seed=0).to(dtype).eval()
+    memory = model.encode(torch.zeros(3, SOURCE, dtype=torch.long)) if name in PAIRS else None
+    reader = PieceReader(model, 3, memory=memory, num_blocks=3, size=LENGTH)
     with torch.no_grad():
-        model.hidden_states(torch.zeros(3, 2, dtype=torch.long), cache=cache, **memory)
-    of_sources = [tensor for pair in cache._memory.values() for tensor in pair]
-    held = sum(tensor.nbytes for tensor in (cache._keys, cache._values, *of_sources))
+        reader.read([torch.zeros(1, dtype=torch.long)] * 3)
+    of_sources = [tensor for pair in reader.cache._memory.values() for tensor in pair]
+    held = sum(tensor.nbytes for tensor in (*reader.cache.keys, *reader.cache.values, *of_sources))
     assert cache_bytes(config, 3, LENGTH, dtype.itemsize, SOURCE if memory else 0) == held
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from sheepop.model import KeyValueCache, ModelConfig, Transformer, build_model
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.attention import blocks
 from sheepop.model.attention.choose import KERNELS, choose_kernel
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.attention.stepwise import Stepwise
+
+from ...reading import PieceReader
 
 LENGTH = 64
 IDS = (torch.arange(LENGTH)[None] >= torch.tensor([[20], [40]])).long()
@@ -115,14 +117,14 @@ def test_training_never_falls_to_full_scores(gpu, dropout, kv_heads, packed, win
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"position_encoding": "alibi"}, {"attention_sinks": True}], ids=str)
-@pytest.mark.parametrize("counts", [[8, 8], [8, 5]], ids=["even", "uneven"])
+@pytest.mark.parametrize("counts", [[12, 12], [12, 9]], ids=["even", "uneven"])
 def test_generation_never_falls_to_full_scores(gpu, kv_heads, dtype, settings, counts) -> None:
     model = network(dtype, num_kv_heads=kv_heads, **settings).eval()
-    cache = KeyValueCache(model.config, 2, LENGTH, device="cuda", dtype=dtype)
+    reader = PieceReader(model, 2)
     with torch.no_grad():
-        model.hidden_states(torch.zeros_like(IDS[:, :8]), cache=cache, counts=counts)
-        model(torch.zeros_like(IDS[:, :1]), cache=cache)
-    assert len(gpu.backends) == 2
+        reader.read([torch.zeros(count, dtype=torch.long) for count in counts])
+        reader.read([torch.zeros(1, dtype=torch.long)] * 2)
+    assert len(gpu.backends) == 3
     assert "math" not in gpu.backends
 
 
