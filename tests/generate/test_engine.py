@@ -14,13 +14,11 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.engine import Engine, Update
-from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.prompt import Prompt
 from sheepop.generate.request import Request
-from sheepop.generate.runner import PagedRunner
 from sheepop.generate.sampler import Row, Sampler
-from sheepop.generate.scheduler import Scheduler
-from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
+from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
@@ -50,20 +48,17 @@ class Asked:
 def build_engine(
     model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, drafts: str = "none"
 ) -> Engine:
-    reaches = reaches_of(model)
-    counts = [num_blocks] * len(reaches)
-    scheduler = Scheduler(
-        BlockManager(counts, reaches, BLOCK), max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=99
+    return Engine.build(
+        model,
+        sampler(model),
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        max_waiting=99,
+        guesses=0 if drafts == "none" else GUESSES,
+        draft=(model, sampler(model)) if drafts == "model" else None,
     )
-    drafter: Drafter | None = None
-    if drafts == "lookup":
-        drafter = LookupDrafter(GUESSES, shortest=1)
-    if drafts == "model":
-        blocks = BlockManager(counts, reaches, BLOCK)
-        small = PagedRunner(model, PagedCache(model, counts, BLOCK, lookahead=GUESSES))
-        drafter = ModelDrafter(small, sampler(model), blocks, GUESSES)
-    runner = PagedRunner(model, PagedCache(model, counts, BLOCK, lookahead=GUESSES))
-    return Engine(runner, sampler(model), scheduler, drafter)
 
 
 def sampler(model: Transformer) -> Sampler:
@@ -126,6 +121,7 @@ sampled = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.2]),
     presence_penalty=st.sampled_from([0.0, 0.5]),
     num_completions=st.sampled_from([1, 1, 2, 3]),
+    guesses=st.just(GUESSES),
     seed=st.integers(0, 5),
     on_overflow=st.just("slide"),
 )
@@ -158,10 +154,9 @@ def test_texts_equal_those_of_a_plain_loop(
     drafts: str,
 ) -> None:
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
-    budget = max(max_tokens, max_sequences * (1 if drafts == "none" else 1 + GUESSES))
     least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
     engine = build_engine(
-        model, num_blocks=least + spare_blocks, max_tokens=budget, max_sequences=max_sequences, drafts=drafts
+        model, num_blocks=least + spare_blocks, max_tokens=max_tokens, max_sequences=max_sequences, drafts=drafts
     )
     requests, updates = drive(engine, model, everything)
     with torch.inference_mode():
@@ -239,7 +234,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(toy_model: Build) -> 
 
 def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:
     model = toy_model(max_seq_len=64).double()
-    config = GenerationConfig(max_new_tokens=24, seed=4, temperature=1.0)
+    config = GenerationConfig(max_new_tokens=24, seed=4, temperature=1.0, guesses=GUESSES)
     texts, passes = [], []
     for drafts in ("none", "model"):
         engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4, drafts=drafts)
@@ -260,7 +255,7 @@ def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_mo
 
 def test_what_followed_the_last_time_is_guessed() -> None:
     drafter = LookupDrafter(3)
-    asked = Asked([1, 2, 3, 4, 5, 9, 2, 3], GenerationConfig(max_new_tokens=9), 0, 0)
+    asked = Asked([1, 2, 3, 4, 5, 9, 2, 3], GenerationConfig(max_new_tokens=9, guesses=3), 0, 0)
     request = Request(
         0, Prompt("", asked.prompt), asked.config, CharTokenizer(), frozenset([0]), max_seq_len=64, seed=0
     )

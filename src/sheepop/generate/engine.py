@@ -11,12 +11,17 @@ from torch import Tensor
 
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
-from sheepop.generate.blocks import BlockTable
+from sheepop.generate.blocks import BlockManager, BlockTable
+from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.generate.request import Candidate, Request
-from sheepop.generate.runner import Runner
+from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
 from sheepop.generate.scheduler import Grant, Scheduler, Share
-from sheepop.generate.speculation import Drafter
+from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
+from sheepop.model import Transformer
+
+BLOCK_SIZE = 16
+TOKENS_PER_STEP = 512
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,46 @@ class Engine:
                 f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses of each of "
                 f"max_sequences = {scheduler.max_sequences} texts. Raise the first, or lower one of the others."
             )
+
+    @classmethod
+    def build(
+        cls,
+        model: Transformer,
+        sampler: Sampler,
+        *,
+        num_blocks: int,
+        max_sequences: int,
+        max_waiting: int,
+        max_tokens: int = TOKENS_PER_STEP,
+        block_size: int = BLOCK_SIZE,
+        use_cache: bool = True,
+        guesses: int = 0,
+        draft: tuple[Transformer, Sampler] | None = None,
+    ) -> Engine:
+        """An engine whose cache has `num_blocks` of `block_size` tokens.
+
+        With `guesses` it guesses so many tokens ahead, by the smaller model of `draft` or by lookup. Without a cache it
+        runs the network on whole texts. `max_tokens` is raised to what `max_sequences` texts need in a step.
+        """
+        max_tokens = max(max_tokens, max_sequences * (1 + guesses))
+
+        def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
+            reaches = reaches_of(network)
+            counts = [num_blocks] * len(reaches)
+            cache = PagedCache(network, counts, block_size, lookahead=guesses)
+            return BlockManager(counts, reaches, block_size), PagedRunner(network, cache)
+
+        runner: Runner
+        if use_cache:
+            manager, runner = prepared(model)
+        else:
+            manager, runner = BlockManager([num_blocks], [None], block_size), RecomputingRunner(model)
+        drafter: Drafter | None = LookupDrafter(guesses) if guesses else None
+        if guesses and draft is not None:
+            blocks, small = prepared(draft[0])
+            drafter = ModelDrafter(small, draft[1], blocks, guesses)
+        scheduler = Scheduler(manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting)
+        return cls(runner, sampler, scheduler, drafter)
 
     @property
     def is_idle(self) -> bool:

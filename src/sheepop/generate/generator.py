@@ -12,23 +12,17 @@ from torch import Tensor
 
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
-from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import Engine, Update
-from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
+from sheepop.generate.engine import BLOCK_SIZE, Engine, Update
+from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
-from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Sampler
-from sheepop.generate.scheduler import Scheduler
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
-
-_BLOCK_SIZE = 16
-_TOKENS_PER_STEP = 512
 
 
 class Generator:
@@ -50,7 +44,6 @@ class Generator:
         end_ids: Sequence[int] = (),
         draft_model: Transformer | None = None,
     ) -> None:
-        rows = model.config.vocabulary
         for network in (model,) if draft_model is None else (model, draft_model):
             if tokenizer.vocab_size > network.config.vocabulary:
                 raise TokenizerError(
@@ -67,7 +60,11 @@ class Generator:
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
-        self._forbidden = _forbidden_tokens(tokenizer, rows, self._end_ids).to(self.model.device)
+        self._sampler = self._sampler_of(self.model)
+        self._draft: tuple[Transformer, Sampler] | None = None
+        if draft_model is not None:
+            small = draft_model.to(self.model.device).sharing_copy().eval()
+            self._draft = small, self._sampler_of(small)
 
     @property
     def continues_prompts(self) -> bool:
@@ -127,25 +124,25 @@ class Generator:
     def _engine(self, requests: Sequence[Request]) -> Engine:
         """An engine with blocks for as many of these requests at a time as may be and as half of the memory holds."""
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
-        max_tokens = max(_TOKENS_PER_STEP, max_sequences)
-        reaches = reaches_of(self.model)
-        needed = sorted((request.width * -(-request.longest // _BLOCK_SIZE) for request in requests), reverse=True)
-        num_blocks = sum(needed[:max_sequences])
-        uses_cache = requests[0].config.use_cache
-        if uses_cache:
-            affordable = _free_memory(self.model.device) // 2 // bytes_per_block(self.model, _BLOCK_SIZE)
-            num_blocks = max(needed[0], min(num_blocks, affordable))
-        counts = [num_blocks] * len(reaches)
-        scheduler = Scheduler(
-            BlockManager(counts, reaches, _BLOCK_SIZE),
-            max_tokens=max_tokens,
+        guesses = max(request.config.guesses for request in requests)
+        needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
+        models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
+        bytes_each = sum(bytes_per_block(model, BLOCK_SIZE, guesses) for model in models)
+        affordable = _free_memory(self.model.device) // 2 // bytes_each
+        return Engine.build(
+            self.model,
+            self._sampler,
+            num_blocks=max(needed[0], min(sum(needed[:max_sequences]), affordable)),
             max_sequences=max_sequences,
             max_waiting=len(requests),
+            use_cache=requests[0].config.use_cache,
+            guesses=guesses,
+            draft=self._draft,
         )
-        runner: Runner = RecomputingRunner(self.model)
-        if uses_cache:
-            runner = PagedRunner(self.model, PagedCache(self.model, counts, _BLOCK_SIZE))
-        return Engine(runner, Sampler(self._forbidden, self._end_ids), scheduler)
+
+    def _sampler_of(self, model: Transformer) -> Sampler:
+        forbidden = _forbidden_tokens(self.tokenizer, model.config.vocabulary, self._end_ids)
+        return Sampler(forbidden.to(model.device), self._end_ids)
 
     @cached_property
     def _grammars(self) -> Grammars:

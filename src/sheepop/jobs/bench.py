@@ -22,19 +22,19 @@ from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, synchronize
 from sheepop.data import Batch
-from sheepop.jobs.recipe import ARCHITECTURE
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.recipe import ARCHITECTURE
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.accounting.operations import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.accounting.saved_activations import Mode
+from sheepop.tokenizer import CharTokenizer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
 from sheepop.train.objective import NextToken
 from sheepop.train.optimizers import build_optimizers
 from sheepop.train.placement import OneDevice
-from sheepop.tokenizer import CharTokenizer
-from sheepop.train.precision import apply_precision, autocast, candidates, torch_dtype
+from sheepop.train.precision import apply_precision, candidates, torch_dtype
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 
