@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, Generator
-from sheepop.generate.config import requested
+from sheepop.generate.config import Settings, requested
+from sheepop.generate.generator import TextStream
+from sheepop.generate.scoring import Score, score_text
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
-from sheepop.tokenizer import Tokenizer
+from sheepop.tokenizer import ChatTemplate, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class LanguageModel:
     config: ModelConfig
     end_ids: tuple[int, ...] = ()
 
-    def generate(self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any) -> Completion:
-        """Continues `prompt`; keyword arguments are those of `requested`, named as ``sheepop generate`` names them.
+    def generate(
+        self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Unpack[Settings]
+    ) -> Completion:
+        """Continues `prompt`; keyword arguments are those of `Settings`, named as ``sheepop generate`` names them.
 
         `on_text` is called with the text as it is written. Raises `ConfigError` for a setting that is out of range,
         `UsageError` for one that is unknown and for a prompt that is empty or too long.
@@ -40,15 +43,32 @@ class LanguageModel:
         return self.generate_batch([prompt], on_text=on_text and (lambda _, text: on_text(text)), **settings)[0]
 
     def generate_batch(
-        self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Any
+        self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Unpack[Settings]
     ) -> list[Completion]:
         """Continues several prompts together; the text of each is what `generate` would write for it."""
-        known = signature(requested).parameters
-        if unknown := settings.keys() - known:
-            raise UsageError(f"There is no setting {', '.join(sorted(unknown))}. The settings are: {', '.join(known)}.")
-        config = requested(**settings)
-        generator = Generator(self.model, self.tokenizer, end_ids=self.end_ids)
-        return generator.generate(prompts, config, on_text=on_text)
+        return self._generator.generate(prompts, requested(**settings), on_text=on_text)
+
+    def stream(self, prompt: str, **settings: Unpack[Settings]) -> TextStream:
+        """The text that `generate` writes, piece by piece: ``for piece in lm.stream("Once"): print(piece, end="")``."""
+        return self._generator.stream(prompt, requested(**settings))
+
+    def score(self, text: str) -> Score:
+        """How well the model predicts `text`, token by token; raises `UsageError` for an empty one."""
+        return score_text(self.model, self.tokenizer, text)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[Settings]) -> Completion:
+        """The model's answer to a conversation, a list of ``{"role": ..., "content": ...}``.
+
+        The model's own chat template makes the prompt. Raises `TokenizerError` where it has none.
+        """
+        with ChatTemplate.of(self.tokenizer) as template:
+            prompt = template.render(messages, add_generation_prompt=True)
+        token_ids = self.tokenizer.encode(prompt, allow_special=True)
+        return self._generator.generate([token_ids], requested(**settings))[0]
+
+    @cached_property
+    def _generator(self) -> Generator:
+        return Generator(self.model, self.tokenizer, end_ids=self.end_ids)
 
 
 def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> LanguageModel:

@@ -15,7 +15,20 @@ import typer
 from typer.core import TyperCommand
 
 import sheepop
-from sheepop.cli import bench, config, data, doctor, exchange, generate, quickstart, runs, tokenizer, train
+from sheepop.cli import (
+    bench,
+    chat,
+    config,
+    data,
+    doctor,
+    exchange,
+    generate,
+    quickstart,
+    runs,
+    score,
+    tokenizer,
+    train,
+)
 from sheepop.cli.options import Command, ConfiguredCommand, Group
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
 from sheepop.core.facts import visible
@@ -37,6 +50,8 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)
+app.command("chat", cls=ConfiguredCommand)(chat.chat)
+app.command("score")(score.score)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)

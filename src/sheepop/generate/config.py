@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,47 +16,68 @@ GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 _OF_SEARCH = ("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed", "use_cache")
 
 
-def requested(
-    *,
-    max_new_tokens: int | None = None,
-    greedy: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    beams: int | None = None,
-    length_penalty: float | None = None,
-    repetition_penalty: float | None = None,
-    stop: Sequence[str] | None = None,
-    seed: int | None = None,
-    window: bool = False,
-    cache: bool = True,
-) -> GenerationConfig:
-    """The settings of a request, by the names of the command line's options; what is left out is at its default.
+class Settings(TypedDict, total=False):
+    """What a request may say, by the names of the command line's options; the others are at their defaults."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    greedy: bool
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: dict[int, float] | None
+    beams: int | None
+    length_penalty: float | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    seed: int | None
+    top_logprobs: int | None
+    json_schema: dict[str, Any] | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    guesses: int | None
+    window: bool
+    cache: bool
+
+
+def requested(**settings: Unpack[Settings]) -> GenerationConfig:
+    """The configuration for these settings.
 
     The context of a request without a length slides, so that its text need not end where the context does.
-    Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other.
+    Raises `ConfigError` for a value that is out of range, and `UsageError` for two that contradict each other, or for
+    a setting that is unknown.
     """
-    if greedy and temperature:
-        raise UsageError(f"greedy means a temperature of 0, but temperature is {temperature:g}. Leave one of them out.")
-    searches = beams is not None and beams != 1
-    if length_penalty is not None and not searches:
+    if unknown := settings.keys() - Settings.__annotations__.keys():
+        known = ", ".join(Settings.__annotations__)
+        raise UsageError(f"There is no setting {', '.join(sorted(unknown))}. The settings are: {known}.")
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    temperature = given.get("temperature")
+    if given.pop("greedy", False):
+        if temperature:
+            raise UsageError(
+                f"greedy means a temperature of 0, but temperature is {temperature:g}. Leave one of them out."
+            )
+        given["temperature"] = 0.0
+    searches = given.get("beams", 1) != 1
+    if "length_penalty" in given and not searches:
         raise UsageError("length_penalty applies only to beams above 1. Leave it out, or set beams.")
-    if isinstance(stop, str):
-        stop = [stop]
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": 0.0 if greedy else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "num_beams": beams,
-        "length_penalty": length_penalty,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop,
-        "seed": seed,
-        "use_cache": None if cache else False,
-        "on_overflow": "window" if window else "slide" if max_new_tokens is None and not searches else None,
-    }
-    return validate(GenerationConfig, {name: value for name, value in given.items() if value is not None})
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    if given.pop("window", False):
+        given["on_overflow"] = "window"
+    elif "max_new_tokens" not in given and not searches:
+        given["on_overflow"] = "slide"
+    if given.pop("cache", True) is False:
+        given["use_cache"] = False
+    if "beams" in given:
+        given["num_beams"] = given.pop("beams")
+    return validate(GenerationConfig, given)
 
 
 class GenerationConfig(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -88,8 +88,8 @@ class Generator:
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
         `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic.
         A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they
-        are. `on_text` is called with (i, piece) as text becomes final, and the pieces of i joined are its text. Once
-        `should_stop` is true, what is unfinished ends with the reason ``abort``.
+        are. `on_text` is called with (i, piece) as the text of prompt i becomes final, where it has one text, and its
+        pieces joined are that text. Once `should_stop` is true, what is unfinished ends with the reason ``abort``.
 
         Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
         while `on_overflow` is ``refuse``; `CheckpointError` when the network's logits are not finite.
@@ -97,11 +97,18 @@ class Generator:
         requests = self._requests(prompts, config or GenerationConfig())
         if not requests:
             return []
-        groups = [requests] if batched else [[request] for request in requests]
-        with torch.inference_mode(), torch.autocast(self.model.embedding.weight.device.type, enabled=False):
-            for group in groups:
-                self._run(group, on_text, should_stop)
+        for group in [requests] if batched else [[request] for request in requests]:
+            self._run(group, on_text, should_stop)
         return [completion for request in requests for completion in request.completions()]
+
+    def stream(self, prompt: str | Sequence[int], config: GenerationConfig | None = None) -> TextStream:
+        """The text of one prompt piece by piece, as it is written; raises as `generate` does."""
+        (request,) = self._requests([prompt], config or GenerationConfig())
+        if request.num_candidates > 1:
+            raise UsageError("A stream is one text. Ask for num_completions = 1, without best_of.")
+        engine = self._engine([request])
+        engine.add(request)
+        return TextStream(request, self._steps(engine, None))
 
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
@@ -112,14 +119,24 @@ class Generator:
         engine = self._engine(requests)
         for request in requests:
             engine.add(request)
+        for update in self._steps(engine, should_stop):
+            if on_text is not None and update.text and update.request.num_candidates == 1:
+                on_text(update.request.index, update.text)
+
+    def _steps(self, engine: Engine, should_stop: Callable[[], bool] | None) -> Iterator[Update]:
+        """The updates of all steps until the engine is idle, or until `should_stop` ends its requests."""
         while not engine.is_idle:
             if should_stop is not None and should_stop():
-                for request in (*engine.scheduler.running, *engine.scheduler.waiting):
-                    for update in engine.abort(cast(Request, request)):
-                        _hand_on(update, on_text)
+                waiting = [cast(Request, request) for request in (*engine.scheduler.running, *engine.scheduler.waiting)]
+                yield from [update for request in waiting for update in engine.abort(request)]
                 return
-            for update in engine.step():
-                _hand_on(update, on_text)
+            # Whoever hears the updates is outside of these.
+            with torch.inference_mode(), torch.autocast(self.model.device.type, enabled=False):
+                updates = engine.step()
+            for update in updates:
+                if update.error is not None:
+                    raise update.error
+                yield update
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
         """An engine with blocks for as many of these requests at a time as may be and as half of the memory holds."""
@@ -177,6 +194,23 @@ class Generator:
         )
 
 
+class TextStream:
+    """Pieces of a text as they are written; `completion` is the whole once there are no more."""
+
+    def __init__(self, request: Request, updates: Iterator[Update]) -> None:
+        self._request, self._updates = request, updates
+
+    def __iter__(self) -> Iterator[str]:
+        return (update.text for update in self._updates if update.text)
+
+    @property
+    def completion(self) -> Completion:
+        """What was written; raises `UsageError` while it is."""
+        if self._request.writing:
+            raise UsageError("The text is still being written: read the stream to its end first.")
+        return self._request.completions()[0]
+
+
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:
     if len(configs) != num_prompts:
         raise UsageError(
@@ -198,10 +232,3 @@ def _forbidden_tokens(tokenizer: Tokenizer, num_rows: int, end_ids: frozenset[in
 
 def _free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-
-
-def _hand_on(update: Update, on_text: OnText | None) -> None:
-    if update.error is not None:
-        raise update.error
-    if on_text is not None and update.text:
-        on_text(update.request.index, update.text)
