@@ -1,0 +1,40 @@
+"""The configuration subtree `server`: where it listens, how much it takes on, who may ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from sheepop.core.config import Config
+
+
+class ServerConfig(Config):
+    """How models are served over HTTP."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; `0.0.0.0` is every address of this machine."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port to listen on; 0 takes a free one."""
+    api_keys: Path | None = None
+    """A JSON file of keys that may ask, each with its limits; `null` lets everyone ask."""
+    certificate: Path | None = None
+    """A TLS certificate; `null` is plain HTTP."""
+    private_key: Path | None = None
+    """The key of the certificate."""
+    max_running: int = Field(default=32, ge=1)
+    """Texts that are written at a time."""
+    max_waiting: int = Field(default=256, ge=0)
+    """Requests that wait for their turn; more are refused with status 503."""
+    tokens_per_step: int = Field(default=512, ge=1)
+    """Tokens that the network reads in a step: more make long prompts faster and the other texts less even."""
+    cache_memory: float | None = Field(default=None, gt=0)
+    """GiB for keys and values; `null` is what `max_running` texts need, and at most half of what is free."""
+    guesses: int = Field(default=0, ge=0, le=64)
+    """Tokens to guess ahead for each text; see `generation.guesses`."""
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
+    """The largest body of a request."""
+    deadline_seconds: float = Field(default=600.0, gt=0)
+    """The longest time for a request, waiting included."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """How long requests may still take once the server was asked to stop."""

@@ -1,0 +1,238 @@
+"""What OpenAI's API says: requests, checked field by field, and the shapes of answers and errors.
+
+A field that is not supported is refused by name and never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+_MOST_TEXTS = 128
+_LONGEST_STOP = 4
+
+
+class ApiError(Exception):
+    """An answer in the shape of OpenAI's errors."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None, retry_after: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Asked):
+    """What a stream has beside the text."""
+
+    include_usage: bool = False
+
+
+class _Sampling(_Asked):
+    """What chat and text completions share."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: str | Annotated[list[str], Field(max_length=_LONGEST_STOP)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = None
+    user: str | None = None
+    # Beyond OpenAI's API, by the names that other servers use.
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    priority: int = 0
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> _Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream = true")
+        return self
+
+
+class CompletionRequest(_Sampling):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    best_of: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TextPart(_Asked):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Asked):
+    """A function that the model called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Asked):
+    """A call of a tool in an earlier message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(_Asked):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: parts joined, and arguments of calls as objects."""
+        found = self.model_dump(exclude_none=True, exclude={"refusal"})
+        if isinstance(self.content, list):
+            found["content"] = "".join(part.text for part in self.content)
+        for call in found.get("tool_calls", ()):
+            try:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            except ValueError:
+                continue  # the template gets the text as it was
+        return found
+
+
+class Function(_Asked):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class Tool(_Asked):
+    """A tool; only functions are known."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Asked):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(_Asked):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Asked):
+    """A schema that the answer has to fit."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(_Asked):
+    """How the answer is written."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: needed for type json_schema, and only there")
+        return self
+
+
+class ChatRequest(_Sampling):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs = true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens: give max_completion_tokens alone")
+        names = {tool.function.name for tool in self.tools or ()}
+        if self.tool_choice not in (None, "none") and not names:
+            raise ValueError("tool_choice: only with tools")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name!r}")
+        return self
+
+
+class EmbeddingRequest(_Asked):
+    """``POST /v1/embeddings``."""
+
+    model: str
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class TokenizeRequest(_Asked):
+    """``POST /tokenize``."""
+
+    model: str
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Asked):
+    """``POST /detokenize``."""
+
+    model: str
+    tokens: list[int]
+
+
+def refusal_of(error: ValidationError) -> ApiError:
+    """What is wrong with a request: the first field that is, and why."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier())
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{path} is not supported.", param=path, code="unsupported_parameter")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if not path and ": " in message:
+        path, _, message = message.partition(": ")
+    return ApiError(400, f"{path}: {message}", param=path or None, code=_code(first))
+
+
+def _code(error: Mapping[str, Any]) -> str:
+    return "missing_required_parameter" if error["type"] == "missing" else "invalid_value"

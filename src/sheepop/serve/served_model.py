@@ -1,0 +1,69 @@
+"""A model that is served: its engine, its tokenizer, its chat template, and requests made for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sheepop.checkpoint import load_model
+from sheepop.checkpoint.exchange import dtype_named
+from sheepop.core.device import resolve_device
+from sheepop.core.errors import TokenizerError
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.request import Request
+from sheepop.serve.config import ServerConfig
+from sheepop.serve.worker import EngineWorker
+from sheepop.tokenizer import ChatTemplate
+
+
+class ServedModel:
+    """Loads the model that `directory` means and runs an engine for it; `close` ends both."""
+
+    def __init__(self, name: str, directory: str | Path, config: ServerConfig, *, device: str, dtype: str | None) -> None:
+        loaded = load_model(directory, resolve_device(device), dtype_named(dtype))
+        self.name, self.directory = name, directory
+        self.tokenizer = loaded.tokenizer
+        self.generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+        self.worker = EngineWorker(self.generator.serving_engine(config), name)
+        self._numbers = itertools.count()
+        self.template: ChatTemplate | None = None
+        try:
+            self.template = ChatTemplate.of(loaded.tokenizer)
+        except TokenizerError:
+            self.template = None
+
+    def request(
+        self, prompt: str | Sequence[int], config: GenerationConfig, *, index: int = 0, priority: int = 0, tenant: str = ""
+    ) -> Request:
+        """A request for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
+        return self.generator.request(
+            prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        """A conversation as tokens, up to where the answer begins; raises `TokenizerError` without a template."""
+        if self.template is None:
+            raise TokenizerError(
+                f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
+            )
+        text = self.template.render(messages, tools=tools, add_generation_prompt=True)
+        return self.tokenizer.encode(text, allow_special=True)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Sequence[int]) -> list[float]:
+        """The mean of the last hidden states of a text, with length 1."""
+        model = self.generator.model
+        hidden_TD = model.hidden_states(torch.tensor([list(token_ids)], device=model.device))[0].float()
+        mean_D = hidden_TD.mean(0)
+        vector: list[float] = (mean_D / mean_D.norm().clamp(min=1e-12)).tolist()
+        return vector
+
+    def close(self) -> None:
+        """Ends the engine and the process of the template."""
+        self.worker.close()
+        if self.template is not None:
+            self.template.close()
