@@ -1,0 +1,247 @@
+"""From requests of OpenAI's API to requests of the engine, and from what it writes to answers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sheepop.core.config import validate
+from sheepop.core.errors import ConfigError, SheepOpError, UsageError
+from sheepop.generate import GenerationConfig
+from sheepop.generate.engine import Update
+from sheepop.generate.request import Candidate, Request
+from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, ToolChoice
+from sheepop.serve.served_model import ServedModel
+
+_DEFAULT_TOKENS = 16  # of text completions, as OpenAI's API has it
+_FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
+
+
+@dataclass
+class Usage:
+    """Tokens of prompts and of texts."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """As OpenAI's API has it."""
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+def sampling_config(asked: CompletionRequest | ChatRequest, **more: Any) -> GenerationConfig:
+    """The settings of a request; raises `ApiError` for values that the engine refuses."""
+    try:
+        bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
+    except ValueError:
+        raise ApiError(400, "logit_bias: its keys must be token ids.", param="logit_bias") from None
+    given = {
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k,
+        "min_p": asked.min_p,
+        "typical_p": asked.typical_p,
+        "repetition_penalty": asked.repetition_penalty,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "logit_bias": bias,
+        "num_completions": asked.n,
+        "min_new_tokens": asked.min_tokens,
+        "seed": asked.seed,
+        "stop": [asked.stop] if isinstance(asked.stop, str) else asked.stop or (),
+        **more,
+    }
+    try:
+        return validate(GenerationConfig, given)
+    except ConfigError as error:
+        raise ApiError(400, str(error)) from None
+
+
+def chat_config(asked: ChatRequest, room: int) -> GenerationConfig:
+    """The settings of a chat; a text without a limit may fill the `room` in the context."""
+    more: dict[str, Any] = {"max_new_tokens": asked.max_completion_tokens or asked.max_tokens or max(1, room)}
+    if asked.logprobs:
+        more["top_logprobs"] = asked.top_logprobs or 0
+    if asked.response_format is not None and asked.response_format.type != "text":
+        schema = asked.response_format.json_schema
+        more["json_schema"] = {"type": "object"} if schema is None else schema.schema_
+    if (calls := _calls_schema(asked)) is not None:
+        if "json_schema" in more:
+            raise ApiError(400, "tool_choice: cannot be combined with response_format.", param="tool_choice")
+        more["json_schema"] = calls
+    return sampling_config(asked, **more)
+
+
+def completion_config(asked: CompletionRequest) -> GenerationConfig:
+    """The settings of a text completion."""
+    return sampling_config(
+        asked,
+        max_new_tokens=asked.max_tokens or _DEFAULT_TOKENS,
+        best_of=asked.best_of,
+        top_logprobs=asked.logprobs,
+    )
+
+
+def _calls_schema(asked: ChatRequest) -> dict[str, Any] | None:
+    """The schema of the calls of a chat that has to call a tool."""
+    if not isinstance(asked.tool_choice, ToolChoice) and asked.tool_choice != "required":
+        return None
+    wanted = asked.tool_choice.function.name if isinstance(asked.tool_choice, ToolChoice) else None
+    options = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in asked.tools or ()
+        if wanted is None or tool.function.name == wanted
+    ]
+    return {"anyOf": options}
+
+
+def tool_calls(text: str, asked: ChatRequest) -> tuple[str, list[dict[str, Any]]]:
+    """What an answer says, and the tools that it calls: as it had to, or between ``<tool_call>`` marks."""
+    if not asked.tools or asked.tool_choice == "none":
+        return text, []
+    if _calls_schema(asked) is not None:
+        return "", [_call(text)]
+    said, calls = "", []
+    rest = text
+    while "<tool_call>" in rest:
+        before, _, rest = rest.partition("<tool_call>")
+        inside, _, rest = rest.partition("</tool_call>")
+        said += before
+        try:
+            calls.append(_call(inside))
+        except ValueError:
+            said += f"<tool_call>{inside}</tool_call>"
+    return (said + rest).strip() if calls else text, calls
+
+
+def _call(text: str) -> dict[str, Any]:
+    """A call as OpenAI's API has it; raises `ValueError` for a text that is none."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise ValueError("a call is an object with a name")
+    arguments = found.get("arguments", {})
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": found["name"], "arguments": json.dumps(arguments)},
+    }
+
+
+@dataclass
+class Answer:
+    """An answer on its way: its requests, and its name and time as the API gives them."""
+
+    kind: str
+    model: ServedModel
+    requests: list[Request]
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, suffix: str = "") -> dict[str, Any]:
+        """What all objects of the answer begin with."""
+        mark = "chatcmpl" if self.kind == "chat.completion" else "cmpl"
+        return {
+            "id": f"{mark}-{self.id}",
+            "object": self.kind + suffix,
+            "created": self.created,
+            "model": self.model.name,
+        }
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        written = [candidate for request in self.requests for candidate in request.candidates]
+        return Usage(
+            sum(request.prompt.num_tokens for request in self.requests),
+            sum(len(candidate.token_ids) for candidate in written),
+        )
+
+    async def whole(self) -> None:
+        """Writes all texts; raises `ApiError`."""
+        for request in self.requests:
+            async for _ in self.updates(request):
+                pass
+
+    async def updates(self, request: Request) -> AsyncIterator[list[Update]]:
+        """What the engine writes; its errors become those of the API."""
+        try:
+            async for updates in self.model.worker.write(request):
+                yield updates
+        except SheepOpError as error:
+            raise api_error(error) from None
+
+
+def api_error(error: SheepOpError) -> ApiError:
+    """An error of the engine as the API has it."""
+    from sheepop.generate.scheduler import QueueFullError
+
+    if isinstance(error, QueueFullError):
+        return ApiError(503, str(error), kind="server_error", code="overloaded", retry_after=1)
+    if isinstance(error, UsageError):
+        return ApiError(400, str(error))
+    return ApiError(500, str(error), kind="server_error", code="engine_error")
+
+
+def chat_logprobs(candidate: Candidate, model: ServedModel, first: int = 0) -> dict[str, Any]:
+    """The log-probabilities of a chat's tokens from number `first` on."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        data = model.tokenizer.token_bytes(token_id)
+        return {"token": data.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(data)}
+
+    content = []
+    for number in range(first, len(candidate.token_ids)):
+        likeliest = candidate.likeliest[number]
+        top = [entry(*pair) for pair in zip(likeliest.token_ids, likeliest.logprobs, strict=True)]
+        content.append({**entry(candidate.token_ids[number], candidate.logprobs[number]), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(candidate: Candidate, model: ServedModel, offset: int, first: int = 0) -> dict[str, Any]:
+    """The log-probabilities of a text completion's tokens from number `first` on."""
+
+    def piece(token_id: int) -> str:
+        return model.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    tokens = [piece(token_id) for token_id in candidate.token_ids]
+    places = [offset]
+    for token in tokens:
+        places.append(places[-1] + len(token))
+    return {
+        "tokens": tokens[first:],
+        "token_logprobs": candidate.logprobs[first:],
+        "top_logprobs": [
+            dict(zip(map(piece, found.token_ids), found.logprobs, strict=True)) for found in candidate.likeliest[first:]
+        ],
+        "text_offset": places[first:-1],
+    }
+
+
+def finish_reason(candidate: Candidate) -> str | None:
+    """Why a text ended, None while it is written."""
+    return None if candidate.finish_reason is None else _FINISH[candidate.finish_reason]
+
+
+def as_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
+    """The prompts of a text completion, each a text or token ids; raises `ApiError` for none at all."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise ApiError(400, "prompt: must not be an empty list.", param="prompt")
+    return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
