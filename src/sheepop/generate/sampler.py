@@ -105,8 +105,12 @@ class Sampler:
     def scores(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
         """Logits (B, V) with biases and penalties, and -inf for what may not be written here."""
         scores = logits.masked_fill(self.forbidden, -torch.inf)
-        ending = [(row, i, 0.0) for row, r in enumerate(rows) if len(r.token_ids) < r.config.min_new_tokens
-                  for i in self._end_ids]  # fmt: skip
+        ending = [
+            (place, token_id, 0.0)
+            for place, row in enumerate(rows)
+            if len(row.token_ids) < row.config.min_new_tokens
+            for token_id in (*self._end_ids, *row.config.stop_token_ids)
+        ]
         _at(scores, ending, lambda found, _: torch.full_like(found, -torch.inf))
         _at(scores, _entries(rows, lambda row: row.config.logit_bias), torch.add)
         _at(scores, _entries(rows, _repeated), repetition_penalised)
