@@ -426,3 +426,16 @@ def test_bfloat16_parameters_write_in_bfloat16(
         assert all(math.isfinite(logprob) for logprob in completion.logprobs)
     chain = chain_model(characters, characters.encode("abcd")).to(torch.bfloat16)
     assert Generator(chain, characters).generate(["a"], GREEDY.replace(max_new_tokens=5))[0].text == "bcdab"
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["lookup", "model"])
+def test_guesses_change_no_text(toy_model: Build, characters: CharTokenizer, drafts: bool) -> None:
+    model = toy_model().double()
+    plain, guessing = (
+        Generator(model, characters, draft_model=network)
+        for network in (None, toy_model(num_layers=1) if drafts else None)
+    )
+    for config in (GREEDY, SAMPLED, SAMPLED.replace(on_overflow="slide", max_new_tokens=90)):
+        expected = plain.generate(PROMPTS, config)
+        found = guessing.generate(PROMPTS, config.replace(guesses=4))
+        assert [done.token_ids for done in found] == [done.token_ids for done in expected]

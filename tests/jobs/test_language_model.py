@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 import sheepop
 from sheepop.checkpoint import load_model
-from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.errors import ConfigError, TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import train
@@ -67,7 +69,9 @@ def test_a_text_of_no_given_length_does_not_end_where_the_context_does(lm: sheep
 
 
 def test_what_is_wrong_is_said_in_our_words(lm: sheepop.LanguageModel) -> None:
-    with pytest.raises(UsageError, match=r"There is no setting num_beams\. The settings are: max_new_tokens, greedy"):
+    with pytest.raises(
+        UsageError, match=r"There is no setting num_beams\. The settings are: max_new_tokens, min_new_tokens"
+    ):
         lm.generate("Sheep", num_beams=2)
     with pytest.raises(ConfigError, match=r"^temperature = -1: "):
         lm.generate("Sheep", temperature=-1)
@@ -76,3 +80,27 @@ def test_what_is_wrong_is_said_in_our_words(lm: sheepop.LanguageModel) -> None:
     assert isinstance(refusal.value, ValueError)
     with pytest.raises(ConfigError, match=r"layers\.0\.learning_rate = -1"):
         TrainingConfig(layers=[{"pattern": "*", "learning_rate": -1}])
+
+
+def test_a_stream_has_the_text_of_generate(lm: sheepop.LanguageModel) -> None:
+    stream = lm.stream("Sheep", seed=5, max_new_tokens=12)
+    with pytest.raises(UsageError, match="still being written"):
+        _ = stream.completion
+    pieces = list(stream)
+    assert len(pieces) > 1
+    assert "".join(pieces) == stream.completion.text
+    assert stream.completion == lm.generate("Sheep", seed=5, max_new_tokens=12)
+
+
+def test_a_text_is_scored_token_by_token(lm: sheepop.LanguageModel) -> None:
+    score = lm.score("Sheep eat")
+    whole = lm.model(torch.tensor([lm.tokenizer.encode("Sheep eat")])).log_softmax(-1)[0]
+    expected = [float(whole[place, token]) for place, token in enumerate(score.token_ids)]
+    assert score.logprobs == pytest.approx(expected, abs=1e-5)
+    assert "".join(score.pieces) == "heep eat"
+    assert score.bits_per_byte == pytest.approx(-sum(expected) / math.log(2) / 8)
+
+
+def test_a_conversation_needs_a_template(lm: sheepop.LanguageModel) -> None:
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        lm.chat([{"role": "user", "content": "Hello"}])

@@ -60,7 +60,7 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str) -> Score:
     network = model.sharing_copy().eval()
     end = 1
     while end < len(token_ids):
-        begin = max(0, end - (length - stride)) if end > 1 else 0
+        begin = max(0, end - 1 - (length - stride))
         stop = min(len(token_ids), begin + length + 1)
         window = torch.tensor(token_ids[begin:stop], device=model.device)
         hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]

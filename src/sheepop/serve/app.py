@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 import struct
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from sheepop.serve.metrics import Metrics
+from sheepop.serve.registry import Registry
 from starlette.exceptions import HTTPException
 
 import sheepop
 from sheepop.core.errors import SheepOpError
 from sheepop.generate.prompt import read_prompt
-from sheepop.serve.access import Client, Doorkeeper
+from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import (
     Answer,
     api_error,
     as_prompts,
     chat_config,
-    chat_logprobs,
     completion_config,
-    finish_reason,
-    text_logprobs,
-    tool_calls,
 )
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.metrics import Metrics
 from sheepop.serve.protocol import (
     ApiError,
     ChatRequest,
@@ -41,10 +36,7 @@ from sheepop.serve.protocol import (
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
-    refusal_of,
 )
-from sheepop.serve.registry import Registry
-from sheepop.serve.served_model import ServedModel
 
 _LOG = logging.getLogger("sheepop.access")
 _DONE = b"data: [DONE]\n\n"

@@ -23,7 +23,9 @@ from sheepop.tokenizer import ChatTemplate
 class ServedModel:
     """Loads the model that `directory` means and runs an engine for it; `close` ends both."""
 
-    def __init__(self, name: str, directory: str | Path, config: ServerConfig, *, device: str, dtype: str | None) -> None:
+    def __init__(
+        self, name: str, directory: str | Path, config: ServerConfig, *, device: str, dtype: str | None
+    ) -> None:
         loaded = load_model(directory, resolve_device(device), dtype_named(dtype))
         self.name, self.directory = name, directory
         self.tokenizer = loaded.tokenizer
@@ -37,7 +39,13 @@ class ServedModel:
             self.template = None
 
     def request(
-        self, prompt: str | Sequence[int], config: GenerationConfig, *, index: int = 0, priority: int = 0, tenant: str = ""
+        self,
+        prompt: str | Sequence[int],
+        config: GenerationConfig,
+        *,
+        index: int = 0,
+        priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         """A request for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
         return self.generator.request(

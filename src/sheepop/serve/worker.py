@@ -140,8 +140,7 @@ class EngineWorker:
     def _stop(self) -> None:
         self._stopping = True
         for request in [
-            cast(Request, request)
-            for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting)
+            cast(Request, request) for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting)
         ]:
             self._engine.abort(request)
             error = EngineFaultError("The server is shutting down.")
