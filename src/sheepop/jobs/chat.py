@@ -131,6 +131,7 @@ class Conversation:
         self._speaker, self._config = speaker, config
         self.system = system
         self.messages: list[Message] = []
+        self._num_answers = 0
 
     def say(self, text: str) -> Iterator[str]:
         """The answer to a new message, which is kept once it is whole or was interrupted."""
@@ -171,9 +172,12 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def _answer(self) -> Iterator[str]:
-        pieces: list[str] = []
+        config, pieces = self._config, list[str]()
+        if config.seed is not None:  # another answer to the same message is another text
+            config = config.replace(seed=config.seed + self._num_answers)
+        self._num_answers += 1
         try:
-            for piece in self._speaker.answer(self._with_system(), self._config):
+            for piece in self._speaker.answer(self._with_system(), config):
                 pieces.append(piece)
                 yield piece
         finally:
