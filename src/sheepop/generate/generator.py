@@ -14,7 +14,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, Engine, Update
+from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
@@ -143,9 +143,7 @@ class Generator:
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
-        models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
-        bytes_each = sum(bytes_per_block(model, BLOCK_SIZE, guesses) for model in models)
-        affordable = _free_memory(self.model.device) // 2 // bytes_each
+        affordable = _free_memory(self.model.device) // 2 // self._bytes_per_block(guesses)
         return Engine.build(
             self.model,
             self._sampler,
@@ -174,13 +172,28 @@ class Generator:
         _require_alike(configs, len(prompts))
         drawn = secrets.randbits(32)
         return [
-            self._request(index, "The prompt" if len(prompts) == 1 else f"Prompt {index + 1}", prompt, settings, drawn)
+            self.request(
+                prompt,
+                settings if settings.seed is not None else settings.replace(seed=drawn),
+                name="The prompt" if len(prompts) == 1 else f"Prompt {index + 1}",
+                index=index,
+                number=index,
+            )
             for index, (prompt, settings) in enumerate(zip(prompts, configs, strict=True))
         ]
 
-    def _request(
-        self, index: int, name: str, prompt: str | Sequence[int], config: GenerationConfig, drawn_seed: int
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        config: GenerationConfig,
+        *,
+        name: str = "The prompt",
+        index: int = 0,
+        number: int = 0,
+        priority: int = 0,
+        tenant: str = "",
     ) -> Request:
+        """A request for an engine of this model; raises `UsageError` as `generate` does, and for a grammar."""
         return Request(
             index,
             read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow),
@@ -188,10 +201,44 @@ class Generator:
             self.tokenizer,
             self._end_ids,
             max_seq_len=self.model.config.max_seq_len,
-            seed=drawn_seed if config.seed is None else config.seed,
-            number=index,
+            seed=secrets.randbits(32) if config.seed is None else config.seed,
+            number=number,
+            priority=priority,
+            tenant=tenant,
             matcher=self._grammars.matcher(config) if config.is_constrained else None,
         )
+
+    def serving_engine(
+        self,
+        *,
+        max_sequences: int,
+        max_waiting: int,
+        max_tokens: int = TOKENS_PER_STEP,
+        cache_bytes: int | None = None,
+        guesses: int = 0,
+    ) -> Engine:
+        """An engine for requests that come one by one.
+
+        Its cache has `cache_bytes`; when None, what `max_sequences` whole contexts need, but at most half of the memory
+        that is free.
+        """
+        most = max_sequences * -(-self.model.config.max_seq_len // BLOCK_SIZE)
+        if cache_bytes is None:
+            cache_bytes = _free_memory(self.model.device) // 2
+        return Engine.build(
+            self.model,
+            self._sampler,
+            num_blocks=min(most, cache_bytes // self._bytes_per_block(guesses)),
+            max_sequences=max_sequences,
+            max_waiting=max_waiting,
+            max_tokens=max_tokens,
+            guesses=guesses,
+            draft=self._draft,
+        )
+
+    def _bytes_per_block(self, guesses: int) -> int:
+        models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
+        return sum(bytes_per_block(model, BLOCK_SIZE, guesses) for model in models)
 
 
 class TextStream:

@@ -135,7 +135,7 @@ class Candidate:
         assert self.finish_reason is not None
         request = self.request
         return Completion(
-            text="".join(self._text),
+            text=self.text,
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
             logprobs=self.logprobs,
@@ -146,6 +146,11 @@ class Candidate:
             continues_prompt=request.prompt.source_ids is None,
             likeliest=tuple(self.likeliest),
         )
+
+    @property
+    def text(self) -> str:
+        """What is written so far, but for what is held back."""
+        return "".join(self._text)
 
     def _show(self, text: str) -> str:
         self._text.append(text)
@@ -233,9 +238,13 @@ class Request:
         """A decoder of what follows the prompt."""
         return StreamDecoder(self._tokenizer, continues=self._continues)
 
+    def chosen(self) -> list[Candidate]:
+        """The texts that are wanted; of more than these, the ones whose tokens are likeliest on average."""
+        if len(self.candidates) <= self.config.num_completions:
+            return self.candidates
+        likeliest = sorted(self.candidates, key=lambda c: -sum(c.logprobs) / max(1, len(c.logprobs)))
+        return likeliest[: self.config.num_completions]
+
     def completions(self) -> list[Completion]:
-        """The results; of more candidates than are wanted those whose tokens are likeliest on average come first."""
-        chosen = self.candidates
-        if len(chosen) > self.config.num_completions:
-            chosen = sorted(chosen, key=lambda c: -sum(c.logprobs) / max(1, len(c.logprobs)))
-        return [candidate.completion() for candidate in chosen[: self.config.num_completions]]
+        """The results."""
+        return [candidate.completion() for candidate in self.chosen()]

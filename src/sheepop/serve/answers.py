@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -172,19 +173,38 @@ class Answer:
             sum(len(candidate.token_ids) for candidate in written),
         )
 
-    async def whole(self) -> None:
-        """Writes all texts; raises `ApiError`."""
-        for request in self.requests:
-            async for _ in self.updates(request):
-                pass
+    async def write(self, seconds: float) -> AsyncIterator[Update]:
+        """What the engine writes for all requests, as it comes; raises `ApiError`, also when it takes longer."""
+        news: asyncio.Queue[list[Update] | ApiError | None] = asyncio.Queue()
 
-    async def updates(self, request: Request) -> AsyncIterator[list[Update]]:
-        """What the engine writes; its errors become those of the API."""
+        async def listen(request: Request) -> None:
+            try:
+                async for updates in self.model.worker.write(request):
+                    news.put_nowait(updates)
+                news.put_nowait(None)
+            except SheepOpError as error:
+                news.put_nowait(api_error(error))
+
+        listeners = [asyncio.ensure_future(listen(request)) for request in self.requests]
         try:
-            async for updates in self.model.worker.write(request):
-                yield updates
-        except SheepOpError as error:
-            raise api_error(error) from None
+            async with asyncio.timeout(seconds):
+                num_open = len(listeners)
+                while num_open:
+                    found = await news.get()
+                    if isinstance(found, ApiError):
+                        raise found
+                    if found is None:
+                        num_open -= 1
+                    for update in found or ():
+                        yield update
+        except TimeoutError:
+            raise ApiError(
+                504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
+            ) from None
+        finally:
+            for listener in listeners:
+                listener.cancel()
+            await asyncio.gather(*listeners, return_exceptions=True)
 
 
 def api_error(error: SheepOpError) -> ApiError:
@@ -238,10 +258,10 @@ def finish_reason(candidate: Candidate) -> str | None:
     return None if candidate.finish_reason is None else _FINISH[candidate.finish_reason]
 
 
-def as_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
-    """The prompts of a text completion, each a text or token ids; raises `ApiError` for none at all."""
+def as_prompts(prompt: str | Sequence[Any], param: str) -> list[str | list[int]]:
+    """The prompts in a field, each a text or token ids; raises `ApiError` for none at all."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ApiError(400, "prompt: must not be an empty list.", param="prompt")
+        raise ApiError(400, f"{param}: must not be an empty list.", param=param)
     return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)

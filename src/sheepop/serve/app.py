@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
+import json
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from sheepop.serve.metrics import Metrics
-from sheepop.serve.registry import Registry
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import sheepop
-from sheepop.core.errors import SheepOpError
+from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.generate import GenerationConfig
 from sheepop.generate.prompt import read_prompt
+from sheepop.generate.request import Request as TextRequest
 from sheepop.serve.access import Doorkeeper
-from sheepop.serve.answers import (
-    Answer,
-    api_error,
-    as_prompts,
-    chat_config,
-    completion_config,
-)
+from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.gate import Gate
+from sheepop.serve.metrics import Metrics, Timing
+from sheepop.serve.pieces import ChatPieces, TextPieces
 from sheepop.serve.protocol import (
     ApiError,
     ChatRequest,
@@ -36,10 +33,12 @@ from sheepop.serve.protocol import (
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
+    refusal_of,
 )
+from sheepop.serve.registry import Registry
+from sheepop.serve.served_model import ServedModel
 
-_LOG = logging.getLogger("sheepop.access")
-_DONE = b"data: [DONE]\n\n"
+_DONE = "data: [DONE]\n\n"
 
 
 def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
@@ -51,31 +50,36 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
         await asyncio.to_thread(registry.close)
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    Service(app, registry, config)
+    service = Service(registry, config)
+    app.add_middleware(Gate, metrics=service.metrics, largest_body=config.max_body_bytes)
+    app.add_exception_handler(ApiError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_invalid)
+    app.add_exception_handler(HTTPException, _refuse_http)
+    for path, endpoint in (
+        ("/health", service.health),
+        ("/ready", service.ready),
+        ("/metrics", service.show_metrics),
+        ("/v1/models", service.list_models),
+        ("/v1/models/{name:path}", service.show_model),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"])
+    for path, endpoint in (
+        ("/v1/chat/completions", service.chat),
+        ("/v1/completions", service.complete),
+        ("/v1/embeddings", service.embed),
+        ("/tokenize", service.tokenize),
+        ("/detokenize", service.detokenize),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
     return app
 
 
 class Service:
     """The endpoints, and what they share."""
 
-    def __init__(self, app: FastAPI, registry: Registry, config: ServerConfig) -> None:
+    def __init__(self, registry: Registry, config: ServerConfig) -> None:
         self._registry, self._config = registry, config
-        self._doorkeeper, self._metrics = Doorkeeper(config.api_keys), Metrics(registry)
-        app.add_exception_handler(ApiError, _answer_error)
-        app.add_exception_handler(RequestValidationError, _answer_invalid)
-        app.add_exception_handler(HTTPException, _answer_http)
-        app.add_exception_handler(Exception, _answer_fault)
-        app.middleware("http")(self._watch)
-        app.get("/health")(self.health)
-        app.get("/ready")(self.ready)
-        app.get("/metrics")(self.metrics)
-        app.get("/v1/models")(self.models)
-        app.get("/v1/models/{name:path}")(self.model)
-        app.post("/v1/chat/completions")(self.chat)
-        app.post("/v1/completions")(self.complete)
-        app.post("/v1/embeddings")(self.embed)
-        app.post("/tokenize")(self.tokenize)
-        app.post("/detokenize")(self.detokenize)
+        self._doorkeeper, self.metrics = Doorkeeper(config.api_keys), Metrics(registry)
 
     async def health(self) -> dict[str, str]:
         """Answers as long as the process lives."""
@@ -87,78 +91,223 @@ class Service:
             raise ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
         return {"status": "ready"}
 
-    async def metrics(self) -> Response:
+    async def show_metrics(self) -> PlainTextResponse:
         """The metrics, as Prometheus reads them."""
-        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def models(self) -> dict[str, Any]:
+    async def list_models(self, request: Request) -> dict[str, Any]:
         """All models."""
+        self._doorkeeper.client(request.headers.get("authorization"))
         return {"object": "list", "data": [_described(model) for model in self._registry.models()]}
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def show_model(self, name: str, request: Request) -> dict[str, Any]:
         """One model."""
+        self._doorkeeper.client(request.headers.get("authorization"))
         return _described(self._registry.model(name))
 
-    async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, asked: TokenizeRequest, request: Request) -> dict[str, Any]:
         """The tokens of a text."""
-        model = self._registry.model(asked.model)
-        prefix = model.tokenizer.prefix_ids if asked.add_special_tokens else ()
-        tokens = [*prefix, *model.tokenizer.encode(asked.prompt)]
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.generator.model.config.max_seq_len}
+        with self._ticket(request, asked.model) as ticket:
+            tokenizer = ticket.model.tokenizer
+            tokens = [*(tokenizer.prefix_ids if asked.add_special_tokens else ()), *tokenizer.encode(asked.prompt)]
+            longest = ticket.model.generator.model.config.max_seq_len
+            return {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
 
-    async def detokenize(self, asked: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, asked: DetokenizeRequest, request: Request) -> dict[str, Any]:
         """The text of tokens."""
-        model = self._registry.model(asked.model)
-        return {"prompt": model.tokenizer.decode(_token_ids(asked.tokens, model))}
+        with self._ticket(request, asked.model) as ticket:
+            vocab_size = ticket.model.tokenizer.vocab_size
+            if wrong := [token_id for token_id in asked.tokens if not 0 <= token_id < vocab_size]:
+                raise ApiError(400, f"tokens: {wrong[0]} is not in the vocabulary of {vocab_size}.", param="tokens")
+            return {"prompt": ticket.model.tokenizer.decode(asked.tokens)}
 
     async def embed(self, asked: EmbeddingRequest, request: Request) -> dict[str, Any]:
-        """A vector for each text."""
-        async with self._admitted(request, asked.model) as (_, model):
-            data, count = [], 0
-            for index, prompt in enumerate(as_prompts(asked.input)):
+        """A vector for each text: the mean of the last hidden states, with length 1."""
+        with self._ticket(request, asked.model) as ticket:
+            data, count, model = [], 0, ticket.model
+            for index, prompt in enumerate(as_prompts(asked.input, "input")):
                 try:
                     read = read_prompt("input", prompt, model.generator.model, model.tokenizer, "refuse")
-                except SheepOpError as error:
-                    raise api_error(error) from None
+                except UsageError as error:
+                    raise ApiError(400, str(error), param="input") from None
                 vector = await asyncio.to_thread(model.embed, read.token_ids)
                 count += len(read.token_ids)
                 packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
                 embedding = vector if asked.encoding_format == "float" else packed
                 data.append({"object": "embedding", "index": index, "embedding": embedding})
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+            usage = {"prompt_tokens": count, "total_tokens": count}
+            return {"object": "list", "data": data, "model": model.name, "usage": usage}
 
     async def complete(self, asked: CompletionRequest, request: Request) -> Response:
         """Continues texts."""
-        async with self._admitted(request, asked.model) as (client, model):
-            config = completion_config(asked)
-            requests = self._requests(as_prompts(asked.prompt), config, asked, client, model, "prompt")
-            answer = Answer("text_completion", model, requests)
-            if asked.stream:
-                return self._stream(answer, _TextPieces(answer, asked), asked, client)
-            await self._write(answer, request)
-            pieces = _TextPieces(answer, asked)
-            choices = [
-                pieces.whole(candidate, number)
-                for number, candidate in enumerate(c for r in requests for c in r.chosen())
-            ]
-            return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
+        if asked.stream and asked.best_of not in (None, asked.n):
+            raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
+        ticket = self._ticket(request, asked.model)
+        with ticket.on_error():
+            config, prompts = completion_config(asked), as_prompts(asked.prompt, "prompt")
+            requests = self._requests(prompts, config, asked.priority, ticket, "prompt")
+            answer = Answer("text_completion", ticket.model, requests)
+            return await self._respond(answer, TextPieces(answer, asked), asked, ticket, request)
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
-        async with self._admitted(request, asked.model) as (client, model):
+        ticket = self._ticket(request, asked.model)
+        with ticket.on_error():
             messages = [message.to_template() for message in asked.messages]
             tools = None if not asked.tools or asked.tool_choice == "none" else [t.model_dump() for t in asked.tools]
             try:
-                prompt = await asyncio.to_thread(model.render, messages, tools)
+                prompt = await asyncio.to_thread(ticket.model.render, messages, tools)
             except SheepOpError as error:
                 raise ApiError(400, str(error), param="messages") from None
-            config = chat_config(asked, model.generator.model.config.max_seq_len - len(prompt))
-            requests = self._requests([prompt], config, asked, client, model, "messages")
-            answer = Answer("chat.completion", model, requests)
-            if asked.stream:
-                return self._stream(answer, _ChatPieces(answer, asked), asked, client)
-            await self._write(answer, request)
-            pieces = _ChatPieces(answer, asked)
-            choices = [pieces.whole(candidate, number) for number, candidate in enumerate(requests[0].chosen())]
-            return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
+            config = chat_config(asked, ticket.model.generator.model.config.max_seq_len - len(prompt))
+            requests = self._requests([prompt], config, asked.priority, ticket, "messages")
+            answer = Answer("chat.completion", ticket.model, requests)
+            return await self._respond(answer, ChatPieces(answer, asked), asked, ticket, request)
+
+    def _ticket(self, request: Request, model: str) -> Ticket:
+        return Ticket(self._doorkeeper, self._registry, request.headers.get("authorization"), model)
+
+    def _requests(
+        self, prompts: Sequence[str | list[int]], config: GenerationConfig, priority: int, ticket: Ticket, param: str
+    ) -> list[TextRequest]:
+        try:
+            return [
+                ticket.model.request(prompt, config, index=index, priority=priority, tenant=ticket.tenant)
+                for index, prompt in enumerate(prompts)
+            ]
+        except SheepOpError as error:
+            code = "context_length_exceeded" if "max_seq_len" in str(error) else "invalid_value"
+            raise ApiError(400, str(error), param=param, code=code) from None
+
+    async def _respond(
+        self,
+        answer: Answer,
+        pieces: TextPieces | ChatPieces,
+        asked: CompletionRequest | ChatRequest,
+        ticket: Ticket,
+        request: Request,
+    ) -> Response:
+        if asked.stream:
+            include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+            events = self._events(answer, pieces, ticket, include_usage=include_usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        writing = asyncio.ensure_future(self._write(answer))
+        leaving = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise ApiError(499, "The client has closed the connection.", kind="client_error")
+            await writing
+        finally:
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.gather(writing, leaving, return_exceptions=True)
+            ticket.leave()
+        chosen = [candidate for request in answer.requests for candidate in request.chosen()]
+        choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
+        return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
+
+    async def _write(self, answer: Answer) -> None:
+        timing = Timing(self.metrics, answer.model.name)
+        async for _ in answer.write(self._config.deadline_seconds):
+            timing.token()
+        self._count(answer)
+
+    async def _events(
+        self, answer: Answer, pieces: TextPieces | ChatPieces, ticket: Ticket, *, include_usage: bool
+    ) -> AsyncIterator[str]:
+        """The answer as server-sent events; an error in the middle is an event, too."""
+        timing = Timing(self.metrics, answer.model.name)
+        head = answer.head(".chunk" if answer.kind == "chat.completion" else "")
+        usage = {"usage": None} if include_usage else {}
+        try:
+            async for update in answer.write(self._config.deadline_seconds):
+                timing.token()
+                candidate = update.candidate
+                number = candidate.index + answer.requests.index(candidate.request) * candidate.request.num_candidates
+                for choice in pieces.piece(candidate, number, update.text):
+                    yield _event({**head, "choices": [choice], **usage})
+            if include_usage:
+                yield _event({**head, "choices": [], "usage": answer.usage().to_dict()})
+            yield _DONE
+        except ApiError as error:
+            yield _event(error.body)
+        finally:
+            self._count(answer)
+            ticket.leave()
+
+    def _count(self, answer: Answer) -> None:
+        usage = answer.usage()
+        self.metrics.prompt_tokens.labels(answer.model.name).inc(usage.prompt_tokens)
+        self.metrics.completion_tokens.labels(answer.model.name).inc(usage.completion_tokens)
+
+
+class Ticket:
+    """A client's request for a model: both are held until it leaves, however it ends."""
+
+    def __init__(self, doorkeeper: Doorkeeper, registry: Registry, authorization: str | None, model: str) -> None:
+        client = doorkeeper.client(authorization)
+        with ExitStack() as held:
+            client.enter()
+            held.callback(client.leave)
+            self.model: ServedModel = held.enter_context(registry.using(model))
+            self._held = held.pop_all()
+        self.tenant = client.settings.name
+
+    def leave(self) -> None:
+        """Lets go of client and model; a second time does nothing."""
+        self._held.close()
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def on_error(self) -> ExitStack:
+        """A context that leaves when it ends with an error, and only then."""
+
+        def leave(kind: object, *_: object) -> None:
+            if kind is not None:
+                self.leave()
+
+        stack = ExitStack()
+        stack.push(leave)
+        return stack
+
+
+def _described(model: ServedModel) -> dict[str, Any]:
+    longest = model.generator.model.config.max_seq_len
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "sheepop",
+        "max_model_len": longest,
+    }
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return JSONResponse(error.body, status_code=error.status, headers=headers)
+
+
+async def _refuse_invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return await _refuse(request, refusal_of(error.errors()))
+
+
+async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else None
+    return await _refuse(request, ApiError(error.status_code, f"{request.url.path}: {error.detail}", code=code))

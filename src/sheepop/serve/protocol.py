@@ -6,10 +6,10 @@ A field that is not supported is refused by name and never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _MOST_TEXTS = 128
 _LONGEST_STOP = 4
@@ -222,10 +222,12 @@ class DetokenizeRequest(_Asked):
     tokens: list[int]
 
 
-def refusal_of(error: ValidationError) -> ApiError:
-    """What is wrong with a request: the first field that is, and why."""
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part.isidentifier())
+def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """What is wrong with a request, of all that pydantic found: the first field that is wrong, and why."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
+    path = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, str) or part.isidentifier())
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path} is not supported.", param=path, code="unsupported_parameter")
     message = str(first["msg"]).removeprefix("Value error, ")

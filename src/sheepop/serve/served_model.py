@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,22 @@ class ServedModel:
     """Loads the model that `directory` means and runs an engine for it; `close` ends both."""
 
     def __init__(
-        self, name: str, directory: str | Path, config: ServerConfig, *, device: str, dtype: str | None
+        self, name: str, directory: str | Path, config: ServerConfig, *, device: str = "auto", dtype: str | None = None
     ) -> None:
         loaded = load_model(directory, resolve_device(device), dtype_named(dtype))
         self.name, self.directory = name, directory
         self.tokenizer = loaded.tokenizer
         self.generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
-        self.worker = EngineWorker(self.generator.serving_engine(config), name)
-        self._numbers = itertools.count()
+        engine = self.generator.serving_engine(
+            max_sequences=config.max_running,
+            max_waiting=config.max_waiting,
+            max_tokens=config.tokens_per_step,
+            cache_bytes=None if config.cache_memory is None else int(config.cache_memory * 2**30),
+            guesses=config.guesses,
+        )
+        self.worker = EngineWorker(engine, name)
+        self.created = int(time.time())
+        self._numbers, self._guesses = itertools.count(), config.guesses
         self.template: ChatTemplate | None = None
         try:
             self.template = ChatTemplate.of(loaded.tokenizer)
@@ -48,6 +57,8 @@ class ServedModel:
         tenant: str = "",
     ) -> Request:
         """A request for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
+        if self._guesses:
+            config = config.replace(guesses=self._guesses)
         return self.generator.request(
             prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
         )

@@ -1,0 +1,1 @@
+"""Models over HTTP: the OpenAI-compatible API, its limits, its metrics."""

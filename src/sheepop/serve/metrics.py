@@ -1,0 +1,77 @@
+"""What a server counts and times, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from sheepop.serve.registry import Registry
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counters and times of requests; what engines hold is asked of them when someone looks."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = CollectorRegistry()
+        kwargs = {"registry": self._registry}
+        self.requests = Counter("sheepop_requests", "Requests by endpoint and status.", ["path", "status"], **kwargs)
+        self.prompt_tokens = Counter("sheepop_prompt_tokens", "Tokens of prompts.", ["model"], **kwargs)
+        self.completion_tokens = Counter("sheepop_completion_tokens", "Tokens written.", ["model"], **kwargs)
+        self.first_token = Histogram(
+            "sheepop_time_to_first_token_seconds", "From a request to its first token.", ["model"], buckets=_SECONDS,
+            **kwargs,
+        )  # fmt: skip
+        self.per_token = Histogram(
+            "sheepop_time_per_token_seconds", "Between two tokens of a text.", ["model"], buckets=_SECONDS, **kwargs
+        )
+        self.duration = Histogram(
+            "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, **kwargs
+        )
+        self.open = Gauge("sheepop_open_connections", "Requests that are not answered in full.", **kwargs)
+        self._registry.register(_Engines(registry))
+
+    def text(self) -> bytes:
+        """All metrics as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class _Engines(Collector):
+    def __init__(self, registry: Registry) -> None:
+        self._models = registry
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What the engines hold now."""
+        gauges = {
+            "sheepop_running_requests": ("Requests that are written.", lambda worker: worker.num_running),
+            "sheepop_waiting_requests": ("Requests that wait for their turn.", lambda worker: worker.num_waiting),
+            "sheepop_cache_use": ("Share of the cache that running requests hold.", lambda worker: worker.cache_use),
+        }
+        for name, (meaning, value) in gauges.items():
+            family = GaugeMetricFamily(name, meaning, labels=["model"])
+            for model in self._models.models():
+                family.add_metric([model.name], value(model.worker))
+            yield family
+
+
+class Timing:
+    """Times the tokens of a request."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics, self._model = metrics, model
+        self._started = time.monotonic()
+        self._last: float | None = None
+
+    def token(self) -> None:
+        """A token, or several of a step, has come."""
+        now = time.monotonic()
+        if self._last is None:
+            self._metrics.first_token.labels(self._model).observe(now - self._started)
+        else:
+            self._metrics.per_token.labels(self._model).observe(now - self._last)
+        self._last = now

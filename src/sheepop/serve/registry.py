@@ -1,0 +1,74 @@
+"""The models of a server, by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sheepop.serve.protocol import ApiError
+from sheepop.serve.served_model import ServedModel
+
+
+class Registry:
+    """Keeps models by name. One that is replaced ends with the last request that uses it."""
+
+    def __init__(self, load: Callable[[str], ServedModel], names: list[str]) -> None:
+        self._load, self._lock = load, threading.Lock()
+        self._models = {name: load(name) for name in names}
+        self._uses: dict[int, int] = {}
+        self._retired: list[ServedModel] = []
+        self.is_draining = False
+
+    def models(self) -> list[ServedModel]:
+        """All models that are served now."""
+        return list(self._models.values())
+
+    def model(self, name: str) -> ServedModel:
+        """The model of this name; raises `ApiError` 404."""
+        if name not in self._models:
+            known = ", ".join(self._models)
+            raise ApiError(404, f"There is no model {name!r}; there is {known}.", param="model", code="model_not_found")
+        return self._models[name]
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[ServedModel]:
+        """The model of this name, which lives as long as it is used; raises `ApiError` 404, or 503 while draining."""
+        if self.is_draining:
+            raise ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+        with self._lock:
+            model = self.model(name)
+            self._uses[id(model)] = self._uses.get(id(model), 0) + 1
+        try:
+            yield model
+        finally:
+            with self._lock:
+                self._uses[id(model)] -= 1
+            self._end_unused()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not over."""
+        return sum(self._uses.values())
+
+    def reload(self) -> None:
+        """Reads all models again from where they are; requests that run finish with the old ones."""
+        for name in list(self._models):
+            fresh = self._load(name)
+            with self._lock:
+                self._retired.append(self._models[name])
+                self._models[name] = fresh
+        self._end_unused()
+
+    def close(self) -> None:
+        """Ends all models."""
+        for model in (*self._models.values(), *self._retired):
+            model.close()
+
+    def _end_unused(self) -> None:
+        with self._lock:
+            over = [model for model in self._retired if not self._uses.get(id(model))]
+            self._retired = [model for model in self._retired if model not in over]
+        for model in over:
+            self._uses.pop(id(model), None)
+            model.close()
