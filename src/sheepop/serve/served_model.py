@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import TokenizerError
@@ -22,13 +22,10 @@ from sheepop.tokenizer import ChatTemplate
 
 
 class ServedModel:
-    """Loads the model that `directory` means and runs an engine for it; `close` ends both."""
+    """A model with an engine that runs; `close` ends both."""
 
-    def __init__(
-        self, name: str, directory: str | Path, config: ServerConfig, *, device: str = "auto", dtype: str | None = None
-    ) -> None:
-        loaded = load_model(directory, resolve_device(device), dtype_named(dtype))
-        self.name, self.directory = name, directory
+    def __init__(self, name: str, loaded: LoadedModel, config: ServerConfig) -> None:
+        self.name = name
         self.tokenizer = loaded.tokenizer
         self.generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
         engine = self.generator.serving_engine(
@@ -46,6 +43,13 @@ class ServedModel:
             self.template = ChatTemplate.of(loaded.tokenizer)
         except TokenizerError:
             self.template = None
+
+    @classmethod
+    def load(
+        cls, name: str, directory: str | Path, config: ServerConfig, *, device: str = "auto", dtype: str | None = None
+    ) -> ServedModel:
+        """Serves the model that `directory` means."""
+        return cls(name, load_model(directory, resolve_device(device), dtype_named(dtype)), config)
 
     def request(
         self,

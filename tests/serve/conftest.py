@@ -1,0 +1,78 @@
+"""A live server on loopback, with a tiny network that writes letters."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+import uvicorn
+
+from sheepop.checkpoint import LoadedModel
+from sheepop.model import ModelConfig, build_model
+from sheepop.serve.app import create_app
+from sheepop.serve.config import ServerConfig
+from sheepop.serve.registry import Registry
+from sheepop.serve.served_model import ServedModel
+from sheepop.tokenizer import CharTokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+class WithTemplate(CharTokenizer):
+    """A tokenizer of characters that carries a chat template."""
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "chat_template": TEMPLATE}
+
+
+def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
+    sizes = {"vocab_size": 128, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 256, "dropout": 0.0}
+    model = build_model(ModelConfig(**sizes, position_encoding="rope", tie_weights=False), seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 0.3, generator=generator)
+    return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
+
+
+class Live:
+    """A server that runs in a thread of this process."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.registry = Registry(
+            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), ["chat", "plain"]
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(
+            uvicorn.Config(create_app(self.registry, config), log_level="warning", lifespan="on")
+        )
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000))
+    yield server
+    server.close()
