@@ -13,11 +13,21 @@ from .conftest import Live
 openai = pytest.importorskip("openai")
 
 
+def connected(live: Live, *, strict: bool) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="nobody", max_retries=0, _strict_response_validation=strict)
+
+
 @pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{live.url}/v1", api_key="nobody", max_retries=0, _strict_response_validation=True
-    ) as found:
+    with connected(live, strict=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lenient(live: Live) -> Iterator[openai.OpenAI]:
+    """For two answers of OpenAI's own servers that the client's strict types refuse: chunks of a text completion, whose
+    reason to finish is null until the last, and vectors in base64."""
+    with connected(live, strict=False) as found:
         yield found
 
 
@@ -31,27 +41,29 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
-def test_a_text_is_continued_and_its_stream_has_the_same_text(client: openai.OpenAI) -> None:
+def test_a_text_is_continued_and_its_stream_has_the_same_text(client: openai.OpenAI, lenient: openai.OpenAI) -> None:
     asked = {"model": "plain", "prompt": "Once", "max_tokens": 24, "seed": 3, "temperature": 0.9}
     whole = client.completions.create(**asked)
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (4, 24, 28)
     assert whole.choices[0].finish_reason == "length"
-    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    chunks = list(lenient.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == "length"
 
 
-def test_several_prompts_and_texts_are_numbered_as_they_are_asked_for(client: openai.OpenAI) -> None:
+def test_several_prompts_and_texts_are_numbered_as_they_are_asked_for(
+    client: openai.OpenAI, lenient: openai.OpenAI
+) -> None:
     asked = {"model": "plain", "prompt": ["Once", "Twice"], "n": 2, "max_tokens": 8, "seed": 1, "echo": True}
     whole = client.completions.create(**asked)
     texts = [choice.text for choice in whole.choices]
     assert [text[:4] for text in texts] == ["Once", "Once", "Twic", "Twic"]
     assert len(set(texts)) == 4
     streamed = [""] * 4
-    for chunk in client.completions.create(**asked, stream=True):
+    for chunk in lenient.completions.create(**asked, stream=True):
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
     assert streamed == texts
@@ -150,9 +162,9 @@ def test_answers_fit_their_schema_and_tools_are_called(client: openai.OpenAI) ->
     assert [call.function.name for call in calls if call.function] == ["order"]
 
 
-def test_texts_become_vectors(client: openai.OpenAI) -> None:
+def test_texts_become_vectors(client: openai.OpenAI, lenient: openai.OpenAI) -> None:
     one = client.embeddings.create(model="plain", input="Once", encoding_format="float").data[0].embedding
-    two = client.embeddings.create(model="plain", input=["Twice", "Once"]).data[1].embedding
+    two = lenient.embeddings.create(model="plain", input=["Twice", "Once"]).data[1].embedding
     assert len(one) == 32
     assert sum(value * value for value in one) == pytest.approx(1, abs=1e-5)
     assert two == pytest.approx(one, abs=1e-6)
@@ -169,7 +181,7 @@ def test_texts_become_vectors(client: openai.OpenAI) -> None:
         ({"prompt": ""}, "prompt", "is empty"),
         ({"prompt": "x" * 300}, "prompt", "has 300 tokens"),
         ({"prompt": [5, 999]}, "prompt", "token id 999"),
-        ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"suffix": "end"}, "suffix", "is not supported"),
         ({"stream": True, "best_of": 3}, "best_of", "cannot be streamed"),

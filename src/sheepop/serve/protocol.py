@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _MOST_TEXTS = 128
-_LONGEST_STOP = 4
+_MOST_STOPS = 4
 
 
 class ApiError(Exception):
@@ -46,7 +46,7 @@ class _Sampling(_Asked):
     n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Field(max_length=_LONGEST_STOP)] | None = None
+    stop: str | list[str] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
@@ -62,7 +62,9 @@ class _Sampling(_Asked):
     priority: int = 0
 
     @model_validator(mode="after")
-    def _check_stream(self) -> _Sampling:
+    def _check_sampling(self) -> _Sampling:
+        if isinstance(self.stop, list) and len(self.stop) > _MOST_STOPS:
+            raise ValueError(f"stop: at most {_MOST_STOPS} strings, got {len(self.stop)}")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream = true")
         return self
