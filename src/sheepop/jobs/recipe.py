@@ -242,7 +242,7 @@ def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
     if "optimizer" not in given:
         least = given.get("min_learning_rate")
         rate = max(size.learning_rate, least) if isinstance(least, float) else size.learning_rate
-        chosen |= {"optimizer": "muon", "learning_rate": rate}
+        chosen |= {"optimizer": "muon", "learning_rate": rate, "schedule": "linear"}
     if given.get("max_minutes") is not None:
         chosen |= {"max_epochs": _MAX_EPOCHS, "eval_tokens": _EVAL_TOKENS}
     return chosen
