@@ -1,0 +1,51 @@
+"""``sheepop serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sheepop.cli.options import ConfigFile, Device, Dtype, Quiet, make_console
+from sheepop.core.errors import UsageError
+
+
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY.")
+    ],
+    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
+    ] = None,
+    config: ConfigFile = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve models over HTTP, for any client of OpenAI's API.
+
+    Examples:
+
+      sheepop serve runs/quickstart
+
+      sheepop serve small=runs/small large=runs/large --port 8080 --api-keys keys.json
+    """
+    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.jobs.config import load_config
+
+    given = {"host": host, "port": port, "api_keys": api_keys}
+    options = {"server": {key: value for key, value in given.items() if value is not None}}
+    chosen = load_config(config, settings or [], options=options).server
+    for model in models:
+        resolve_model_directory(Path(model.partition("=")[2] or model))
+    try:
+        from sheepop.jobs.serve import serve as run
+    except ImportError as error:
+        raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
+    run(models, chosen, device=device or "auto", dtype=dtype, console=make_console(quiet))
