@@ -29,6 +29,8 @@ class Job:
     order: tuple[int, int]
     texts: list[Text]
 
+    source_ids = None
+
     @property
     def width(self) -> int:
         return len(self.texts)

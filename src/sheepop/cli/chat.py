@@ -69,9 +69,10 @@ def chat(
     from sheepop.generate.config import requested
 
     config = requested(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    from sheepop.jobs.chat import Conversation, ModelSpeaker, ServerSpeaker
+    from sheepop.jobs.chat import Conversation, ModelSpeaker, ServerSpeaker, Speaker
 
     console = make_console(quiet=False)
+    speaker: Speaker
     if model.startswith(("http://", "https://")):
         speaker = ServerSpeaker(model, model=name, api_key=api_key)
     else:

@@ -26,6 +26,7 @@ from sheepop.cli import (
     quickstart,
     runs,
     score,
+    serve,
     tokenizer,
     train,
 )
@@ -52,6 +53,7 @@ app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.command("chat", cls=ConfiguredCommand)(chat.chat)
 app.command("score")(score.score)
+app.command("serve", cls=ConfiguredCommand)(serve.serve)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)

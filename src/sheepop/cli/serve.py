@@ -39,7 +39,7 @@ def serve(
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.jobs.config import load_config
 
-    given = {"host": host, "port": port, "api_keys": api_keys}
+    given = {"host": host, "port": port, "api_keys": api_keys and str(api_keys)}
     options = {"server": {key: value for key, value in given.items() if value is not None}}
     chosen = load_config(config, settings or [], options=options).server
     for model in models:

@@ -107,8 +107,9 @@ class Engine:
         self.scheduler.remove(request)
         if request.beam is not None:
             return self._end_beam(request)
-        for candidate in request.writing if self._drafter is not None else ():
-            self._drafter.forget(candidate)
+        if self._drafter is not None:
+            for candidate in request.writing:
+                self._drafter.forget(candidate)
         return [Update(candidate, candidate.finish("abort")) for candidate in request.writing]
 
     def step(self) -> list[Update]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.generate.blocks import Chunk, Copy
 from sheepop.model import Transformer
 from sheepop.model.attention.choose import prepare_attention
-from sheepop.model.attention.kernel import Attending, AttentionKind, Score
+from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 
 # Chunks of more tokens attend sequence by sequence, with the kernels of training; shorter ones all together.
 _LONGEST_TOGETHER = 8
@@ -232,14 +232,14 @@ class PagedAttending:
             )
             self._add(kind, rows, (1, chunk.count), chunk.end - first * size, blocks, None, device)
         if short:
-            rows = torch.tensor(short)
-            places = now.positions[rows]
+            chosen = torch.tensor(short)
+            places = now.positions[chosen]
             firsts = torch.tensor([_first_block(place, kind.window, size) for place in places.tolist()])
             starts = places - firsts * size
             num_keys = int(starts.max()) + 1
             columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=now.table(number).shape[1] - 1)
-            blocks = now.table(number)[now.sequences[rows][:, None], columns]
-            self._add(kind, rows.to(device), (len(short), 1), num_keys, blocks, starts.to(device), device)
+            blocks = now.table(number)[now.sequences[chosen][:, None], columns]
+            self._add(kind, chosen.to(device), (len(short), 1), num_keys, blocks, starts.to(device), device)
 
     def _add(
         self,
@@ -273,7 +273,7 @@ class PagedAttending:
             out_NH1C[group.rows] = out_BHTC.transpose(1, 2).flatten(0, 1)[:, :, None]
         return out_NH1C
 
-    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score) -> Tensor:
+    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, score: Score = PLAIN) -> Tensor:
         """Not without the blocks; `over` is given them."""
         raise ValueError("paged attention reads its keys from blocks; ask the cache to attend")
 
@@ -285,7 +285,7 @@ def _first_block(position: int, window: int | None, block_size: int) -> int:
 
 def _as_rows(x_NH1C: Tensor, rows: int, tokens: int) -> Tensor:
     """Tokens (B * T, H, 1, C) as (B, H, T, C)."""
-    return x_NH1C[:, :, 0].unflatten(0, (rows, tokens)).transpose(1, 2)
+    return x_NH1C.view(rows, tokens, x_NH1C.shape[1], x_NH1C.shape[3]).transpose(1, 2)
 
 
 def _gather(held: Tensor, blocks: Tensor, num_keys: int) -> Tensor:

@@ -39,6 +39,10 @@ class Schedulable(Protocol):
         """The most readers that it will have."""
 
     @property
+    def source_ids(self) -> list[int] | None:
+        """What an encoder reads for it, where the network has one."""
+
+    @property
     def order(self) -> tuple[int, int]:
         """Its priority, where 0 comes before 1, and its number."""
 

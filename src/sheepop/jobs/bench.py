@@ -178,7 +178,7 @@ BENCHES: dict[str, Callable[[ModelConfig, str, str, float], dict[str, Any]]] = {
 }
 
 
-def _median_seconds(work: Callable[[], None], device: str, seconds: float) -> float:
+def _median_seconds(work: Callable[[], Any], device: str, seconds: float) -> float:
     """Median time of `work` after one untimed call, over about `seconds` and at least three calls."""
     work()
     times: list[float] = []

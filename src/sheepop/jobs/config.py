@@ -23,6 +23,7 @@ from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.original import is_original, translate_original
 from sheepop.model import ModelConfig
+from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import TrainingConfig
 
@@ -40,6 +41,8 @@ class SheepOpConfig(Config):
     """How the weights are trained: budget, batches, optimizer, schedule, precision, and what is written when."""
     generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
     """How text is written; the samples that a run writes during training use these settings too."""
+    server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)
+    """How models are served over HTTP."""
     device: MayChange[DeviceName] = "auto"
     """What to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
     seed: int = Field(0, ge=0)

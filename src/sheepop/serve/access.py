@@ -59,8 +59,8 @@ class Client:
 class Doorkeeper:
     """Tells clients by their keys; without a file of keys everyone is one client without limits."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._clients = [Client(settings) for settings in _read(file)] if file is not None else []
+    def __init__(self, file: str | None) -> None:
+        self._clients = [Client(settings) for settings in _read(Path(file))] if file is not None else []
         self._anyone = Client(KeySettings(key="everyone", name="")) if file is None else None
 
     def client(self, authorization: str | None) -> Client:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -55,21 +55,23 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _refuse_http)
-    for path, endpoint in (
-        ("/health", service.health),
-        ("/ready", service.ready),
-        ("/metrics", service.show_metrics),
-        ("/v1/models", service.list_models),
-        ("/v1/models/{name:path}", service.show_model),
-    ):
+    reading: dict[str, Callable[..., Any]] = {
+        "/health": service.health,
+        "/ready": service.ready,
+        "/metrics": service.show_metrics,
+        "/v1/models": service.list_models,
+        "/v1/models/{name:path}": service.show_model,
+    }
+    asking: dict[str, Callable[..., Any]] = {
+        "/v1/chat/completions": service.chat,
+        "/v1/completions": service.complete,
+        "/v1/embeddings": service.embed,
+        "/tokenize": service.tokenize,
+        "/detokenize": service.detokenize,
+    }
+    for path, endpoint in reading.items():
         app.add_api_route(path, endpoint, methods=["GET"])
-    for path, endpoint in (
-        ("/v1/chat/completions", service.chat),
-        ("/v1/completions", service.complete),
-        ("/v1/embeddings", service.embed),
-        ("/tokenize", service.tokenize),
-        ("/detokenize", service.detokenize),
-    ):
+    for path, endpoint in asking.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
     return app
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import Field
 
-from sheepop.core.config import Config
+from sheepop.core.config import Config, PathText
 
 
 class ServerConfig(Config):
@@ -16,11 +14,11 @@ class ServerConfig(Config):
     """The address to listen on; `0.0.0.0` is every address of this machine."""
     port: int = Field(default=8000, ge=0, le=65535)
     """The port to listen on; 0 takes a free one."""
-    api_keys: Path | None = None
+    api_keys: PathText | None = None
     """A JSON file of keys that may ask, each with its limits; `null` lets everyone ask."""
-    certificate: Path | None = None
+    certificate: PathText | None = None
     """A TLS certificate; `null` is plain HTTP."""
-    private_key: Path | None = None
+    private_key: PathText | None = None
     """The key of the certificate."""
     max_running: int = Field(default=32, ge=1)
     """Texts that are written at a time."""

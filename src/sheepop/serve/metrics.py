@@ -18,22 +18,27 @@ class Metrics:
     """Counters and times of requests; what engines hold is asked of them when someone looks."""
 
     def __init__(self, registry: Registry) -> None:
-        self._registry = CollectorRegistry()
-        kwargs = {"registry": self._registry}
-        self.requests = Counter("sheepop_requests", "Requests by endpoint and status.", ["path", "status"], **kwargs)
-        self.prompt_tokens = Counter("sheepop_prompt_tokens", "Tokens of prompts.", ["model"], **kwargs)
-        self.completion_tokens = Counter("sheepop_completion_tokens", "Tokens written.", ["model"], **kwargs)
+        own = self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "sheepop_requests", "Requests by endpoint and status.", ["path", "status"], registry=own
+        )
+        self.prompt_tokens = Counter("sheepop_prompt_tokens", "Tokens of prompts.", ["model"], registry=own)
+        self.completion_tokens = Counter("sheepop_completion_tokens", "Tokens written.", ["model"], registry=own)
         self.first_token = Histogram(
             "sheepop_time_to_first_token_seconds", "From a request to its first token.", ["model"], buckets=_SECONDS,
-            **kwargs,
+            registry=own,
         )  # fmt: skip
         self.per_token = Histogram(
-            "sheepop_time_per_token_seconds", "Between two tokens of a text.", ["model"], buckets=_SECONDS, **kwargs
+            "sheepop_time_per_token_seconds",
+            "Between two tokens of a text.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=own,
         )
         self.duration = Histogram(
-            "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, **kwargs
+            "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, registry=own
         )
-        self.open = Gauge("sheepop_open_connections", "Requests that are not answered in full.", **kwargs)
+        self.open = Gauge("sheepop_open_connections", "Requests that are not answered in full.", registry=own)
         self._registry.register(_Engines(registry))
 
     def text(self) -> bytes:

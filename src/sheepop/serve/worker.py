@@ -117,8 +117,8 @@ class EngineWorker:
         for update in updates:
             by_request.setdefault(id(update.request), []).append(update)
         for number, found in by_request.items():
-            error = next((update.error for update in found if update.error is not None), None)
-            self._tell(number, _News(found, is_over=not found[0].request.writing, error=error))
+            wrong = next((update.error for update in found if update.error is not None), None)
+            self._tell(number, _News(found, is_over=not found[0].request.writing, error=wrong))
 
     def _fail(self, error: Exception) -> None:
         fault = EngineFaultError(f"The engine failed: {type(error).__name__}: {error}")
