@@ -61,10 +61,13 @@ class PagedCache:
         self.block_size = block_size
         self._kind_of_layer = [self.reaches.index(window) for window in model.windows]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
-        kwargs = {"device": model.device, "dtype": model.dtype}
-        shapes = [(num_blocks[kind], config.kv_heads, block_size) for kind in self._kind_of_layer]
-        self.keys = [torch.zeros(*shape, config.head_size, **kwargs) for shape in shapes]
-        self.values = [torch.zeros(*shape, config.value_size, **kwargs) for shape in shapes]
+
+        def empty_blocks(layer: int, width: int) -> Tensor:
+            shape = num_blocks[self._kind_of_layer[layer]], config.kv_heads, block_size, width
+            return torch.zeros(shape, device=model.device, dtype=model.dtype)
+
+        self.keys = [empty_blocks(layer, config.head_size) for layer in range(config.num_layers)]
+        self.values = [empty_blocks(layer, config.value_size) for layer in range(config.num_layers)]
         # The last tokens of each block at a place, token p in column p % width.
         self._tails: dict[str, Tensor] = {}
         self._tail_width = min(block_size, num_preceding(model) + lookahead)

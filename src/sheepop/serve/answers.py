@@ -264,4 +264,5 @@ def as_prompts(prompt: str | Sequence[Any], param: str) -> list[str | list[int]]
         return [prompt]
     if not prompt:
         raise ApiError(400, f"{param}: must not be an empty list.", param=param)
-    return [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
+    prompts: list[Any] = list(prompt)
+    return [prompts] if isinstance(prompts[0], int) else prompts
