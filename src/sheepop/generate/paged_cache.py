@@ -16,6 +16,7 @@ from sheepop.generate.blocks import Chunk, Copy
 from sheepop.model import Transformer
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
+from sheepop.model.attention.sight import Sight
 
 # Chunks of more tokens attend sequence by sequence, with the kernels of training; shorter ones all together.
 _LONGEST_TOGETHER = 8
@@ -177,6 +178,7 @@ class _Pass:
         self.starts = starts[self.sequences]
         self.positions = self.starts + torch.arange(len(self.sequences)) - (counts.cumsum(0) - counts)[self.sequences]
         self.device_positions = self.positions.to(device)
+        self._ends: list[int] = counts.cumsum(0).tolist()
         self._tables: dict[int, Tensor] = {}
 
     def table(self, kind: int) -> Tensor:
@@ -190,6 +192,10 @@ class _Pass:
     def blocks(self, kind: int, sequences: Tensor, positions: Tensor) -> Tensor:
         """The blocks that hold these positions of these sequences."""
         return self.table(kind)[sequences, positions // self.block_size]
+
+    def rows(self, sequences: Sequence[int]) -> Tensor:
+        """The rows of the pass with tokens of these sequences, in their order."""
+        return torch.cat([torch.arange(self._ends[n] - self.chunks[n].count, self._ends[n]) for n in sequences])
 
     def last_of_blocks(self, count: int) -> Tensor:
         """The tokens that are among the last `count` of the pass in their block and sequence."""
@@ -205,7 +211,7 @@ class _Group:
     `blocks` (rows, blocks) are None where the keys are those of the pass itself; `num_keys` of them are seen.
     """
 
-    rows: Tensor | slice
+    rows: Tensor
     shape: tuple[int, int]
     attending: Attending
     num_keys: int
@@ -213,49 +219,58 @@ class _Group:
 
 
 class PagedAttending:
-    """What the layers of a kind share in a pass: a kernel for each long chunk, and one for all short ones together."""
+    """What the layers of a kind share in a pass.
+
+    Texts that begin in it are the documents of one packed row, as in training; a long chunk of any other text has a
+    kernel of its own; all short ones attend together.
+    """
 
     def __init__(self, kind: AttentionKind, now: _Pass, number: int) -> None:
-        device, size = now.device, now.block_size
-        self.targets = (
-            now.blocks(number, now.sequences, now.positions).to(device),
-            (now.positions % size).to(device),
-        )
+        self._kind, self._now, self._number = kind, now, number
+        blocks = now.blocks(number, now.sequences, now.positions)
+        self.targets = blocks.to(now.device), (now.positions % now.block_size).to(now.device)
         self._groups: list[_Group] = []
-        short: list[int] = []
-        end = 0
-        for sequence, chunk in enumerate(now.chunks):
-            rows = slice(end, end := end + chunk.count)
-            if chunk.count <= _LONGEST_TOGETHER:
-                short += range(rows.start, rows.stop)
-                continue
-            first = _first_block(chunk.start, kind.window, size)
-            blocks = (
-                None if chunk.start == 0 else now.table(number)[sequence : sequence + 1, first : -(-chunk.end // size)]
-            )
-            self._add(kind, rows, (1, chunk.count), chunk.end - first * size, blocks, None, device)
-        if short:
-            chosen = torch.tensor(short)
-            places = now.positions[chosen]
-            firsts = torch.tensor([_first_block(place, kind.window, size) for place in places.tolist()])
-            starts = places - firsts * size
-            num_keys = int(starts.max()) + 1
-            columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=now.table(number).shape[1] - 1)
-            blocks = now.table(number)[now.sequences[chosen][:, None], columns]
-            self._add(kind, chosen.to(device), (len(short), 1), num_keys, blocks, starts.to(device), device)
+        sequences = range(len(now.chunks))
+        long = [number for number in sequences if now.chunks[number].count > _LONGEST_TOGETHER]
+        self._add_beginnings([number for number in long if now.chunks[number].start == 0])
+        for sequence in long:
+            if now.chunks[sequence].start > 0:
+                self._add_chunk(sequence)
+        self._add_short([number for number in sequences if now.chunks[number].count <= _LONGEST_TOGETHER])
 
-    def _add(
-        self,
-        kind: AttentionKind,
-        rows: Tensor | slice,
-        shape: tuple[int, int],
-        num_keys: int,
-        blocks: Tensor | None,
-        starts: Tensor | None,
-        device: torch.device,
-    ) -> None:
-        attending = prepare_attention(kind, kind.sight(shape[1], num_keys, starts=starts))
-        self._groups.append(_Group(rows, shape, attending, num_keys, None if blocks is None else blocks.to(device)))
+    def _add_beginnings(self, sequences: list[int]) -> None:
+        """Whole rows of keys are in the pass itself."""
+        if not sequences:
+            return
+        rows = self._now.rows(sequences)
+        documents = None if len(sequences) == 1 else self._now.sequences[rows][None].to(self._now.device)
+        self._add(rows, (1, len(rows)), self._kind.sight(len(rows), document_ids=documents), None)
+
+    def _add_chunk(self, sequence: int) -> None:
+        chunk, size = self._now.chunks[sequence], self._now.block_size
+        first = _first_block(chunk.start, self._kind.window, size)
+        blocks = self._now.table(self._number)[sequence : sequence + 1, first : -(-chunk.end // size)]
+        sight = self._kind.sight(chunk.count, chunk.end - first * size)
+        self._add(self._now.rows([sequence]), (1, chunk.count), sight, blocks)
+
+    def _add_short(self, sequences: list[int]) -> None:
+        """Each token is a row of its own, beside others whose keys begin and end elsewhere."""
+        if not sequences:
+            return
+        rows, table, size = self._now.rows(sequences), self._now.table(self._number), self._now.block_size
+        places = self._now.positions[rows]
+        firsts = torch.tensor([_first_block(place, self._kind.window, size) for place in places.tolist()])
+        starts = places - firsts * size
+        num_keys = int(starts.max()) + 1
+        columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=table.shape[1] - 1)
+        sight = self._kind.sight(1, num_keys, starts=starts.to(self._now.device))
+        self._add(rows, (len(rows), 1), sight, table[self._now.sequences[rows][:, None], columns])
+
+    def _add(self, rows: Tensor, shape: tuple[int, int], sight: Sight, blocks: Tensor | None) -> None:
+        device = self._now.device
+        blocks = None if blocks is None else blocks.to(device)
+        attending = prepare_attention(self._kind, sight)
+        self._groups.append(_Group(rows.to(device), shape, attending, sight.num_keys, blocks))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
