@@ -126,9 +126,10 @@ def test_a_request_of_higher_priority_goes_first_and_the_last_in_order_gives_up_
 
 def test_a_full_queue_and_a_budget_below_the_number_of_texts_are_refused() -> None:
     manager = BlockManager([6], [None], BLOCK)
-    scheduler = Scheduler(manager, max_tokens=64, max_sequences=4, max_waiting=1)
-    scheduler.add(Job((0, 0), [Text([5], 9)]))
-    with pytest.raises(QueueFullError, match="1 request already wait"):
-        scheduler.add(Job((0, 1), [Text([5], 9)]))
+    scheduler = Scheduler(manager, max_tokens=64, max_sequences=2, max_waiting=1)
+    for number in range(3):
+        scheduler.add(Job((0, number), [Text([5], 9)]))
+    with pytest.raises(QueueFullError, match="3 requests already wait"):
+        scheduler.add(Job((0, 3), [Text([5], 9)]))
     with pytest.raises(UsageError, match="max_tokens = 3 is less than max_sequences = 4"):
         Scheduler(manager, max_tokens=3, max_sequences=4, max_waiting=1)

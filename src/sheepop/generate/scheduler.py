@@ -80,7 +80,8 @@ class QueueFullError(UsageError):
 class Scheduler:
     """Requests that wait and requests that run, and what each of them reads in a step.
 
-    A step reads at most `max_tokens`, of at most `max_sequences` texts; at most `max_waiting` requests wait.
+    A step reads at most `max_tokens`, of at most `max_sequences` texts; at most `max_waiting` requests wait for others
+    to end.
     """
 
     def __init__(self, manager: BlockManager, *, max_tokens: int, max_sequences: int, max_waiting: int) -> None:
@@ -115,7 +116,8 @@ class Scheduler:
 
     def add(self, request: Schedulable) -> None:
         """Lets a request wait for its turn; raises `QueueFullError`."""
-        if len(self.waiting) >= self.max_waiting:
+        can_start = self.max_sequences - sum(running.width for running in self.running)
+        if len(self.waiting) >= self.max_waiting + can_start:
             raise QueueFullError(f"{counted(len(self.waiting), 'request')} already wait. Try again later.")
         insort(self.waiting, request, key=lambda other: other.order)
 

@@ -75,7 +75,7 @@ class _Server(uvicorn.Server):
         until = time.monotonic() + self._drain_seconds
         while self._registry.num_open and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        self.force_exit = True
+        self.force_exit = self.force_exit or self._registry.num_open > 0
         await super().shutdown(sockets)
 
 

@@ -1,0 +1,98 @@
+"""Requests that end early, come all at once, or go wrong: the others never notice, and every one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sheepop.core.errors import SheepOpError
+from sheepop.generate import GenerationConfig
+from sheepop.generate.request import Request
+from sheepop.generate.scheduler import QueueFullError
+from sheepop.serve.config import ServerConfig
+from sheepop.serve.served_model import ServedModel
+from sheepop.serve.worker import EngineFaultError
+from sheepop.tokenizer import CharTokenizer
+
+from .conftest import tiny
+
+
+@pytest.fixture
+def model() -> Iterator[ServedModel]:
+    served = tiny("m", CharTokenizer(), ServerConfig(max_running=3, max_waiting=4))
+    yield served
+    served.close()
+
+
+def asked(model: ServedModel, seed: int, most: int = 30) -> Request:
+    return model.request("Once", GenerationConfig(seed=seed, max_new_tokens=most, min_new_tokens=most))
+
+
+async def written(model: ServedModel, request: Request, *, leave_after: int | None = None) -> str:
+    text, count = "", 0
+    async for updates in model.worker.write(request):
+        text += "".join(update.text for update in updates)
+        count += 1
+        if count == leave_after:
+            break
+    return text
+
+
+def test_those_that_leave_free_their_place_and_change_no_other_text(model: ServedModel) -> None:
+    async def crowd() -> list[str]:
+        leaving = [written(model, asked(model, seed, 200), leave_after=3) for seed in (7, 8, 9)]
+        staying = [written(model, asked(model, seed)) for seed in (1, 2)]
+        return (await asyncio.gather(*leaving, *staying))[3:]
+
+    async def alone() -> list[str]:
+        return [await written(model, asked(model, seed)) for seed in (1, 2)]
+
+    assert asyncio.run(crowd()) == asyncio.run(alone())
+    manager = model.worker._engine.scheduler.manager
+    asyncio.run(written(model, asked(model, 0, 1)))
+    assert manager.num_free == manager.num_blocks
+
+
+def test_more_than_fit_are_refused_and_the_rest_is_written(model: ServedModel) -> None:
+    async def flood() -> list[str | BaseException]:
+        requests = [asked(model, seed) for seed in range(30)]
+        return await asyncio.gather(*(written(model, request) for request in requests), return_exceptions=True)
+
+    found = asyncio.run(flood())
+    texts = [text for text in found if isinstance(text, str)]
+    refused = [error for error in found if isinstance(error, QueueFullError)]
+    assert len(texts) + len(refused) == 30
+    assert len(texts) >= 4
+    assert all(len(text) == 30 for text in texts)
+
+
+def test_a_fault_of_the_engine_ends_those_that_run_and_not_the_engine(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = model.worker._engine._runner
+    working = runner.run
+
+    def failing(shares: object) -> torch.Tensor:
+        monkeypatch.setattr(runner, "run", working)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(runner, "run", failing)
+    with pytest.raises(EngineFaultError, match="RuntimeError: out of memory"):
+        asyncio.run(written(model, asked(model, 1)))
+    assert len(asyncio.run(written(model, asked(model, 1)))) == 30
+
+
+def test_a_worker_that_is_closed_tells_those_that_wait() -> None:
+    served = tiny("m", CharTokenizer(), ServerConfig(max_running=1))
+
+    async def interrupted() -> None:
+        task = asyncio.ensure_future(written(served, asked(served, 1, 240)))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(served.close)
+        with pytest.raises(SheepOpError, match="shutting down"):
+            await task
+
+    asyncio.run(interrupted())
