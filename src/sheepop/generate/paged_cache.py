@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.blocks import Chunk, Copy
+from sheepop.generate.native_attention import NativeAttention, native_attention
 from sheepop.model import Transformer
 from sheepop.model.attention.choose import prepare_attention
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
@@ -218,6 +219,17 @@ class _Group:
     blocks: Tensor | None
 
 
+@dataclass(frozen=True)
+class _Native:
+    """Tokens of a pass whose keys are read where they lie: the blocks of each, and the first and last place it sees."""
+
+    rows: Tensor
+    attend: NativeAttention
+    table: Tensor
+    firsts: Tensor
+    lasts: Tensor
+
+
 class PagedAttending:
     """What the layers of a kind share in a pass.
 
@@ -230,6 +242,7 @@ class PagedAttending:
         blocks = now.blocks(number, now.sequences, now.positions)
         self.targets = blocks.to(now.device), (now.positions % now.block_size).to(now.device)
         self._groups: list[_Group] = []
+        self._native: _Native | None = None
         sequences = range(len(now.chunks))
         long = [number for number in sequences if now.chunks[number].count > _LONGEST_TOGETHER]
         self._add_beginnings([number for number in long if now.chunks[number].start == 0])
@@ -259,6 +272,11 @@ class PagedAttending:
             return
         rows, table, size = self._now.rows(sequences), self._now.table(self._number), self._now.block_size
         places = self._now.positions[rows]
+        if (attend := native_attention(self._kind)) is not None:
+            window = self._kind.window
+            firsts = torch.zeros_like(places) if window is None else (places - window + 1).clamp(min=0)
+            self._native = _Native(rows, attend, table[self._now.sequences[rows]].contiguous(), firsts, places)
+            return
         firsts = torch.tensor([_first_block(place, self._kind.window, size) for place in places.tolist()])
         starts = places - firsts * size
         num_keys = int(starts.max()) + 1
@@ -282,6 +300,12 @@ class PagedAttending:
     ) -> Tensor:
         """Attends to the blocks `keys` and `values` of a layer, which already hold the new ones; (N, H, 1, C)."""
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], v_NK1C.shape[-1])
+        if self._native is not None:
+            native = self._native
+            q_RHC = q_NH1C[native.rows, :, 0].contiguous()
+            out_NH1C[native.rows, :, 0] = native.attend(
+                q_RHC, keys, values, native.table, native.firsts, native.lasts, score, self._kind.slopes
+            )
         for group in self._groups:
             rows, tokens = group.shape
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], rows, tokens) for x in (q_NH1C, k_NK1C, v_NK1C))
