@@ -25,9 +25,14 @@ class Text:
     value: str
 
 
+def plural(count: float, noun: str) -> str:
+    """``file`` for one and ``files`` for any other number, for a noun whose plural ends in s."""
+    return noun if count == 1 else f"{noun}s"
+
+
 def counted(count: int, noun: str) -> str:
-    """``1 file`` and ``1,024 files``, for a noun whose plural ends in s."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """``1 file`` and ``1,024 files``; see `plural`."""
+    return f"{count:,} {plural(count, noun)}"
 
 
 def visible(text: str) -> str:

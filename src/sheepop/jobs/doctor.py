@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sheepop.core.facts import counted
+from sheepop.core.facts import counted, plural
 from sheepop.core.machine import LIBRARIES, Machine, describe_machine, has_python_headers
 from sheepop.core.speed import matrix_peak
 from sheepop.report import flops
@@ -146,7 +146,7 @@ def check_platform(machine: Machine) -> Check:
 
 def check_processor(machine: Machine) -> Check:
     """Processor, the cores this process may use, and the units that multiply matrices."""
-    value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable core{'' if machine.cores == 1 else 's'}"
+    value = f"{machine.processor or 'unknown'}, {machine.cores:g} usable {plural(machine.cores, 'core')}"
     if machine.matrix_units:
         return Check("Processor", "ok", f"{value}, {' '.join(machine.matrix_units)}")
     return Check("Processor", "warning", f"{value}, no vector unit found", "Training on the CPU will be slow.")

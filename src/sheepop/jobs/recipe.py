@@ -10,6 +10,7 @@ from typing import Any
 from sheepop.core.config import leaves, merge, validate, value_text
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
+from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.jobs.config import SheepOpConfig
@@ -68,7 +69,7 @@ class Size:
 
 
 # Larger models, longer rows and larger vocabularies win only once they see enough text;
-# bench/results/minutes.md has the measurements.
+# bench/results/minutes.md has the measurements. From 1e14 operations on these are estimates.
 SIZES = (
     Size(0.0, 64, 2, 2, 128, 1024, 2.0e-2, 16),
     Size(1.0e12, 96, 2, 3, 128, 2048, 1.6e-2, 16),
@@ -116,7 +117,7 @@ def complete(
     found = dict(leaves(chosen))
     settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
     minutes = asked.training.max_minutes
-    budget = "" if minutes is None else f", {minutes:g} minute{'' if minutes == 1 else 's'}"
+    budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
     console.info(
         f"Chosen for {data_size(num_bytes)} of text{budget} and this machine's {flops_per_second / 1e9:,.0f} GFLOP/s; "
         f"give a key to override it: {settings}"

@@ -80,7 +80,7 @@ def require_text(run: RunDirectory, paths: Iterable[str]) -> None:
 
 
 def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, path: Path) -> SheepOpConfig:
-    """The resolved configuration for the run at `path` to go on with, `wanted` being what the user asks for now.
+    """The resolved configuration with which the run at `path` resumes; `wanted` is what the user asks for now.
 
     Raises `ConfigError` naming every setting that would make it another run, and `CheckpointError` when the
     corpus is not the one the run was started with.

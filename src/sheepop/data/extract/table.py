@@ -7,6 +7,7 @@ import re
 from collections.abc import Generator, Iterator
 from itertools import islice
 
+from sheepop.core.facts import plural
 from sheepop.data.extract.dialect import Dialect, Shape, find_shape
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.lines import LineError, Lines
@@ -167,7 +168,7 @@ def _numbered(
 
 
 def _other_width(found: int, expected: int) -> str:
-    return f"it has {found} column{'' if found == 1 else 's'} where the table has {expected}"
+    return f"it has {found} {plural(found, 'column')} where the table has {expected}"
 
 
 def _is_header(cells: list[str]) -> bool:
