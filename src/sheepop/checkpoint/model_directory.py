@@ -6,27 +6,30 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from sheepop.adapt.stored_weight import GROUP, StoredWeight
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, Shape
 from sheepop.checkpoint.run_directory import resolve_model_directory
 from sheepop.checkpoint.vocabulary import require_fit
 from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights, write_weights
-from sheepop.core.config import validate
+from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
 from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of a directory with quantised weights; all others are of version 1, which older programs read too."""
+_SCALE = "_scale"  # behind the name of a weight of integers
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ def write_model(
 ) -> None:
     """Writes the files of a model directory into `directory`, which the caller makes durable and checksums.
 
-    `weights` are what `unique_weights` gives, on the CPU.
+    `weights` are what `unique_weights` gives.
     """
-    save_file(dict(weights), directory / WEIGHTS, metadata={"format": "pt"})
-    _describe(directory, config, tokenizer, provenance)
+    plain = {name: tensor.cpu().contiguous() for name, tensor in _plain(weights).items()}
+    save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
+    _describe(directory, config, tokenizer, provenance, _quantization(weights))
 
 
 def write_foreign_model(
@@ -85,8 +89,7 @@ def save_model(
     if target.exists() and not replace:
         raise CheckpointError(f"{target} already exists. Choose another directory or remove it.")
     with atomic_directory(target, replace=replace) as directory:
-        weights = {name: tensor.cpu().contiguous() for name, tensor in unique_weights(model).items()}
-        write_model(directory, model.config, weights, tokenizer, provenance)
+        write_model(directory, model.config, unique_weights(model), tokenizer, provenance)
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
@@ -104,6 +107,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         # Out of the map of the file: in large pages of memory a token takes 3 to 6 percent less time, and what becomes
         # of the file does not matter any more.
         weights = {name: tensor.clone() for name, tensor in weights.items()}
+    if (quantization := read_quantization(directory)) is not None:
+        weights = quantization.assembled(weights, dtype, directory)
     load_weights(model, weights, directory)
     stored = [parameter.dtype for parameter in model.parameters()]
     _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
@@ -122,6 +127,11 @@ def open_model(path: str | Path) -> ForeignModel:
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats can express.")
+    if (quantization := read_quantization(directory)) is not None:
+        raise CheckpointError(
+            f"{directory} holds {quantization.weights} weights, which SheepOp does not export. Export the model that it "
+            "was made from."
+        )
     tensors = open_weights(directory)
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
@@ -146,12 +156,18 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     return directory, config, tokenizer
 
 
-def _describe(directory: Path, config: ModelConfig, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+def _describe(
+    directory: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    provenance: Mapping[str, Any],
+    quantization: Quantization | None = None,
+) -> None:
     """Writes everything but the weights."""
-    write_json(
-        directory / "config.json",
-        {"format": FORMAT, "format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")},
-    )
+    found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
+    if quantization is not None:
+        found |= {"format_version": FORMAT_VERSION, "quantization": quantization.model_dump(mode="json")}
+    write_json(directory / "config.json", found)
     tokenizer.save(directory)
     write_json(directory / "provenance.json", dict(provenance))
 
@@ -159,7 +175,62 @@ def _describe(directory: Path, config: ModelConfig, tokenizer: Tokenizer, proven
 def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:
     """Converts the parameters; tables of positions and the like keep their precision."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if not isinstance(parameter, StoredWeight):
+            parameter.data = parameter.data.to(dtype)
+
+
+class Quantization(Config):
+    """What the matrices of a directory are stored as, and the data type that they had before."""
+
+    weights: Literal["int8", "int4"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+
+    def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
+        """The weights with their scales; they compute in `dtype`, or in the one that they had."""
+        kinds = {"int8": (torch.int8, torch.float32), "int4": (torch.uint8, torch.bfloat16)}[self.weights]
+        whole: dict[str, Tensor] = {}
+        for name, values in weights.items():
+            scales = weights.get(name + _SCALE)
+            if scales is None:
+                if not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in weights):
+                    whole[name] = values
+                continue
+            per_row = () if self.weights == "int8" else (values.shape[-1] * 2 // GROUP,)
+            if (values.dtype, scales.dtype) != kinds or values.ndim != 2 or scales.shape != (len(values), *per_row):
+                raise CheckpointError(f"{name} in {directory} is not a matrix of {self.weights} with its scales.")
+            made = StoredWeight(self.weights, values, scales, dtype or getattr(torch, self.dtype))
+            whole[name] = nn.Parameter(made, requires_grad=False)
+        return whole
+
+
+def read_quantization(directory: Path) -> Quantization | None:
+    """How the matrices of a model directory are stored, where they are integers."""
+    found = read_json(directory / "config.json").get("quantization")
+    try:
+        return None if found is None else validate(Quantization, found)
+    except ConfigError as error:
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+
+
+def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:
+    stored = {(weight.stored, weight.dtype) for weight in weights.values() if isinstance(weight, StoredWeight)}
+    if not stored:
+        return None
+    ((form, dtype),) = stored
+    return validate(Quantization, {"weights": form, "dtype": str(dtype).removeprefix("torch.")})
+
+
+def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Plain tensors, as a file holds them."""
+    plain: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if not isinstance(weight, StoredWeight):
+            plain[name] = weight
+            continue
+        plain[name] = weight.values
+        if weight.scales is not None:
+            plain[name + _SCALE] = weight.scales
+    return plain
 
 
 def read_model_config(directory: Path) -> ModelConfig:

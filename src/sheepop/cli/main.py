@@ -23,6 +23,7 @@ from sheepop.cli import (
     doctor,
     exchange,
     generate,
+    quantize,
     quickstart,
     runs,
     score,
@@ -58,6 +59,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.command("import")(exchange.import_model)
 app.command("export")(exchange.export_model)
+app.command("quantize")(quantize.quantize)
 app.command("config")(config.config)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sheepop.adapt.native_products import wants_native_kernels, with_native_products
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
@@ -53,9 +54,7 @@ class Generator:
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.
-        self.model = (model if device is None else model.to(device)).sharing_copy().eval()
-        if self.model.device.type == "cuda":
-            self.model.pack_projections()
+        self.model = _prepared(model if device is None else model.to(device))
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         own = tokenizer.special_id("eos")
@@ -63,7 +62,7 @@ class Generator:
         self._sampler = self._sampler_of(self.model)
         self._draft: tuple[Transformer, Sampler] | None = None
         if draft_model is not None:
-            small = draft_model.to(self.model.device).sharing_copy().eval()
+            small = _prepared(draft_model.to(self.model.device))
             self._draft = small, self._sampler_of(small)
 
     @property
@@ -256,6 +255,16 @@ class TextStream:
         if self._request.writing:
             raise UsageError("The text is still being written: read the stream to its end first.")
         return self._request.completions()[0]
+
+
+def _prepared(model: Transformer) -> Transformer:
+    """A copy over the same memory that writes fastest on its device."""
+    if wants_native_kernels(model):
+        return with_native_products(model).eval()
+    copy = model.sharing_copy().eval()
+    if copy.device.type == "cuda":
+        copy.pack_projections()
+    return copy
 
 
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sheepop.adapt.stored_weight import pointer
 from sheepop.core.native import native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 
@@ -58,15 +59,12 @@ def _attend(
     sizes = (rows, heads, kv_heads, size, width, value_width, table.shape[1])
     sinks = None if score.sinks is None else score.sinks.float().contiguous()
     library.attend(
-        *map(_pointer, (q_RHC, keys, values, table, first, last, out)),
+        *map(pointer, (q_RHC, keys, values, table, first, last, out)),
         *map(ctypes.c_int64, sizes),
         ctypes.c_float(scale),
         ctypes.c_float(score.soft_cap or 0.0),
-        _pointer(slopes),
-        _pointer(sinks),
+        pointer(slopes),
+        pointer(sinks),
+        ctypes.c_int64(torch.get_num_threads()),
     )
     return out
-
-
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

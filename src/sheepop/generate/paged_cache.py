@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.generate.blocks import Chunk, Copy
 from sheepop.generate.native_attention import NativeAttention, native_attention
 from sheepop.model import Transformer
@@ -61,6 +62,7 @@ class PagedCache:
         config = model.config
         self.reaches = reaches_of(model)
         self.block_size = block_size
+        self._native = wants_native_kernels(model)
         self._kind_of_layer = [self.reaches.index(window) for window in model.windows]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
@@ -146,7 +148,7 @@ class PagedCache:
 
     def prepare(self, kind: AttentionKind) -> Attending:
         """A kernel for each long chunk, and one for all short ones."""
-        return PagedAttending(kind, self._now, self._kind_of_window[kind.window])
+        return PagedAttending(kind, self._now, self._kind_of_window[kind.window], native=self._native)
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
@@ -237,8 +239,9 @@ class PagedAttending:
     kernel of its own; all short ones attend together.
     """
 
-    def __init__(self, kind: AttentionKind, now: _Pass, number: int) -> None:
+    def __init__(self, kind: AttentionKind, now: _Pass, number: int, *, native: bool) -> None:
         self._kind, self._now, self._number = kind, now, number
+        self._attend_natively = native_attention(kind) if native else None
         blocks = now.blocks(number, now.sequences, now.positions)
         self.targets = blocks.to(now.device), (now.positions % now.block_size).to(now.device)
         self._groups: list[_Group] = []
@@ -272,7 +275,7 @@ class PagedAttending:
             return
         rows, table, size = self._now.rows(sequences), self._now.table(self._number), self._now.block_size
         places = self._now.positions[rows]
-        if (attend := native_attention(self._kind)) is not None:
+        if (attend := self._attend_natively) is not None:
             window = self._kind.window
             firsts = torch.zeros_like(places) if window is None else (places - window + 1).clamp(min=0)
             self._native = _Native(rows, attend, table[self._now.sequences[rows]].contiguous(), firsts, places)
@@ -302,10 +305,14 @@ class PagedAttending:
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], v_NK1C.shape[-1])
         if self._native is not None:
             native = self._native
-            q_RHC = q_NH1C[native.rows, :, 0].contiguous()
-            out_NH1C[native.rows, :, 0] = native.attend(
+            alone = not self._groups
+            q_RHC = (q_NH1C if alone else q_NH1C[native.rows])[:, :, 0].contiguous()
+            out_RHC = native.attend(
                 q_RHC, keys, values, native.table, native.firsts, native.lasts, score, self._kind.slopes
             )
+            if alone:
+                return out_RHC[:, :, None]
+            out_NH1C[native.rows, :, 0] = out_RHC
         for group in self._groups:
             rows, tokens = group.shape
             q_BHTC, k_BKSC, v_BKSC = (_as_rows(x[group.rows], rows, tokens) for x in (q_NH1C, k_NK1C, v_NK1C))

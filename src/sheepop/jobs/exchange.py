@@ -57,8 +57,8 @@ def import_model(
     """
     output, console = Path(output), console or Console.silent()
     wanted, limit = dtype_named(dtype), _shard_limit(max_shard_size)
-    _require_apart(Path(source), output)
-    _require_free(output, overwrite, "a model", _is_model)
+    require_apart(Path(source), output)
+    require_free(output, overwrite, "a model", is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer))
     report = ExchangeReport(console, output, template_problems(model.tokenizer))
     model = replace(model, tensors=watched(converted(model.tensors, wanted), report.not_finite))
@@ -104,13 +104,13 @@ def export_model(
         raise UsageError("Only a GGUF file can be written without a tokenizer; a directory always has one.")
     report = ExchangeReport(console or Console.silent(), Path(output))
     dtype_named(dtype)
-    _require_apart(Path(model), report.output)
+    require_apart(Path(model), report.output)
     if format == "gguf":
-        _require_free(report.output, overwrite, "a GGUF file", _is_gguf)
+        require_free(report.output, overwrite, "a GGUF file", _is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
     limit = _shard_limit(max_shard_size)
-    _require_free(report.output, overwrite, "an export", _is_export)
+    require_free(report.output, overwrite, "an export", _is_export)
     found = open_model(model)
     found = replace(found, tensors=converted(found.tensors, dtype_named(dtype)))
     return _export_hugging_face(found, limit, overwrite, report)
@@ -157,7 +157,7 @@ def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
     """The model in `source`, its weights unread; `tokenizer` is used in place of its own."""
     if not source.exists():
         raise CheckpointError(f"{source} does not exist. Give a directory in Hugging Face format, or a GGUF file.")
-    if source.is_dir() and _is_model(source):
+    if source.is_dir() and is_model(source):
         raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)
     if source.is_dir():
@@ -182,7 +182,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Path], bool]) -> None:
+def require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Path], bool]) -> None:
     """Raises `UsageError` for an output in use: always when it holds something else than `what`, which `may_go` tells,
     and without `overwrite` for anything."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
@@ -193,7 +193,7 @@ def _require_free(output: Path, overwrite: bool, what: str, may_go: Callable[[Pa
         raise UsageError(f"{output} already exists. Choose another place, or replace it with --overwrite.")
 
 
-def _require_apart(source: Path, output: Path) -> None:
+def require_apart(source: Path, output: Path) -> None:
     """Raises `UsageError` for an output that is the source, lies in it or holds it: neither may change the other."""
     here, there = source.resolve(), output.resolve()
     if source.is_dir() and (here == there or here in there.parents):
@@ -202,7 +202,7 @@ def _require_apart(source: Path, output: Path) -> None:
         raise UsageError(f"{output} contains {source}, which must not change. Choose another place.")
 
 
-def _is_model(directory: Path) -> bool:
+def is_model(directory: Path) -> bool:
     """Whether a directory is a model of ours."""
     config = directory / _CONFIG
     try:
@@ -214,7 +214,7 @@ def _is_model(directory: Path) -> bool:
 
 def _is_export(directory: Path) -> bool:
     """Whether a directory is one that an export wrote: a model of another program with our checksums."""
-    return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not _is_model(directory)
+    return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not is_model(directory)
 
 
 def _is_gguf(path: Path) -> bool:

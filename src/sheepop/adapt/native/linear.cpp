@@ -1,68 +1,28 @@
 // y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
 //
-// W (N, K) is float32, bfloat16, int8 with a scale a row, or int4 with a scale for each 32 weights. Beside integers x is
-// rounded to 16 bits a row, so that their products are exact sums of integers: of int8 the same on every processor.
-
-#include <ATen/Parallel.h>
-#include <c10/util/Half.h>
+// W (N, K) is float32, bfloat16, int8 with a scale a row, or int4 with a scale for every 32 weights. Beside integers x is
+// rounded to 16 bits a row, so that products of int8 are exact sums of integers. A row of y is the same to the last bit
+// whatever the other rows of x are, and however many threads share the work.
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
+
+#include "native.h"
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
-constexpr int64_t kGroup = 32;      // int4 weights of one scale
-constexpr int64_t kPanel = 48;      // rows of W that stay in the cache while all rows of x pass
-constexpr int64_t kBlock = 64;      // rows of x that stay in the cache while a panel passes
-constexpr int64_t kAhead = 1024;    // bytes to fetch before they are needed
-constexpr int64_t kWork = 1 << 15;  // weights that are worth a thread
-
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t FloatBits __attribute__((vector_size(4 * kLanes)));
-typedef uint16_t HighBits __attribute__((vector_size(2 * kLanes)));
 typedef float Floats8 __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
 typedef int16_t Shorts __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
 typedef uint8_t Codes __attribute__((vector_size(16)));
 
-template <class V, class T>
-inline V load(const T* from) {
-  V value;
-  std::memcpy(&value, from, sizeof(V));
-  return value;
-}
-
-inline float sum(Floats values) {
-  float total = 0;
-  for (int i = 0; i < kLanes; i++) total += values[i];
-  return total;
-}
-
-inline float sum8(Floats8 values) {
-  float total = 0;
-  for (int i = 0; i < 8; i++) total += values[i];
-  return total;
-}
-
-inline float single(c10::Half value) {
-#ifdef __F16C__
-  return _cvtsh_ss(value.x);
-#else
-  return value;
-#endif
-}
+constexpr int64_t kGroup = 32;      // int4 weights of one scale
+constexpr int64_t kPanel = 48;      // rows of W that stay in the cache while a block of x passes
+constexpr int64_t kBlock = 64;      // rows of x that stay in the cache while a panel of W passes
+constexpr int64_t kAhead = 1024;    // bytes to fetch before they are needed
+constexpr int64_t kWork = 1 << 15;  // weights that are worth a thread
 
 inline Ints multiply_add(Ints total, Shorts a, Shorts b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
@@ -77,78 +37,70 @@ inline Ints multiply_add(Ints total, Shorts a, Shorts b) {
 #endif
 }
 
-// A kind of weights: `kStep` of them at place k of row n are multiplied by as many inputs at a time.
+// Kinds of weights. `kStep` of them, at place k of row n, are multiplied by as many inputs at a time; a tile has `kRows`
+// rows of weights and `kInputs` rows of inputs, or `kFewRows` and all inputs where these are fewer. Where sums are exact,
+// `kStreams` neighbouring steps of a row may then be added apart.
 
 struct Float32 {
   using Input = float;
   using Total = Floats;
-  static constexpr int kStep = kLanes, kRows = 6, kInputs = 2;
+  using Weights = Floats;
+  static constexpr int kStep = kLanes, kRows = 6, kInputs = 2, kFewRows = 6, kStreams = 1;
   const float* weights;
-  struct Weights {
-    Floats values;
-  };
-  const void* address(int64_t K, int64_t n, int64_t k) const { return weights + n * K + k; }
-  Weights read(int64_t K, int64_t n, int64_t k) const { return {load<Floats>(weights + n * K + k)}; }
-  static Total add(Total total, Weights w, const Input* x) { return total + w.values * load<Floats>(x); }
+  const void* address(int64_t place) const { return weights + place; }
+  Weights read(int64_t place) const { return load<Floats>(weights + place); }
+  static Total add(Total total, Weights w, const Input* x) { return total + w * load<Floats>(x); }
   float finish(Total total, int64_t) const { return sum(total); }
 };
 
 struct BFloat16 {
   using Input = float;
   using Total = Floats;
-  static constexpr int kStep = kLanes, kRows = 3, kInputs = 4;
+  using Weights = Floats;
+  static constexpr int kStep = kLanes, kRows = 3, kInputs = 4, kFewRows = 4, kStreams = 1;
   const uint16_t* weights;
-  struct Weights {
-    Floats values;
-  };
-  const void* address(int64_t K, int64_t n, int64_t k) const { return weights + n * K + k; }
-  Weights read(int64_t K, int64_t n, int64_t k) const {
-    auto bits = __builtin_convertvector(load<HighBits>(weights + n * K + k), FloatBits);
-    return {reinterpret_cast<Floats>(bits << 16)};
+  const void* address(int64_t place) const { return weights + place; }
+  Weights read(int64_t place) const {
+    return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(weights + place), FloatBits) << 16);
   }
-  static Total add(Total total, Weights w, const Input* x) { return total + w.values * load<Floats>(x); }
+  static Total add(Total total, Weights w, const Input* x) { return total + w * load<Floats>(x); }
   float finish(Total total, int64_t) const { return sum(total); }
 };
 
 struct Int8 {
   using Input = int16_t;
   using Total = Ints;
-  static constexpr int kStep = 16, kRows = 2, kInputs = 4;
+  using Weights = Shorts;
+  static constexpr int kStep = 16, kRows = 2, kInputs = 4, kFewRows = 1, kStreams = 4;
   const int8_t* weights;
-  const float* scales;
-  struct Weights {
-    Shorts values;
-  };
-  const void* address(int64_t K, int64_t n, int64_t k) const { return weights + n * K + k; }
-  Weights read(int64_t K, int64_t n, int64_t k) const {
-    return {__builtin_convertvector(load<Bytes>(weights + n * K + k), Shorts)};
-  }
-  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w.values, load<Shorts>(x)); }
-  float finish(Total total, int64_t n) const { return sum8(__builtin_convertvector(total, Floats8)) * scales[n]; }
+  const float* scales;  // (N,)
+  const void* address(int64_t place) const { return weights + place; }
+  Weights read(int64_t place) const { return __builtin_convertvector(load<Bytes>(weights + place), Shorts); }
+  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Shorts>(x)); }
+  float finish(Total total, int64_t n) const { return sum(__builtin_convertvector(total, Floats8)) * scales[n]; }
 };
 
 struct Int4 {
   using Input = int16_t;
   using Total = Floats8;
-  static constexpr int kStep = kGroup, kRows = 2, kInputs = 4;
-  const uint8_t* weights;  // of a group, byte i holds weight i in its low half and weight i + 16 in its high one
-  const c10::Half* scales;
   struct Weights {
     Shorts low, high;
     float scale;
   };
-  const void* address(int64_t K, int64_t n, int64_t k) const { return weights + (n * K + k) / 2; }
-  Weights read(int64_t K, int64_t n, int64_t k) const {
-    auto codes = load<Codes>(weights + (n * K + k) / 2);
-    auto low = reinterpret_cast<Bytes>(codes << 4), high = reinterpret_cast<Bytes>(codes & 0xf0);  // 16 times the weights
-    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts),
-            single(scales[(n * K + k) / kGroup])};
+  static constexpr int kStep = kGroup, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
+  const uint8_t* weights;  // of a group, byte i holds weight i in its lower half and weight i + 16 in its upper one
+  const uint16_t* scales;  // (N, K / 32), bfloat16
+  const void* address(int64_t place) const { return weights + place / 2; }
+  Weights read(int64_t place) const {
+    auto codes = load<Codes>(weights + place / 2);
+    auto low = reinterpret_cast<Bytes>(codes << 4), high = reinterpret_cast<Bytes>(codes & 0xf0);  // 16 times as large
+    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts), single(scales[place / kGroup])};
   }
-  static Total add(Total total, Weights w, const Input* x) {
+  static Total add(Total total, const Weights& w, const Input* x) {
     Ints products = multiply_add(multiply_add(Ints{}, w.low, load<Shorts>(x)), w.high, load<Shorts>(x + 16));
-    return total + w.scale * __builtin_convertvector(products, Total);
+    return total + w.scale * __builtin_convertvector(products, Floats8);
   }
-  float finish(Total total, int64_t) const { return sum8(total) / 16; }
+  float finish(Total total, int64_t) const { return sum(total) / 16; }
 };
 
 template <class F>
@@ -160,54 +112,53 @@ struct Product {
   float* out;                       // (M, N)
   int64_t M, K, N;
 
-  // R rows of W times B rows of x; with `unrolled` above 1 neighbouring steps have totals of their own.
-  template <int R, int B, int unrolled>
+  // R rows of weights from n on, times B rows of inputs from m on.
+  template <int R, int B, int streams = 1>
   void tile(int64_t n, int64_t m) const {
-    typename F::Total totals[unrolled][R][B] = {};
+    typename F::Total totals[streams][R][B] = {};
     auto step = [&](auto& total, int64_t k) {
       typename F::Weights w[R];
-      for (int r = 0; r < R; r++) w[r] = weights.read(K, n + r, k);
+      for (int r = 0; r < R; r++) w[r] = weights.read((n + r) * K + k);
       for (int b = 0; b < B; b++)
         for (int r = 0; r < R; r++) total[r][b] = F::add(total[r][b], w[r], inputs + (m + b) * K + k);
     };
     int64_t k = 0;
-    for (; k + unrolled * F::kStep <= K; k += unrolled * F::kStep) {
-      if (unrolled > 1) __builtin_prefetch(static_cast<const char*>(weights.address(K, n, k)) + kAhead);
-      for (int u = 0; u < unrolled; u++) step(totals[u], k + u * F::kStep);
+    for (; k + streams * F::kStep <= K; k += streams * F::kStep) {
+      if constexpr (R == 1) __builtin_prefetch(static_cast<const char*>(weights.address(n * K + k)) + kAhead);
+      for (int s = 0; s < streams; s++) step(totals[s], k + s * F::kStep);
     }
     for (; k < K; k += F::kStep) step(totals[0], k);
     for (int b = 0; b < B; b++)
       for (int r = 0; r < R; r++) {
         auto total = totals[0][r][b];
-        for (int u = 1; u < unrolled; u++) total += totals[u][r][b];
+        for (int s = 1; s < streams; s++) total += totals[s][r][b];
         float value = weights.finish(total, n + r);
         if (input_scales) value *= input_scales[m + b];
         out[(m + b) * N + n + r] = bias ? value + bias[n + r] : value;
       }
   }
 
-  template <int R, int B>
-  void inputs_left(int64_t n, int64_t m, int64_t end) const {
+  // R rows of weights, times the last inputs, fewer than a tile has.
+  template <int R, int B, int streams = 1>
+  void remainder(int64_t n, int64_t m) const {
     if constexpr (B > 0) {
-      if (end - m == B) tile<R, B, 1>(n, m);
-      else inputs_left<R, B - 1>(n, m, end);
+      if (M - m == B) tile<R, B, streams>(n, m);
+      else remainder<R, B - 1, streams>(n, m);
     }
   }
 
   template <int R>
-  void rows(int64_t n, int64_t m, int64_t end) const {
-    for (; m + F::kInputs <= end; m += F::kInputs) tile<R, F::kInputs, 1>(n, m);
-    inputs_left<R, F::kInputs - 1>(n, m, end);
+  void rows(int64_t n, int64_t begin, int64_t end) const {
+    int64_t m = begin;
+    for (; m + F::kInputs <= end; m += F::kInputs) tile<R, F::kInputs>(n, m);
+    if (m < end) remainder<R, F::kInputs - 1>(n, m);
   }
 
   void part(int64_t begin, int64_t end) const {
-    if (M <= 4) {  // one long stream of weights
-      for (int64_t n = begin; n < end; n++) switch (M) {
-        case 1: tile<1, 1, 4>(n, 0); break;
-        case 2: tile<1, 2, 4>(n, 0); break;
-        case 3: tile<1, 3, 4>(n, 0); break;
-        case 4: tile<1, 4, 2>(n, 0); break;
-      }
+    if (M < F::kInputs) {
+      int64_t n = begin;
+      for (; n + F::kFewRows <= end; n += F::kFewRows) remainder<F::kFewRows, F::kInputs - 1, F::kStreams>(n, 0);
+      for (; n < end; n++) remainder<1, F::kInputs - 1, F::kStreams>(n, 0);
       return;
     }
     for (int64_t panel = begin; panel < end; panel += kPanel) {
@@ -220,9 +171,8 @@ struct Product {
     }
   }
 
-  void run() const {
-    int64_t share = (N + at::get_num_threads() - 1) / at::get_num_threads();
-    at::parallel_for(0, N, std::max(share, 1 + kWork / K), [&](int64_t begin, int64_t end) { part(begin, end); });
+  void run(int64_t threads) const {
+    share(N, 1 + kWork / K, threads, [&](int64_t begin, int64_t end) { part(begin, end); });
   }
 };
 
@@ -230,9 +180,9 @@ struct Product {
 struct Rounded {
   std::vector<int16_t> values;
   std::vector<float> scales;
-  Rounded(const float* x, int64_t M, int64_t K) : values(M * K), scales(M) {
-    const float largest = static_cast<float>(std::min<int64_t>(32767, (int64_t{1} << 34) / (128 * std::max<int64_t>(K, 1))));
-    at::parallel_for(0, M, 1 + kWork / K, [&](int64_t begin, int64_t end) {
+  Rounded(const float* x, int64_t M, int64_t K, int64_t threads) : values(M * K), scales(M) {
+    const float largest = static_cast<float>(std::min<int64_t>(32767, (int64_t{1} << 34) / (128 * K)));
+    share(M, 1 + kWork / K, threads, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; m++) {
         const float* row = x + m * K;
         float top = 0;
@@ -247,20 +197,27 @@ struct Rounded {
 
 }  // namespace
 
-extern "C" void linear_float32(const float* x, const float* w, const float* bias, float* y, int64_t M, int64_t K, int64_t N) {
-  Product<Float32>{{w}, x, nullptr, bias, y, M, K, N}.run();
+extern "C" {
+
+void linear_float32(const float* x, const float* w, const void*, const float* bias, float* y, int64_t M, int64_t K,
+                    int64_t N, int64_t threads) {
+  Product<Float32>{{w}, x, nullptr, bias, y, M, K, N}.run(threads);
 }
 
-extern "C" void linear_bfloat16(const float* x, const uint16_t* w, const float* bias, float* y, int64_t M, int64_t K, int64_t N) {
-  Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run();
+void linear_bfloat16(const float* x, const uint16_t* w, const void*, const float* bias, float* y, int64_t M, int64_t K,
+                     int64_t N, int64_t threads) {
+  Product<BFloat16>{{w}, x, nullptr, bias, y, M, K, N}.run(threads);
 }
 
-extern "C" void linear_int8(const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t K, int64_t N) {
-  Rounded rounded(x, M, K);
-  Product<Int8>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run();
+void linear_int8(const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t K,
+                 int64_t N, int64_t threads) {
+  Rounded rounded(x, M, K, threads);
+  Product<Int8>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
 }
 
-extern "C" void linear_int4(const float* x, const uint8_t* w, const c10::Half* scales, const float* bias, float* y, int64_t M, int64_t K, int64_t N) {
-  Rounded rounded(x, M, K);
-  Product<Int4>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run();
+void linear_int4(const float* x, const uint8_t* w, const uint16_t* scales, const float* bias, float* y, int64_t M,
+                 int64_t K, int64_t N, int64_t threads) {
+  Rounded rounded(x, M, K, threads);
+  Product<Int4>{{w, scales}, rounded.values.data(), rounded.scales.data(), bias, y, M, K, N}.run(threads);
+}
 }

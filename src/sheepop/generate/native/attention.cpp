@@ -1,21 +1,103 @@
-#include <ATen/Parallel.h>
-#include <immintrin.h>
-#include <cstdint>
+// Attention of single tokens to keys and values that lie in blocks, on a CPU in float32.
+//
+// Token r attends from its place `last[r]` back to `first[r]`; place p of its text is entry p % S of block table[r][p / S].
+
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
-static inline float hsum(__m256 v){__m128 a=_mm_add_ps(_mm256_castps256_ps128(v),_mm256_extractf128_ps(v,1));a=_mm_add_ps(a,_mm_movehl_ps(a,a));a=_mm_add_ss(a,_mm_shuffle_ps(a,a,1));return _mm_cvtss_f32(a);}
-static inline float dot(const float*a,const float*b,int64_t n){__m256 s=_mm256_setzero_ps();int64_t i=0;for(;i+8<=n;i+=8)s=_mm256_fmadd_ps(_mm256_loadu_ps(a+i),_mm256_loadu_ps(b+i),s);float r=hsum(s);for(;i<n;i++)r+=a[i]*b[i];return r;}
-static inline void axpy(float w,const float*x,float*y,int64_t n){__m256 v=_mm256_set1_ps(w);int64_t i=0;for(;i+8<=n;i+=8)_mm256_storeu_ps(y+i,_mm256_fmadd_ps(v,_mm256_loadu_ps(x+i),_mm256_loadu_ps(y+i)));for(;i<n;i++)y[i]+=w*x[i];}
-// q (R,H,C) keys (blocks,K,S,C) values (blocks,K,S,D) table (R,M) first,last (R): places from first to last inclusive; out (R,H,D)
-extern "C" void attend(const float*q,const float*keys,const float*values,const int64_t*table,const int64_t*first,const int64_t*last,float*out,
-  int64_t R,int64_t H,int64_t K,int64_t S,int64_t C,int64_t D,int64_t M,float scale,float cap,const float*slopes,const float*sinks){
-  int64_t G=H/K;
-  at::parallel_for(0,R*K,1,[&](int64_t a,int64_t z){ std::vector<float> w; for(int64_t t=a;t<z;t++){ int64_t r=t/K,k=t%K; int64_t n=last[r]-first[r]+1; w.resize(n*G);
-    std::vector<float> top(G,-INFINITY);
-    for(int64_t j=0;j<n;j++){ int64_t p=first[r]+j; const float*kp=keys+((table[r*M+p/S]*K+k)*S+p%S)*C;
-      for(int64_t g=0;g<G;g++){ int64_t h=k*G+g; float s=dot(q+(r*H+h)*C,kp,C)*scale; if(cap>0)s=cap*std::tanh(s/cap); if(slopes)s-=slopes[h]*(last[r]-p); w[g*n+j]=s; if(s>top[g])top[g]=s; } }
-    for(int64_t g=0;g<G;g++){ int64_t h=k*G+g; float m=top[g]; if(sinks&&sinks[h]>m)m=sinks[h]; float sum=sinks?std::exp(sinks[h]-m):0.f; float*wg=&w[g*n]; for(int64_t j=0;j<n;j++){wg[j]=std::exp(wg[j]-m);sum+=wg[j];}
-      float inv=1.f/sum; for(int64_t j=0;j<n;j++)wg[j]*=inv; float*o=out+(r*H+h)*D; for(int64_t d=0;d<D;d++)o[d]=0.f; }
-    for(int64_t j=0;j<n;j++){ int64_t p=first[r]+j; const float*vp=values+((table[r*M+p/S]*K+k)*S+p%S)*D; for(int64_t g=0;g<G;g++)axpy(w[g*n+j],vp,out+(r*H+k*G+g)*D,D); }
-  }});
+
+#include "native.h"
+
+namespace {
+
+constexpr int64_t kWork = 1 << 14;  // numbers to read that are worth a thread
+
+inline float dot(const float* a, const float* b, int64_t count) {
+  Floats total = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) total += load<Floats>(a + i) * load<Floats>(b + i);
+  float rest = 0;
+  for (; i < count; i++) rest += a[i] * b[i];
+  return sum(total) + rest;
+}
+
+inline void add_times(float* to, float weight, const float* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load<Floats>(to + i) + weight * load<Floats>(from + i));
+  for (; i < count; i++) to[i] += weight * from[i];
+}
+
+// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and a Taylor series for e^r whose error is below 2e-7.
+inline Floats exponential(Floats x) {
+  Floats scaled = x * 1.44269504f;
+  Floats n = __builtin_convertvector(__builtin_convertvector(scaled - 0.5f, FloatBits), Floats);
+  Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
+  Floats e = 1.f + r * (1.f + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
+  FloatBits bits = (__builtin_convertvector(n, FloatBits) + 127) << 23;
+  return (x < -87.f) ? Floats{} : e * reinterpret_cast<Floats>(bits);
+}
+
+struct Attention {
+  const float *queries;                  // (R, H, C)
+  const float *keys, *values;            // (blocks, K, S, C) and (blocks, K, S, D)
+  const int64_t *table, *first, *last;   // (R, M), (R,), (R,)
+  float* out;                            // (R, H, D)
+  int64_t R, H, K, S, C, D, M;
+  float scale, cap;                      // no cap where 0
+  const float *slopes, *sinks;           // (H,) or null
+
+  int64_t entry(int64_t r, int64_t k, int64_t place) const { return (table[r * M + place / S] * K + k) * S + place % S; }
+
+  // The query heads of token r that share key-value head k; `scores` has room for a row of each.
+  void group(int64_t r, int64_t k, std::vector<float>& scores) const {
+    const int64_t heads = H / K, head = r * H + k * heads, count = last[r] - first[r] + 1;
+    const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+    scores.assign(heads * width, -std::numeric_limits<float>::infinity());
+    for (int64_t j = 0; j < count; j++) {
+      const float* key = keys + entry(r, k, first[r] + j) * C;
+      for (int64_t g = 0; g < heads; g++) {
+        float score = dot(queries + (head + g) * C, key, C) * scale;
+        if (cap > 0) score = cap * std::tanh(score / cap);
+        if (slopes) score -= slopes[k * heads + g] * static_cast<float>(count - 1 - j);
+        scores[g * width + j] = score;
+      }
+    }
+    for (int64_t g = 0; g < heads; g++) {
+      softmax(scores.data() + g * width, width, sinks ? sinks + k * heads + g : nullptr);
+      std::fill_n(out + (head + g) * D, D, 0.f);
+    }
+    for (int64_t j = 0; j < count; j++) {
+      const float* value = values + entry(r, k, first[r] + j) * D;
+      for (int64_t g = 0; g < heads; g++) add_times(out + (head + g) * D, scores[g * width + j], value, D);
+    }
+  }
+
+  // A sink is one more score, whose weight goes nowhere.
+  static void softmax(float* scores, int64_t width, const float* sink) {
+    float top = *std::max_element(scores, scores + width);
+    if (sink) top = std::max(top, *sink);
+    Floats total = {};
+    for (int64_t j = 0; j < width; j += kLanes) {
+      Floats weights = exponential(load<Floats>(scores + j) - top);
+      store(scores + j, weights);
+      total += weights;
+    }
+    const float inverse = 1.f / (sum(total) + (sink ? std::exp(*sink - top) : 0.f));
+    for (int64_t j = 0; j < width; j++) scores[j] *= inverse;
+  }
+};
+
+}  // namespace
+
+extern "C" void attend(const float* queries, const float* keys, const float* values, const int64_t* table,
+                       const int64_t* first, const int64_t* last, float* out, int64_t R, int64_t H, int64_t K, int64_t S,
+                       int64_t C, int64_t D, int64_t M, float scale, float cap, const float* slopes, const float* sinks,
+                       int64_t threads) {
+  const Attention attention{queries, keys, values, table, first, last, out,   R,     H,
+                            K,       S,    C,      D,     M,     scale, cap, slopes, sinks};
+  share(R * K, 1 + kWork / (S * (C + D)), threads, [&](int64_t begin, int64_t end) {
+    std::vector<float> scores;
+    for (int64_t i = begin; i < end; i++) attention.group(i / K, i % K, scores);
+  });
 }

@@ -1,0 +1,41 @@
+"""Float weights read by the project's own kernels, which beat PyTorch's where a few rows meet large matrices on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.core.native import native_kernels_allowed
+from sheepop.model import Transformer
+
+_FORMATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# Matrices that fit a processor's cache leave little to gain, and compiling takes seconds.
+_LEAST_BYTES = 16 * 2**20
+
+
+def wants_native_kernels(model: Transformer) -> bool:
+    """Whether kernels that have to be compiled first are worth it: for integers, and for large matrices, on a CPU."""
+    if model.device.type != "cpu" or model.dtype not in _FORMATS:
+        return False
+    allowed = native_kernels_allowed()
+    if allowed is not None:
+        return allowed
+    integers = any(isinstance(weight, StoredWeight) and weight.scales is not None for weight in model.parameters())
+    return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
+
+
+def with_native_products(model: Transformer) -> Transformer:
+    """A copy of the network over the same memory whose matrices are read by the kernels; not for training."""
+    replaced = {
+        weight: nn.Parameter(StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, weight.dtype), False)
+        for weight in _matrices(model)
+        if not isinstance(weight, StoredWeight)
+    }
+    return model.sharing_copy(replaced)
+
+
+def _matrices(model: Transformer) -> list[nn.Parameter]:
+    """The weights of linear layers, each once, whose numbers the kernels read."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return [weight for weight in dict.fromkeys(layer.weight for layer in layers) if weight.dtype in _FORMATS]

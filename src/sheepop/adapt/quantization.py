@@ -1,0 +1,82 @@
+"""Weights rounded to integers of 8 or 4 bits, which take a quarter or an eighth of the memory of float32.
+
+A row of int8, or 32 neighbours of a row in int4, share a scale s; a weight w becomes the integer nearest to w / s. What
+multiplies them stays as it is (weight-only quantisation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight
+from sheepop.core.errors import UsageError
+from sheepop.model import Transformer
+from sheepop.model.ngrams import NgramEmbedding
+
+QUANTIZED: tuple[Format, ...] = ("int8", "int4")
+# What the weight furthest from 0 becomes in int4, before it is clipped to -8: others are rounded less where it is clipped.
+_REACHES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
+_CHUNK = 2**17
+_TINY = 1e-30  # no scale is 0
+
+
+def quantized(weight: Tensor, stored: Format) -> StoredWeight:
+    """A matrix (N, K) of floats in integers; raises `UsageError` where int4's groups do not fill a row."""
+    if stored == "int4" and weight.shape[1] % GROUP:
+        raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {weight.shape[1]}. Use int8.")
+    rounded = {"int8": _int8, "int4": _int4}[stored]
+    # A few rows at a time stay in the processor's cache.
+    parts = [rounded(part.float()) for part in weight.detach().split(max(1, _CHUNK // weight.shape[1]))]
+    values, scales = (torch.cat(list(kind)) for kind in zip(*parts, strict=True))
+    return StoredWeight(stored, values, scales, weight.dtype)
+
+
+def quantize(model: Transformer, stored: Format) -> Transformer:
+    """A copy of the network whose matrices are in integers; norms, biases, routers and experts stay as they are.
+
+    An embedding that is tied to the output stays tied. Raises `UsageError` as `quantized` does.
+    """
+    return model.sharing_copy(
+        {weight: nn.Parameter(quantized(weight, stored), False) for _, weight in quantizable(model)}
+    )
+
+
+def quantizable(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
+    """The names and weights of linear layers, embeddings and n-grams, each weight once."""
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if parameter.ndim == 2 and isinstance(owner, nn.Linear | nn.Embedding | NgramEmbedding):
+            yield name, parameter
+
+
+def _int8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / 127
+    return _codes(weight_NK, scales_N[:, None], -127, 127).to(torch.int8), scales_N
+
+
+def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the scales that are tried for a group, the one with the least squared error."""
+    groups_NGC = weight_NK.unflatten(1, (-1, GROUP))
+    # There is one more integer below 0 than above: the weight furthest from 0 becomes -8, whatever its sign.
+    extremes_NG1 = groups_NGC.gather(-1, groups_NGC.abs().argmax(-1, keepdim=True))
+    extremes_NG1 = torch.where(extremes_NG1.abs() < _TINY, _TINY, extremes_NG1)
+    least_NG1 = torch.full_like(extremes_NG1, torch.inf)
+    best_NG1 = extremes_NG1
+    for reach in _REACHES:
+        scales_NG1 = (extremes_NG1 / -reach).bfloat16().float()
+        errors_NG1 = (
+            (_codes(groups_NGC, scales_NG1, -8, 7).mul_(scales_NG1) - groups_NGC).square_().sum(-1, keepdim=True)
+        )
+        better_NG1 = errors_NG1 < least_NG1
+        least_NG1 = torch.where(better_NG1, errors_NG1, least_NG1)
+        best_NG1 = torch.where(better_NG1, scales_NG1, best_NG1)
+    codes = _codes(groups_NGC, best_NG1, -8, 7).to(torch.int8).view(torch.uint8)
+    low, high = codes.split(GROUP // 2, -1)
+    return ((low & 15) | (high << 4)).flatten(1), best_NG1[..., 0].bfloat16()
+
+
+def _codes(weight: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
+    return (weight / scale).round_().clamp_(least, most)

@@ -1,0 +1,138 @@
+"""A weight matrix that is not stored as one number beside the other in the type it has in the network.
+
+To the network it is a parameter like any other. Products with it and rows of it are computed from what is stored; any
+other operation sees the matrix in full.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sheepop.core.native import native_library
+
+Format = Literal["float32", "bfloat16", "int8", "int4"]
+GROUP = 32
+"""Weights of int4 that share a scale."""
+
+_SOURCE = Path(__file__).parent / "native" / "linear.cpp"
+# Products of more rows are faster in PyTorch's own kernels, where the processor computes in the type of the weights.
+_MOST_ROWS = 128
+_ALIGNED = 16  # a kernel takes as many of a row's numbers at a time
+
+
+class StoredWeight(Tensor):
+    """A matrix (N, K) of data type `dtype`, stored in `values` and, for integers, in `scales`.
+
+    `float32` and `bfloat16` are the matrix itself. `int8` (N, K) has a float32 scale for each row. `int4` (N, K / 2) has
+    a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes, number i holds weight i in its lower
+    half and weight i + 16 in its upper one, as integers from -8 to 7.
+    """
+
+    stored: Format
+    values: Tensor
+    scales: Tensor | None
+    num_rows: int
+    row_length: int
+
+    @staticmethod
+    def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
+        """The matrix whose rows are stored in `values`."""
+        num_rows, length = len(values), values.shape[1] * (2 if stored == "int4" else 1)
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, (num_rows, length), dtype=dtype, device=values.device, requires_grad=False
+        )
+        made.stored, made.values, made.scales = stored, values, scales
+        made.num_rows, made.row_length = num_rows, length  # asking a subclass for its shape takes a while
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def rows(self, index: Tensor | None = None) -> Tensor:
+        """The matrix in full, or the rows (...) of `index` (..., K)."""
+        values, scales = self.values, self.scales
+        if index is not None:
+            values, scales = values[index], None if scales is None else scales[index]
+        if scales is None:
+            return values.to(self.dtype)
+        if self.stored == "int8":
+            return (values * scales[..., None]).to(self.dtype)
+        codes = values.unflatten(-1, (-1, GROUP // 2))
+        pairs = torch.cat(((codes << 4).view(torch.int8), (codes & 0xF0).view(torch.int8)), -1)
+        return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x W^T + b`` for x (..., K)."""
+        count = x.numel() // self.row_length
+        kernel = self._kernel(x, count)
+        if kernel is None:
+            return F.linear(x, self.rows().to(x.dtype), bias)
+        rows_MK = x.float().contiguous()
+        out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
+        single_bias = None if bias is None else bias.float().contiguous()
+        sizes = count, self.row_length, self.num_rows, torch.get_num_threads()
+        kernel(*map(pointer, (rows_MK, self.values, self.scales, single_bias, out_MN)), *map(ctypes.c_int64, sizes))
+        return out_MN.to(x.dtype)
+
+    def _kernel(self, x: Tensor, count: int) -> Callable[..., None] | None:
+        """The kernel for products with `count` rows."""
+        if x.device.type != "cpu" or x.dtype == torch.float64 or self.row_length % _ALIGNED or count == 0:
+            return None
+        if self.scales is None and count > _MOST_ROWS:
+            return None
+        library = native_library(_SOURCE)
+        return None if library is None else getattr(library, f"linear_{self.stored}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is F.linear and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
+            return weight.product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "bias"))
+        if function is F.embedding and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
+            return weight.rows(_argument(args, kwargs, 0, "input"))
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return args[0]._like()
+        if function is torch.ops.aten._to_copy.default and kwargs.get("dtype", args[0].dtype) == args[0].dtype:
+            return args[0]._like(kwargs.get("device"))
+        if function is torch.ops.aten.clone.default:
+            return args[0]._like()
+        if function._schema.is_mutable:
+            raise TypeError(
+                f"{function} would change a weight that is stored as {cls.__name__}, which is never changed"
+            )
+        args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
+        return function(*args, **kwargs)
+
+    def _like(self, device: torch.device | None = None) -> StoredWeight:
+        values, scales = self.values, self.scales
+        if device is not None:
+            values, scales = values.to(device), None if scales is None else scales.to(device)
+        return StoredWeight(self.stored, values, scales, self.dtype)
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    """Where a tensor's numbers begin, for a kernel."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)

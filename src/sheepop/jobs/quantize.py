@@ -1,0 +1,102 @@
+"""Writes a model with weights in integers, and says what that cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sheepop.adapt.quantization import QUANTIZED, quantizable, quantize
+from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.checkpoint import LoadedModel, load_model, save_model
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.scoring import Score, score_text
+from sheepop.jobs.exchange import is_model, require_apart, require_free
+from sheepop.model import Transformer
+
+# Texts that the model writes itself, to be scored by it and by what becomes of it.
+_TEXTS, _TOKENS = 8, 256
+
+
+def quantize_model(
+    model: str | Path,
+    output: str | Path,
+    *,
+    to: str,
+    text: str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Writes the model that `model` means with its matrices in `to`, ``int8`` or ``int4``; returns what was done.
+
+    `text` is scored before and after; None has the model write one, whose score afterwards says how far the two models
+    are apart. Raises `CheckpointError` for a model that is quantised already and `UsageError` for an `output` in use.
+    """
+    console = console or Console.silent()
+    if to not in QUANTIZED:
+        raise UsageError(f"to = {to!r} is not known. Give one of {', '.join(QUANTIZED)}.")
+    output = Path(output)
+    require_apart(Path(model), output)
+    require_free(output, overwrite, "a model", is_model)
+    loaded = load_model(model)
+    if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
+        raise CheckpointError(f"{loaded.directory} is quantised already. Quantise the model that it was made from.")
+    with console.progress("Quantising", total=4) as progress:
+        texts = [text] if text is not None else _own_texts(loaded)
+        progress.advance()
+        before = _scores(loaded.model, loaded, texts)
+        progress.advance()
+        smaller = quantize(loaded.model, _named(to))
+        progress.advance()
+        after = _scores(smaller, loaded, texts)
+        progress.advance()
+    source = {"weights": to, "from": str(loaded.directory), "perplexity": [before, after]}
+    save_model(output, smaller, loaded.tokenizer, {**loaded.provenance, "quantized": source}, replace=overwrite)
+    return {
+        "path": str(output),
+        "weights": to,
+        "parameters": sum(weight.numel() for weight in loaded.model.parameters()),
+        "quantized_parameters": sum(weight.numel() for _, weight in quantizable(loaded.model)),
+        "bytes_before": _num_bytes(loaded.model),
+        "bytes_after": _num_bytes(smaller),
+        "text": "given" if text is not None else "written by the model",
+        "perplexity_before": before,
+        "perplexity_after": after,
+    }
+
+
+def _named(to: str) -> Format:
+    (found,) = (name for name in QUANTIZED if name == to)
+    return found
+
+
+def _own_texts(loaded: LoadedModel) -> list[str]:
+    """Texts as the model writes them, drawn from its distribution as it is."""
+    generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+    length = max(2, min(_TOKENS, loaded.config.max_seq_len // 2))
+    config = GenerationConfig(max_new_tokens=length, min_new_tokens=length, temperature=1.0, top_p=1.0, seed=0)
+    start = loaded.tokenizer.special_id("bos")
+    if start is None:
+        start = loaded.tokenizer.special_id("eos")
+    prompt = [0 if start is None else start]
+    return [completion.text for completion in generator.generate([prompt] * _TEXTS, config)]
+
+
+def _scores(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
+    """The perplexity of all texts together."""
+    scores: list[Score] = [score_text(model, loaded.tokenizer, text) for text in texts]
+    logprobs = torch.tensor([logprob for score in scores for logprob in score.logprobs], dtype=torch.float64)
+    return float(logprobs.mean().neg().exp())
+
+
+def _num_bytes(model: Transformer) -> int:
+    """What the parameters take."""
+    return sum(
+        weight.values.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
+        if isinstance(weight, StoredWeight)
+        else weight.nbytes
+        for weight in model.parameters()
+    )

@@ -1,0 +1,98 @@
+"""Rounding a network's weights to integers: how far they move, what stays, and that a disk keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.adapt.quantization import quantizable, quantize, quantized
+from sheepop.adapt.stored_weight import StoredWeight
+from sheepop.checkpoint import load_model, open_model, save_model
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.core.files import read_json, write_checksums, write_json
+from sheepop.model import ModelConfig, build_model
+from sheepop.tokenizer import CharTokenizer
+
+
+def weights(*shape: int) -> Tensor:
+    """Numbers with heavy tails, a row of zeros, and one far outlier."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randn(*shape, generator=generator) * torch.rand(*shape, generator=generator).pow(3)
+    made[1], made[2, 5] = 0.0, 40.0
+    return made
+
+
+def test_int8_moves_a_weight_by_half_a_step_at_most() -> None:
+    exact = weights(8, 64)
+    found = quantized(exact, "int8")
+    steps = exact.abs().amax(1, keepdim=True) / 127
+    assert ((found.rows() - exact).abs() <= steps * 0.5001).all()
+    assert (found.rows()[1] == 0).all()
+
+
+def test_int4_is_nearer_than_rounding_to_the_largest_weight() -> None:
+    """Scales are chosen by their error, so no group is further away than with the largest weight as 7."""
+    exact = weights(8, 96)
+    groups = exact.unflatten(1, (-1, 32))
+    steps = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
+    plain = ((groups / steps).round() * steps - groups).square().sum(-1)
+    found = (quantized(exact, "int4").rows().unflatten(1, (-1, 32)) - groups).square().sum(-1)
+    assert (found <= plain * 1.02 + 1e-12).all()  # scales of bfloat16 are rounded themselves
+    assert found.sum() < 0.9 * plain.sum()
+
+
+def test_int4_refuses_rows_that_groups_do_not_fill() -> None:
+    with pytest.raises(UsageError, match="multiple of 32"):
+        quantized(weights(4, 48), "int4")
+
+
+SIZES = {"vocab_size": 130, "d_model": 64, "num_layers": 2, "num_heads": 4, "max_seq_len": 32}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_matrix_is_rounded_and_nothing_else(tied: bool) -> None:
+    model = build_model(ModelConfig(**SIZES, tie_weights=tied), 0)
+    smaller = quantize(model, "int8")
+    found = {name for name, weight in smaller.named_parameters() if isinstance(weight, StoredWeight)}
+    assert found == {name for name, _ in quantizable(model)}
+    assert {name for name, _ in smaller.named_parameters()} - found == {
+        name for name, weight in model.named_parameters() if weight.ndim == 1
+    }
+    assert (smaller.lm_head.weight is smaller.embedding.weight) == tied
+    assert not any(isinstance(weight, StoredWeight) for weight in model.parameters())
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_disk_keeps_the_rounded_model(form: str, tmp_path: Path) -> None:
+    model = quantize(build_model(ModelConfig(**SIZES), 0), "int8" if form == "int8" else "int4").eval()
+    save_model(tmp_path / "model", model, CharTokenizer(), {})
+    loaded = load_model(tmp_path / "model")
+    input_ids = torch.arange(20)[None]
+    assert torch.equal(loaded.model(input_ids), model(input_ids))
+    assert read_json(tmp_path / "model" / "config.json")["format_version"] == 2
+    # The matrices take one byte or half of one; the scales are small beside them.
+    stored = {name: weight for name, weight in loaded.model.named_parameters() if isinstance(weight, StoredWeight)}
+    assert sum(weight.values.nbytes for weight in stored.values()) == sum(
+        weight.numel() for _, weight in quantizable(model)
+    ) // (1 if form == "int8" else 2)
+    half = load_model(tmp_path / "model", dtype=torch.bfloat16).model
+    assert half.dtype == torch.bfloat16
+    assert torch.allclose(half(input_ids).float(), model(input_ids), atol=0.05)
+    with pytest.raises(CheckpointError, match=f"holds {form} weights"):
+        open_model(tmp_path / "model")
+    found = read_json(tmp_path / "model" / "config.json")
+    write_json(tmp_path / "model" / "config.json", {**found, "quantization": {"weights": "int3", "dtype": "float32"}})
+    write_checksums(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"quantization|weights"):
+        load_model(tmp_path / "model")
+
+
+def test_a_model_of_floats_is_of_the_first_version(tmp_path: Path) -> None:
+    """So that programs from before quantisation still read it."""
+    save_model(tmp_path / "model", build_model(ModelConfig(**SIZES), 0), CharTokenizer(), {})
+    found = read_json(tmp_path / "model" / "config.json")
+    assert found["format_version"] == 1
+    assert "quantization" not in found

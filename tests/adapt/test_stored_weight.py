@@ -1,0 +1,132 @@
+"""Weights in other forms: what is stored is what was meant, and products with it are right to the last bit that counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sheepop.adapt import stored_weight
+from sheepop.adapt.quantization import quantized
+from sheepop.adapt.stored_weight import Format, StoredWeight
+
+FORMATS: tuple[Format, ...] = ("float32", "bfloat16", "int8", "int4")
+needs_compiler = pytest.mark.skipif(
+    stored_weight.native_library(stored_weight._SOURCE) is None, reason="there is no C++ compiler for the kernels"
+)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stored_as(weight: Tensor, form: Format) -> StoredWeight:
+    if form in ("int8", "int4"):
+        return quantized(weight, form)
+    dtype = getattr(torch, form)
+    return StoredWeight(form, weight.to(dtype), None, dtype)
+
+
+def decoded(weight: StoredWeight) -> list[list[float]]:
+    """The matrix, one number at a time, as the class describes its storage."""
+    values, scales = weight.values.tolist(), None if weight.scales is None else weight.scales.float().tolist()
+    if scales is None:
+        return values
+    if weight.stored == "int8":
+        return [[code * scale for code in row] for row, scale in zip(values, scales, strict=True)]
+    rows = []
+    for codes, row_scales in zip(values, scales, strict=True):
+        row = []
+        for number in range(2 * len(codes)):
+            group, place = divmod(number, 32)
+            byte = codes[16 * group + place % 16]
+            code = byte % 16 if place < 16 else byte // 16
+            row.append((code - 16 if code > 7 else code) * row_scales[group])
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_matrix_is_what_the_storage_says(form: Format) -> None:
+    weight = stored_as(drawn(5, 64), form)
+    expected = torch.tensor(decoded(weight), dtype=torch.float64).to(weight.dtype)
+    assert torch.equal(weight.rows(), expected)
+    index = torch.tensor([[4, 0], [2, 2]])
+    assert torch.equal(F.embedding(index, weight), expected[index])
+    assert torch.equal(weight[1:3] + 0, expected[1:3])
+    assert torch.equal(weight.t() @ torch.ones(5, dtype=weight.dtype), expected.t() @ torch.ones(5, dtype=weight.dtype))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("num_rows", "length"), [(1, 32), (7, 96), (50, 64), (131, 160)])
+def test_products_agree_with_float64(form: Format, num_rows: int, length: int) -> None:
+    """Rows that fill tiles and rows that do not, on either side of the count where PyTorch's kernel takes over."""
+    weight = stored_as(drawn(num_rows, length), form)
+    exact, bias = weight.rows().double(), drawn(num_rows, seed=1)
+    for count in (1, 2, 3, 4, 5, 6, 13, 64, 67, 129):
+        x = drawn(count, length, seed=count)
+        for added in (None, bias):
+            found = F.linear(x, weight, added).double()
+            expected = F.linear(x.double(), exact, None if added is None else added.double())
+            allowed = 1e-6 * (1 + x.double().abs() @ exact.abs().t())
+            if weight.scales is not None:  # of a row of x the largest number is 32767, and every other rounded by a half
+                steps = x.double().abs().amax(1, keepdim=True) / 32767
+                allowed += steps / 2 * exact.abs().sum(1)
+            assert ((found - expected).abs() <= allowed).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: Format) -> None:
+    weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)
+    together = F.linear(x, weight)
+    for count in (1, 2, 3, 5, 8, 66):
+        assert torch.equal(F.linear(x[5 : 5 + min(count, 65)], weight), together[5 : 5 + min(count, 65)])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(F.linear(drawn(4, 4096, seed=5), stored_as(drawn(64, 4096), form)), _single(form))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _single(form: Format) -> Tensor:
+    torch.set_num_threads(1)
+    return F.linear(drawn(4, 4096, seed=5), stored_as(drawn(64, 4096), form))
+
+
+@needs_compiler
+def test_products_of_int8_are_exact_sums() -> None:
+    """The kernel's result is the one of integer arithmetic, rounded once."""
+    weight, x = quantized(drawn(9, 48), "int8"), drawn(3, 48, seed=2)
+    tops = x.abs().amax(1, keepdim=True)
+    codes = (x * (32767 / tops)).round().long()
+    assert weight.scales is not None
+    totals = (codes @ weight.values.long().t()).double()
+    expected = totals * weight.scales.double() * (tops / 32767).double()
+    assert torch.allclose(F.linear(x, weight).double(), expected, rtol=5e-7, atol=0)
+
+
+@needs_compiler
+def test_no_total_overflows() -> None:
+    """The largest inputs times the largest weights, in long rows."""
+    for length in (4096, 16384, 65536):
+        weight = quantized(torch.ones(2, length), "int8")
+        assert F.linear(torch.ones(1, length), weight)[0, 0].item() == pytest.approx(length, rel=1e-3)
+
+
+def test_products_keep_the_shape_and_type_of_what_goes_in() -> None:
+    weight = quantized(drawn(6, 32), "int8")
+    found = F.linear(drawn(2, 3, 32).to(torch.bfloat16), weight)
+    assert (found.shape, found.dtype) == ((2, 3, 6), torch.bfloat16)
+    assert F.linear(torch.empty(0, 32), weight).shape == (0, 6)
+    assert F.linear(drawn(1, 32).double(), weight.to(torch.float64)).dtype == torch.float64
+
+
+def test_a_stored_weight_cannot_be_changed() -> None:
+    weight = quantized(drawn(6, 32), "int8")
+    with pytest.raises(TypeError, match="never changed"):
+        weight.add_(1.0)
+    assert isinstance(weight.detach(), StoredWeight)
+    assert isinstance(torch.nn.Parameter(weight, requires_grad=False), StoredWeight)
