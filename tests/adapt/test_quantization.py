@@ -75,7 +75,7 @@ def test_a_disk_keeps_the_rounded_model(form: str, tmp_path: Path) -> None:
     assert read_json(tmp_path / "model" / "config.json")["format_version"] == 2
     # The matrices take one byte or half of one; the scales are small beside them.
     stored = {name: weight for name, weight in loaded.model.named_parameters() if isinstance(weight, StoredWeight)}
-    assert sum(weight.values.nbytes for weight in stored.values()) == sum(
+    assert sum(weight.numbers.nbytes for weight in stored.values()) == sum(
         weight.numel() for _, weight in quantizable(model)
     ) // (1 if form == "int8" else 2)
     half = load_model(tmp_path / "model", dtype=torch.bfloat16).model

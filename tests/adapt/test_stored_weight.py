@@ -1,4 +1,4 @@
-"""Weights in other forms: what is stored is what was meant, and products with it are right to the last bit that counts."""
+"""Weights in other forms: what is stored is what was meant, and products with it are right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored_as(weight: Tensor, form: Format) -> StoredWeight:
 
 def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
-    values, scales = weight.values.tolist(), None if weight.scales is None else weight.scales.float().tolist()
+    values, scales = weight.numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
     if scales is None:
         return values
     if weight.stored == "int8":
@@ -70,7 +70,9 @@ def test_products_agree_with_float64(form: Format, num_rows: int, length: int) -
             found = F.linear(x, weight, added).double()
             expected = F.linear(x.double(), exact, None if added is None else added.double())
             allowed = 1e-6 * (1 + x.double().abs() @ exact.abs().t())
-            if weight.scales is not None:  # of a row of x the largest number is 32767, and every other rounded by a half
+            if (
+                weight.scales is not None
+            ):  # of a row of x the largest number is 32767, and every other rounded by a half
                 steps = x.double().abs().amax(1, keepdim=True) / 32767
                 allowed += steps / 2 * exact.abs().sum(1)
             assert ((found - expected).abs() <= allowed).all()
@@ -103,7 +105,7 @@ def test_products_of_int8_are_exact_sums() -> None:
     tops = x.abs().amax(1, keepdim=True)
     codes = (x * (32767 / tops)).round().long()
     assert weight.scales is not None
-    totals = (codes @ weight.values.long().t()).double()
+    totals = (codes @ weight.numbers.long().t()).double()
     expected = totals * weight.scales.double() * (tops / 32767).double()
     assert torch.allclose(F.linear(x, weight).double(), expected, rtol=5e-7, atol=0)
 

@@ -1,4 +1,4 @@
-"""Changes to a finished model from outside: weights in forms that take less memory, or that a processor reads faster."""
+"""Changes to a finished model from outside: weights that take less memory, or that a processor reads faster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Float weights read by the project's own kernels, which beat PyTorch's where a few rows meet large matrices on a CPU."""
+"""Float weights that the project's own kernels read, which is faster than PyTorch for a few rows on a CPU."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import nn
@@ -38,4 +40,5 @@ def with_native_products(model: Transformer) -> Transformer:
 def _matrices(model: Transformer) -> list[nn.Parameter]:
     """The weights of linear layers, each once, whose numbers the kernels read."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return [weight for weight in dict.fromkeys(layer.weight for layer in layers) if weight.dtype in _FORMATS]
+    weights = dict.fromkeys(cast(nn.Parameter, layer.weight) for layer in layers)
+    return [weight for weight in weights if weight.dtype in _FORMATS]

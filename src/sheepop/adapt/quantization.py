@@ -17,7 +17,7 @@ from sheepop.model import Transformer
 from sheepop.model.ngrams import NgramEmbedding
 
 QUANTIZED: tuple[Format, ...] = ("int8", "int4")
-# What the weight furthest from 0 becomes in int4, before it is clipped to -8: others are rounded less where it is clipped.
+# What the weight furthest from 0 becomes in int4, before it is clipped to -8. Where it is clipped, others move less.
 _REACHES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
 _CHUNK = 2**17
 _TINY = 1e-30  # no scale is 0
@@ -29,7 +29,7 @@ def quantized(weight: Tensor, stored: Format) -> StoredWeight:
         raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {weight.shape[1]}. Use int8.")
     rounded = {"int8": _int8, "int4": _int4}[stored]
     # A few rows at a time stay in the processor's cache.
-    parts = [rounded(part.float()) for part in weight.detach().split(max(1, _CHUNK // weight.shape[1]))]
+    parts = [rounded(part.float()) for part in torch.split(weight.detach(), max(1, _CHUNK // weight.shape[1]))]
     values, scales = (torch.cat(list(kind)) for kind in zip(*parts, strict=True))
     return StoredWeight(stored, values, scales, weight.dtype)
 
@@ -59,7 +59,7 @@ def _int8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Of the scales that are tried for a group, the one with the least squared error."""
-    groups_NGC = weight_NK.unflatten(1, (-1, GROUP))
+    groups_NGC = weight_NK.view(len(weight_NK), -1, GROUP)
     # There is one more integer below 0 than above: the weight furthest from 0 becomes -8, whatever its sign.
     extremes_NG1 = groups_NGC.gather(-1, groups_NGC.abs().argmax(-1, keepdim=True))
     extremes_NG1 = torch.where(extremes_NG1.abs() < _TINY, _TINY, extremes_NG1)
@@ -67,14 +67,13 @@ def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     best_NG1 = extremes_NG1
     for reach in _REACHES:
         scales_NG1 = (extremes_NG1 / -reach).bfloat16().float()
-        errors_NG1 = (
-            (_codes(groups_NGC, scales_NG1, -8, 7).mul_(scales_NG1) - groups_NGC).square_().sum(-1, keepdim=True)
-        )
+        moved_NGC = _codes(groups_NGC, scales_NG1, -8, 7).mul_(scales_NG1).sub_(groups_NGC)
+        errors_NG1 = moved_NGC.square_().sum(-1, keepdim=True)
         better_NG1 = errors_NG1 < least_NG1
         least_NG1 = torch.where(better_NG1, errors_NG1, least_NG1)
         best_NG1 = torch.where(better_NG1, scales_NG1, best_NG1)
     codes = _codes(groups_NGC, best_NG1, -8, 7).to(torch.int8).view(torch.uint8)
-    low, high = codes.split(GROUP // 2, -1)
+    low, high = codes.chunk(2, -1)
     return ((low & 15) | (high << 4)).flatten(1), best_NG1[..., 0].bfloat16()
 
 

@@ -29,46 +29,46 @@ _ALIGNED = 16  # a kernel takes as many of a row's numbers at a time
 
 
 class StoredWeight(Tensor):
-    """A matrix (N, K) of data type `dtype`, stored in `values` and, for integers, in `scales`.
+    """A matrix (N, K) of data type `dtype`, stored in `numbers` and, for integers, in `scales`.
 
-    `float32` and `bfloat16` are the matrix itself. `int8` (N, K) has a float32 scale for each row. `int4` (N, K / 2) has
-    a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes, number i holds weight i in its lower
-    half and weight i + 16 in its upper one, as integers from -8 to 7.
+    `float32` and `bfloat16` are the matrix itself. `int8` (N, K) has a float32 scale for each row. `int4` (N, K / 2)
+    has a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes, number i holds weight i in its
+    lower half and weight i + 16 in its upper one, as integers from -8 to 7.
     """
 
     stored: Format
-    values: Tensor
+    numbers: Tensor
     scales: Tensor | None
     num_rows: int
     row_length: int
 
     @staticmethod
     def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
-        """The matrix whose rows are stored in `values`."""
+        """The matrix whose rows are stored in `numbers`."""
         num_rows, length = len(values), values.shape[1] * (2 if stored == "int4" else 1)
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(
             cls, (num_rows, length), dtype=dtype, device=values.device, requires_grad=False
         )
-        made.stored, made.values, made.scales = stored, values, scales
+        made.stored, made.numbers, made.scales = stored, values, scales
         made.num_rows, made.row_length = num_rows, length  # asking a subclass for its shape takes a while
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def rows(self, index: Tensor | None = None) -> Tensor:
         """The matrix in full, or the rows (...) of `index` (..., K)."""
-        values, scales = self.values, self.scales
+        values, scales = self.numbers, self.scales
         if index is not None:
             values, scales = values[index], None if scales is None else scales[index]
         if scales is None:
             return values.to(self.dtype)
         if self.stored == "int8":
             return (values * scales[..., None]).to(self.dtype)
-        codes = values.unflatten(-1, (-1, GROUP // 2))
+        codes = values.view(*values.shape[:-1], -1, GROUP // 2)
         pairs = torch.cat(((codes << 4).view(torch.int8), (codes & 0xF0).view(torch.int8)), -1)
         return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
 
@@ -82,7 +82,7 @@ class StoredWeight(Tensor):
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
         single_bias = None if bias is None else bias.float().contiguous()
         sizes = count, self.row_length, self.num_rows, torch.get_num_threads()
-        kernel(*map(pointer, (rows_MK, self.values, self.scales, single_bias, out_MN)), *map(ctypes.c_int64, sizes))
+        kernel(*map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)), *map(ctypes.c_int64, sizes))
         return out_MN.to(x.dtype)
 
     def _kernel(self, x: Tensor, count: int) -> Callable[..., None] | None:
@@ -107,7 +107,9 @@ class StoredWeight(Tensor):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return args[0]._like()
@@ -116,14 +118,12 @@ class StoredWeight(Tensor):
         if function is torch.ops.aten.clone.default:
             return args[0]._like()
         if function._schema.is_mutable:
-            raise TypeError(
-                f"{function} would change a weight that is stored as {cls.__name__}, which is never changed"
-            )
+            raise TypeError(f"{function} would change a {cls.__name__}, which is never changed")
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
     def _like(self, device: torch.device | None = None) -> StoredWeight:
-        values, scales = self.values, self.scales
+        values, scales = self.numbers, self.scales
         if device is not None:
             values, scales = values.to(device), None if scales is None else scales.to(device)
         return StoredWeight(self.stored, values, scales, self.dtype)

@@ -129,8 +129,8 @@ def open_model(path: str | Path) -> ForeignModel:
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats can express.")
     if (quantization := read_quantization(directory)) is not None:
         raise CheckpointError(
-            f"{directory} holds {quantization.weights} weights, which SheepOp does not export. Export the model that it "
-            "was made from."
+            f"{directory} holds {quantization.weights} weights, which SheepOp does not export. Export the model that "
+            "it was made from."
         )
     tensors = open_weights(directory)
     expected = expected_tensors(config)
@@ -227,7 +227,7 @@ def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(weight, StoredWeight):
             plain[name] = weight
             continue
-        plain[name] = weight.values
+        plain[name] = weight.numbers
         if weight.scales is not None:
             plain[name + _SCALE] = weight.scales
     return plain

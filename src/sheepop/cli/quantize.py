@@ -7,22 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from sheepop.cli.exchange import Overwrite
 from sheepop.cli.options import Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
-    to: Annotated[
-        Literal["int8", "int4"], typer.Option(help="int8 takes a quarter of float32's memory, int4 a seventh.")
-    ],
+    to: Annotated[Literal["int8", "int4"], typer.Option(help="int8 takes a quarter of float32's memory, int4 a 7th.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the smaller model.")],
     text: Annotated[
         Path | None, typer.Option(help="A text to measure with.", show_default="the model writes one")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier command wrote there.")
-    ] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """Kernels in C++ that are compiled when they are first used, where the machine has a compiler.
 
-A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own. The compiled
-file is kept by its source, compiler and processor, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids
-them and ``SHEEPOP_NATIVE=1`` uses them for the smallest network too.
+A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own. What is
+compiled is kept by source, compiler and processor, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids
+the kernels, and ``SHEEPOP_NATIVE=1`` uses them for the smallest network too.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _scores(model: Transformer, loaded: LoadedModel, texts: list[str]) -> float:
 def _num_bytes(model: Transformer) -> int:
     """What the parameters take."""
     return sum(
-        weight.values.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
+        weight.numbers.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
         if isinstance(weight, StoredWeight)
         else weight.nbytes
         for weight in model.parameters()
