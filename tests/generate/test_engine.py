@@ -10,13 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.adapt.native_products import with_native_products
+from sheepop.adapt.quantization import quantize
+from sheepop.adapt.stored_weight import has_kernels
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.prompt import Prompt
-from sheepop.generate.request import Request
+from sheepop.generate.request import Candidate, Request
 from sheepop.generate.sampler import Row, Sampler
 from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import ModelConfig, Transformer, build_model
@@ -46,7 +49,7 @@ class Asked:
 
 
 def build_engine(
-    model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, drafts: str = "none"
+    model: Transformer, *, num_blocks: int, max_tokens: int, max_sequences: int, drafts: str = "none", **settings: Any
 ) -> Engine:
     return Engine.build(
         model,
@@ -58,6 +61,7 @@ def build_engine(
         max_waiting=99,
         guesses=0 if drafts == "none" else GUESSES,
         draft=(model, sampler(model)) if drafts == "model" else None,
+        **settings,
     )
 
 
@@ -110,6 +114,14 @@ def drive(engine: Engine, model: Transformer, everything: list[Asked]) -> tuple[
             step += 1
             assert step < 3000
     return requests, updates
+
+
+def drive_one(engine: Engine, request: Request) -> list[Candidate]:
+    """The texts of a request that runs alone."""
+    engine.add(request)
+    while not engine.is_idle:
+        engine.step()
+    return request.candidates
 
 
 sampled = st.builds(
@@ -166,6 +178,33 @@ def test_texts_equal_those_of_a_plain_loop(
         for candidate, done in zip(request.candidates, request.completions(), strict=True):
             assert "".join(update.text for update in updates if update.candidate is candidate) == done.text
     assert engine.scheduler.manager.num_free == engine.scheduler.manager.num_blocks
+
+
+@pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
+@pytest.mark.parametrize("kind", [kind for kind, network in enumerate(NETWORKS) if "experts" not in network])
+@pytest.mark.parametrize("rounded", [False, True])
+@settings(max_examples=4, deadline=None)
+@given(
+    everything=st.lists(asked_for, min_size=2, max_size=6),
+    max_tokens=st.integers(4, 40),
+    drafts=st.sampled_from(["none", "lookup"]),
+)
+def test_in_float32_a_text_need_not_depend_on_the_others(
+    toy_model: Build, kind: int, rounded: bool, everything: list[Asked], max_tokens: int, drafts: str
+) -> None:
+    """The log-probabilities of its tokens are the same numbers, whatever is read beside them, in chunks of any size."""
+    model = toy_model(max_seq_len=32, **NETWORKS[kind])
+    network = with_native_products(quantize(model, "int8") if rounded else model, always=True)
+    same = {"num_blocks": 80, "batch_invariant": True, "cache_in_int8": rounded}
+    together = build_engine(network, max_tokens=max_tokens, max_sequences=8, drafts=drafts, **same)
+    requests, _ = drive(together, network, everything)
+    for number, (asked, request) in enumerate(zip(everything, requests, strict=True)):
+        alone = build_engine(network, max_tokens=64, max_sequences=8, **same)
+        with torch.inference_mode():
+            found = drive_one(alone, as_request(number, asked, network))
+        for one, other in zip(found, request.candidates, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == other.logprobs
 
 
 def test_what_was_read_is_not_read_again(toy_model: Build) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
 from sheepop.core.native import native_kernels_allowed
 from sheepop.model import Transformer
 
@@ -27,14 +27,25 @@ def wants_native_kernels(model: Transformer) -> bool:
     return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
 
 
-def with_native_products(model: Transformer) -> Transformer:
-    """A copy of the network over the same memory whose matrices are read by the kernels; not for training."""
-    replaced = {
-        weight: nn.Parameter(StoredWeight(_FORMATS[weight.dtype], weight.detach(), None, weight.dtype), False)
-        for weight in _matrices(model)
-        if not isinstance(weight, StoredWeight)
-    }
+def with_native_products(model: Transformer, *, always: bool = False) -> Transformer:
+    """A copy of the network over the same memory whose matrices are read by the kernels; not for training.
+
+    Products of many rows go through PyTorch's kernels, which are faster there, unless `always` is said.
+    """
+    replaced = {}
+    for weight in _matrices(model):
+        stored, numbers, scales = _FORMATS[weight.dtype], weight.detach(), None
+        if isinstance(weight, StoredWeight):
+            stored, numbers, scales = weight.stored, weight.numbers, weight.scales
+        made = StoredWeight(stored, numbers, scales, weight.dtype)
+        made.always_native = always
+        replaced[weight] = nn.Parameter(made, requires_grad=False)
     return model.sharing_copy(replaced)
+
+
+def can_be_batch_invariant(model: Transformer) -> bool:
+    """Whether the kernels may compute all products of this network."""
+    return model.device.type == "cpu" and model.dtype == torch.float32 and has_kernels()
 
 
 def _matrices(model: Transformer) -> list[nn.Parameter]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ class StoredWeight(Tensor):
     scales: Tensor | None
     num_rows: int
     row_length: int
+    always_native: bool = False
 
     @staticmethod
     def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
@@ -56,7 +58,7 @@ class StoredWeight(Tensor):
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def rows(self, index: Tensor | None = None) -> Tensor:
@@ -78,21 +80,24 @@ class StoredWeight(Tensor):
         kernel = self._kernel(x, count)
         if kernel is None:
             return F.linear(x, self.rows().to(x.dtype), bias)
-        rows_MK = x.float().contiguous()
+        rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        single_bias = None if bias is None else bias.float().contiguous()
-        sizes = count, self.row_length, self.num_rows, torch.get_num_threads()
-        kernel(*map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)), *map(ctypes.c_int64, sizes))
+        kernel(
+            *map(pointer, (rows_MK, self.numbers, self.scales, single_bias, out_MN)),
+            count,
+            self.row_length,
+            self.num_rows,
+            torch.get_num_threads(),
+        )
         return out_MN.to(x.dtype)
 
     def _kernel(self, x: Tensor, count: int) -> Callable[..., None] | None:
         """The kernel for products with `count` rows."""
         if x.device.type != "cpu" or x.dtype == torch.float64 or self.row_length % _ALIGNED or count == 0:
             return None
-        if self.scales is None and count > _MOST_ROWS:
+        if self.scales is None and count > _MOST_ROWS and not self.always_native:
             return None
-        library = native_library(_SOURCE)
-        return None if library is None else getattr(library, f"linear_{self.stored}")
+        return _kernel(self.stored)
 
     @classmethod
     def __torch_function__(
@@ -126,12 +131,29 @@ class StoredWeight(Tensor):
         values, scales = self.numbers, self.scales
         if device is not None:
             values, scales = values.to(device), None if scales is None else scales.to(device)
-        return StoredWeight(self.stored, values, scales, self.dtype)
+        made = StoredWeight(self.stored, values, scales, self.dtype)
+        made.always_native = self.always_native
+        return made
 
 
-def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+@cache
+def _kernel(stored: Format) -> Callable[..., None] | None:
+    library = native_library(_SOURCE)
+    if library is None:
+        return None
+    found = getattr(library, f"linear_{stored}")
+    found.argtypes, found.restype = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4, None
+    return found
+
+
+def has_kernels() -> bool:
+    """Whether this machine has, or can make, the kernels."""
+    return native_library(_SOURCE) is not None
+
+
+def pointer(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers begin, for a kernel."""
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str) -> Any:

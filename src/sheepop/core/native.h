@@ -30,11 +30,23 @@ inline void store(T* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+inline float sum(Floats4 values) { return (values[0] + values[2]) + (values[1] + values[3]); }
+
+// Halves are added until four numbers are left, always in the same order.
 template <class V>
 inline float sum(V values) {
-  for (int width = sizeof(V) / sizeof(values[0]) / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) values[i] += values[i + width];
-  return values[0];
+  if constexpr (sizeof(V) == 64) {
+    Floats8 halves[2];
+    std::memcpy(halves, &values, sizeof(values));
+    return sum(halves[0] + halves[1]);
+  } else {
+    Floats4 halves[2];
+    std::memcpy(halves, &values, sizeof(values));
+    return sum(halves[0] + halves[1]);
+  }
 }
 
 // bfloat16 is the upper half of a float32.

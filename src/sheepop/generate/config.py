@@ -13,7 +13,10 @@ from sheepop.core.errors import UsageError
 # What says which texts are allowed.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # What beam search reads.
-_OF_SEARCH = ("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed", "use_cache")
+_OF_SEARCH = (
+    *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
+    *("use_cache", "cache_dtype", "batch_invariant"),
+)
 
 
 class Settings(TypedDict, total=False):
@@ -44,6 +47,8 @@ class Settings(TypedDict, total=False):
     guesses: int | None
     window: bool
     cache: bool
+    cache_dtype: Literal["auto", "int8"]
+    batch_invariant: bool
 
 
 def requested(**settings: Unpack[Settings]) -> GenerationConfig:
@@ -136,6 +141,11 @@ class GenerationConfig(Config):
     text."""
     use_cache: bool = True
     """Cache keys and values; `false` runs the network on the whole text for every token."""
+    cache_dtype: Literal["auto", "int8"] = "auto"
+    """Keys and values are cached in the data type of the network, or rounded to 8 bits, which takes less memory."""
+    batch_invariant: bool = False
+    """The arithmetic for a text does not depend on what else runs, so that the text never does. Slower for prompts, and
+    only for decoders without experts on a CPU."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
     """When the context is full: `refuse` refuses a prompt that fills it and stops at its end; `slide` refuses such a
     prompt too, but continues without the oldest tokens; `window` also cuts the prompt."""

@@ -64,6 +64,8 @@ class Engine:
         max_tokens: int = TOKENS_PER_STEP,
         block_size: int = BLOCK_SIZE,
         use_cache: bool = True,
+        cache_in_int8: bool = False,
+        batch_invariant: bool = False,
         guesses: int = 0,
         draft: tuple[Transformer, Sampler] | None = None,
     ) -> Engine:
@@ -77,7 +79,9 @@ class Engine:
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
             reaches = reaches_of(network)
             counts = [num_blocks] * len(reaches)
-            cache = PagedCache(network, counts, block_size, lookahead=guesses)
+            cache = PagedCache(
+                network, counts, block_size, lookahead=guesses, in_int8=cache_in_int8, apart=batch_invariant
+            )
             return BlockManager(counts, reaches, block_size), PagedRunner(network, cache)
 
         runner: Runner

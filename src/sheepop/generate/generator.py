@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sheepop.adapt.native_products import wants_native_kernels, with_native_products
+from sheepop.adapt.native_products import can_be_batch_invariant, wants_native_kernels, with_native_products
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
@@ -139,17 +139,21 @@ class Generator:
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
         """An engine with blocks for as many of these requests at a time as may be and as half of the memory holds."""
+        config = requests[0].config
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
-        affordable = _free_memory(self.model.device) // 2 // self._bytes_per_block(guesses)
+        in_int8 = config.cache_dtype == "int8"
+        affordable = _free_memory(self.model.device) // 2 // self._bytes_per_block(guesses, in_int8=in_int8)
         return Engine.build(
-            self.model,
+            self._invariant_model if config.batch_invariant else self.model,
             self._sampler,
             num_blocks=max(needed[0], min(sum(needed[:max_sequences]), affordable)),
             max_sequences=max_sequences,
             max_waiting=len(requests),
-            use_cache=requests[0].config.use_cache,
+            use_cache=config.use_cache,
+            cache_in_int8=in_int8,
+            batch_invariant=config.batch_invariant,
             guesses=guesses,
             draft=self._draft,
         )
@@ -214,6 +218,8 @@ class Generator:
         max_waiting: int,
         max_tokens: int = TOKENS_PER_STEP,
         cache_bytes: int | None = None,
+        cache_in_int8: bool = False,
+        batch_invariant: bool = False,
         guesses: int = 0,
     ) -> Engine:
         """An engine for requests that come one by one.
@@ -225,19 +231,32 @@ class Generator:
         if cache_bytes is None:
             cache_bytes = _free_memory(self.model.device) // 2
         return Engine.build(
-            self.model,
+            self._invariant_model if batch_invariant else self.model,
             self._sampler,
-            num_blocks=min(most, cache_bytes // self._bytes_per_block(guesses)),
+            num_blocks=min(most, cache_bytes // self._bytes_per_block(guesses, in_int8=cache_in_int8)),
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
+            cache_in_int8=cache_in_int8,
+            batch_invariant=batch_invariant,
             guesses=guesses,
             draft=self._draft,
         )
 
-    def _bytes_per_block(self, guesses: int) -> int:
+    @cached_property
+    def _invariant_model(self) -> Transformer:
+        """The network in kernels for which other rows make no difference."""
+        config = self.model.config
+        if not can_be_batch_invariant(self.model) or config.architecture != "decoder" or config.experts is not None:
+            raise UsageError(
+                "batch_invariant is for decoders without experts, in float32 or integers, on a CPU of a machine with a "
+                "C++ compiler. Leave it out."
+            )
+        return with_native_products(self.model, always=True).eval()
+
+    def _bytes_per_block(self, guesses: int, *, in_int8: bool) -> int:
         models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
-        return sum(bytes_per_block(model, BLOCK_SIZE, guesses) for model in models)
+        return sum(bytes_per_block(model, BLOCK_SIZE, guesses, in_int8=in_int8) for model in models)
 
 
 class TextStream:
@@ -272,7 +291,7 @@ def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> Non
         raise UsageError(
             f"{num_prompts} prompts were given with {len(configs)} configurations; give one for all, or one per prompt."
         )
-    for name in ("num_beams", "use_cache"):
+    for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
         if len({getattr(config, name) for config in configs}) > 1:
             raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
 

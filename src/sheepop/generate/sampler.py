@@ -76,7 +76,6 @@ class Sampler:
         """The next token of every row of `logits` (B, V), as `next_scores` and `draw` give it."""
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
         usable = self.are_usable(logits)
-        logits = logits.masked_fill(~usable[:, None], 0)
         scores = self.scores(logits, rows)
         greedy = torch.tensor([row.config.greedy for row in rows])
         chosen = scores.argmax(dim=-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from sheepop.core.config import Config, PathText
@@ -28,6 +30,10 @@ class ServerConfig(Config):
     """Tokens that the network reads in a step: more make long prompts faster and the other texts less even."""
     cache_memory: float | None = Field(default=None, gt=0)
     """GiB for keys and values; `null` is what `max_running` texts need, and at most half of what is free."""
+    cache_dtype: Literal["auto", "int8"] = "auto"
+    """As what keys and values are cached; see `generation.cache_dtype`."""
+    batch_invariant: bool = False
+    """No text depends on what else runs; see `generation.batch_invariant`."""
     guesses: int = Field(default=0, ge=0, le=64)
     """Tokens to guess ahead for each text; see `generation.guesses`."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)

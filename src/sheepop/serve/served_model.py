@@ -33,6 +33,8 @@ class ServedModel:
             max_waiting=config.max_waiting,
             max_tokens=config.tokens_per_step,
             cache_bytes=None if config.cache_memory is None else int(config.cache_memory * 2**30),
+            cache_in_int8=config.cache_dtype == "int8",
+            batch_invariant=config.batch_invariant,
             guesses=config.guesses,
         )
         self.worker = EngineWorker(engine, name)

@@ -12,7 +12,6 @@
 
 namespace {
 
-typedef float Floats8 __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
 typedef int16_t Shorts __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));

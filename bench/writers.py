@@ -1,0 +1,164 @@
+"""One contestant of `generate_speed.py` in a process of its own: it continues prompts of token ids greedily.
+
+Reads one JSON request a line, {"prompts": [[...]], "counts": [...]}, and answers with the seconds and the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Prompts = Sequence[Sequence[int]]
+Write = Callable[[Prompts, Sequence[int]], list[list[int]]]
+VOCABULARY = 50257
+
+
+def sheepop(files: Path, precision: str, threads: int) -> Write:
+    """The engine; int8 and int4 weights are quantised here."""
+    import torch
+
+    from sheepop.adapt.quantization import quantize
+    from sheepop.checkpoint import load_model
+    from sheepop.generate import GenerationConfig, Generator
+
+    torch.set_num_threads(threads)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision)
+    loaded = load_model(files / "sheepop", dtype=dtype)
+    model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
+    generator = Generator(model, loaded.tokenizer, max_batch_size=64)
+
+    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+        configs = [GenerationConfig(temperature=0, max_new_tokens=count, min_new_tokens=count) for count in counts]
+        return [completion.token_ids for completion in generator.generate(prompts, configs)]
+
+    return write
+
+
+def transformers(files: Path, precision: str, threads: int) -> Write:
+    """`generate` with its cache; prompts of different lengths are padded on the left, as its users do."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    model = AutoModelForCausalLM.from_pretrained(files / "transformers", dtype=dtype).eval()
+
+    @torch.inference_mode()
+    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+        longest, most = max(map(len, prompts)), max(counts)
+        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+        )
+        return [row[longest : longest + count].tolist() for row, count in zip(out, counts, strict=True)]
+
+    return write
+
+
+def ctranslate2(files: Path, precision: str, threads: int) -> Write:
+    """Its generator of decoder-only models."""
+    import ctranslate2 as library
+
+    kind = {"fp32": "float32", "int8": "int8", "bf16": "bfloat16"}[precision]
+    model = library.Generator(str(files / "ctranslate2"), compute_type=kind, intra_threads=threads)
+    names = json.loads((files / "names.json").read_text())
+
+    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+        most = max(counts)
+        results = model.generate_batch(
+            [[names[token] for token in prompt] for prompt in prompts],
+            max_length=most,
+            min_length=most,
+            sampling_topk=1,
+            beam_size=1,
+            include_prompt_in_result=False,
+        )
+        return [found.sequences_ids[0][:count] for found, count in zip(results, counts, strict=True)]
+
+    return write
+
+
+def llama_cpp(files: Path, precision: str, threads: int) -> Write:
+    """Its library called directly: several sequences a pass, logits where a token is chosen."""
+    import llama_cpp as library
+
+    library.llama_log_set(library.llama_log_callback(lambda *_: None), None)
+    library.llama_backend_init()
+    name = {"fp32": "f32", "int8": "q8_0", "bf16": "bf16"}[precision]
+    model = library.llama_model_load_from_file(
+        str(files / f"{name}.gguf").encode(), library.llama_model_default_params()
+    )
+
+    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+        settings = library.llama_context_default_params()
+        settings.n_ctx = sum(map(len, prompts)) + sum(counts) + 256 * len(prompts)
+        settings.n_batch = settings.n_ubatch = 512
+        settings.n_seq_max, settings.n_threads, settings.n_threads_batch = len(prompts), threads, threads
+        settings.kv_unified = True
+        context = library.llama_init_from_model(model, settings)
+        batch = library.llama_batch_init(512, 0, 1)
+        written: list[list[int]] = [[] for _ in prompts]
+
+        def read(entries: list[tuple[int, int, int, bool]]) -> None:
+            batch.n_tokens = len(entries)
+            for i, (token, place, text, predicts) in enumerate(entries):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, place, 1, text
+                batch.logits[i] = predicts
+            assert library.llama_decode(context, batch) == 0
+            for i, (_, _, text, predicts) in enumerate(entries):
+                if predicts:
+                    row = np.ctypeslib.as_array(library.llama_get_logits_ith(context, i), shape=(VOCABULARY,))
+                    written[text].append(int(row.argmax()))
+
+        entries = [
+            (token, place, text, place == len(prompt) - 1)
+            for text, prompt in enumerate(prompts)
+            for place, token in enumerate(prompt)
+        ]
+        for begin in range(0, len(entries), 512):
+            read(entries[begin : begin + 512])
+        while open_ones := [text for text, count in enumerate(counts) if len(written[text]) < count]:
+            read([(written[t][-1], len(prompts[t]) + len(written[t]) - 1, t, True) for t in open_ones])
+        library.llama_batch_free(batch)
+        library.llama_free(context)
+        return written
+
+    return write
+
+
+CONTESTANTS = {"SheepOp": sheepop, "transformers": transformers, "ctranslate2": ctranslate2, "llama.cpp": llama_cpp}
+PRECISIONS = {
+    "SheepOp": ("fp32", "bf16", "int8", "int4"),
+    "transformers": ("fp32", "bf16"),
+    "ctranslate2": ("fp32", "int8"),
+    "llama.cpp": ("fp32", "int8"),
+}
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    name, files, precision, threads = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    # What a library prints belongs on standard error; the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    write = CONTESTANTS[name](files, precision, threads)
+    answers.write("{}\n")
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        begin = time.perf_counter()
+        tokens = write(request["prompts"], request["counts"])
+        answers.write(json.dumps({"seconds": time.perf_counter() - begin, "tokens": tokens}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
