@@ -98,9 +98,8 @@ def load(
     smaller model with the same tokenizer that guesses tokens, for the setting `guesses`. The weights have no gradients;
     ``lm.model.requires_grad_()`` makes them trainable.
     """
-    place = resolve_device(device)
-    loaded = load_model(path, place, dtype_named(dtype))
-    draft = None if draft_model is None else load_draft(draft_model, loaded.tokenizer, place, dtype)
+    loaded = load_model(path, resolve_device(device), dtype_named(dtype))
+    draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids, draft)
 
 

@@ -135,7 +135,7 @@ def _obey(conversation: Conversation, line: str, console: Console) -> bool:
         for name, meaning in _COMMANDS.items():
             console.info(f"  {name:<{width}}  {meaning}")
     else:
-        raise UsageError(f"There is no command {command}. The commands are: {', '.join(_COMMANDS)}.")
+        raise UsageError(f"There is no command {command}. /help lists those that there are.")
     return True
 
 

@@ -31,8 +31,7 @@ class Generator:
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
     the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. `draft_model`, a
     smaller one with the same vocabulary, makes the guesses that `GenerationConfig.guesses` asks for; without it they
-    come from the text itself. Raises `TokenizerError` when the tokenizer has more tokens than a model, and `UsageError`
-    for a draft model that cannot read what the model reads.
+    come from the text itself. Raises `TokenizerError` when the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Generator:
         self._sampler = self._sampler_of(self.model)
         self._draft: tuple[Transformer, Sampler] | None = None
         if draft_model is not None:
-            _require_same_shape(self.model, draft_model)
             small = draft_model.to(self.model.device).sharing_copy().eval()
             self._draft = small, self._sampler_of(small)
 
@@ -258,17 +256,6 @@ class TextStream:
         if self._request.writing:
             raise UsageError("The text is still being written: read the stream to its end first.")
         return self._request.completions()[0]
-
-
-def _require_same_shape(model: Transformer, draft_model: Transformer) -> None:
-    if isinstance(model, EncoderDecoder) != isinstance(draft_model, EncoderDecoder):
-        raise UsageError("A draft model has to have an encoder where the model has one, and none where it has none.")
-    length, longest = draft_model.config.max_seq_len, model.config.max_seq_len
-    if length < longest:
-        raise UsageError(
-            f"The draft model's context of max_seq_len = {length} is shorter than the model's, {longest}. "
-            "Choose one whose context is as long."
-        )
 
 
 def _require_alike(configs: Sequence[GenerationConfig], num_prompts: int) -> None:

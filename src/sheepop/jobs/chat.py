@@ -18,7 +18,7 @@ from sheepop.tokenizer import ChatTemplate
 
 Message = dict[str, str]
 _SECONDS = 600.0
-_CUT_OFF = "The answer has as many tokens as an answer may have. Say --max-new-tokens N for more."
+_CUT_OFF = "The answer is cut off. --max-new-tokens N allows more, as far as the model's context goes."
 # What a server is asked for, by the settings that were given here; the others are as it has them.
 _ASKED = {"max_new_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
 
@@ -209,11 +209,15 @@ class Conversation:
     def save(self, path: Path) -> None:
         """Writes the conversation as JSON, in the form that fine-tuning reads.
 
-        Raises `UsageError` for a file that exists, unless this conversation was saved in it or loaded from it.
+        Raises `UsageError` for a file that cannot be written, or exists and is not where this conversation was saved or
+        loaded from.
         """
         if path.exists() and path.resolve() != self._file:
             raise UsageError(f"{path} exists. Choose another name.")
-        write_json(path, {"messages": self._with_system(self.messages)})
+        try:
+            write_json(path, {"messages": self._with_system(self.messages)})
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
         self._file = path.resolve()
 
     def load(self, path: Path) -> None:

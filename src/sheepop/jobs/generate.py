@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
-from sheepop.model import Transformer
-from sheepop.tokenizer import Tokenizer
+from sheepop.model import EncoderDecoder, Transformer
 
 
 def load_generator(
@@ -23,21 +20,29 @@ def load_generator(
 
     `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored.
     """
-    place = resolve_device(device)
-    loaded = load_model(model, place, dtype_named(dtype))
-    draft = None if draft_model is None else load_draft(draft_model, loaded.tokenizer, place, dtype)
+    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+    draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
 
 
-def load_draft(path: str | Path, tokenizer: Tokenizer, device: torch.device | str, dtype: str | None) -> Transformer:
-    """A model that guesses for one with this tokenizer; raises `UsageError` where its own is another."""
-    loaded = load_model(path, device, dtype_named(dtype))
-    if loaded.tokenizer.fingerprint() != tokenizer.fingerprint():
+def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:
+    """A model that guesses for `target`, on its device; raises `UsageError` for one that cannot read what it reads."""
+    draft = load_model(path, target.model.device, dtype_named(dtype))
+    if draft.tokenizer.fingerprint() != target.tokenizer.fingerprint():
         raise UsageError(
             f"The draft model {path} has another tokenizer than the model, so its guesses would be of other tokens. "
             "Choose one that was trained with the same tokenizer."
         )
-    return loaded.model
+    if isinstance(draft.model, EncoderDecoder) != isinstance(target.model, EncoderDecoder):
+        raise UsageError(
+            f"Of the model and the draft model {path} only one has an encoder. Choose one of the same kind."
+        )
+    if draft.config.max_seq_len < target.config.max_seq_len:
+        raise UsageError(
+            f"The draft model {path} reads max_seq_len = {draft.config.max_seq_len} tokens, the model "
+            f"{target.config.max_seq_len}. Choose one that reads as many."
+        )
+    return draft.model
 
 
 def write_texts(
