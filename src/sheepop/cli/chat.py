@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from sheepop.cli import generation_options as option
 from sheepop.cli.options import Device, Dtype, make_console, print_text
-from sheepop.cli.terminal import at_terminal, interruptible, lines, print_styled
+from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.core.facts import counted
@@ -72,13 +71,15 @@ def chat(
         console.info(f"Chatting with {speaker.name}. /help lists the commands, Ctrl-D ends the chat.")
         if speaker.note:
             console.info(speaker.note)
-        with interruptible() if at_terminal() else nullcontext():
-            for line in lines("> ", words=[command.split()[0] for command in _COMMANDS]):
-                try:
-                    if not _obey(conversation, line, console):
-                        return
-                except SheepOpError as error:
-                    console.warn(str(error))
+
+        def obey(line: str) -> bool:
+            try:
+                return _obey(conversation, line, console)
+            except SheepOpError as error:
+                console.warn(str(error))
+                return True
+
+        for_each_line(obey, words=[command.split()[0] for command in _COMMANDS])
     finally:
         speaker.close()
 

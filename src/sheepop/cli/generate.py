@@ -12,7 +12,7 @@ import typer
 
 from sheepop.cli import generation_options as option
 from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
-from sheepop.cli.terminal import at_terminal, interruptible, lines
+from sheepop.cli.terminal import at_terminal, for_each_line
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
 
@@ -147,19 +147,19 @@ def generate(
         write(prompts, echo=not quiet)
     else:
         console.info("Type a text to continue. Ctrl-C ends what is being written, Ctrl-D ends the program.")
-        _ask(lambda asked: write([asked], echo=False), console)
+        for_each_line(_warning(lambda line: write([line], echo=False), console))
 
 
-def _ask(write: Callable[[str], None], console: Console) -> None:
-    """Writes for one typed prompt after the other."""
-    with interruptible():
-        for line in lines("> "):
-            try:
-                write(line)
-            except KeyboardInterrupt:
-                print_text("\n")
-            except SheepOpError as error:
-                console.warn(str(error))
+def _warning(write: Callable[[str], None], console: Console) -> Callable[[str], None]:
+    """Writes for a prompt; one that is refused is no reason to end."""
+
+    def write_or_warn(line: str) -> None:
+        try:
+            write(line)
+        except SheepOpError as error:
+            console.warn(str(error))
+
+    return write_or_warn
 
 
 def _show_apart(completions: Sequence[Completion], *, with_prompts: bool) -> None:

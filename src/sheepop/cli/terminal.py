@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from sheepop.cli.options import print_text
 from sheepop.core.facts import visible
@@ -25,31 +25,32 @@ def print_styled(text: str, style: str) -> None:
     sys.stdout.flush()
 
 
-def lines(prompt: str, *, words: Sequence[str] = ()) -> Iterator[str]:
-    """What is typed behind `prompt` until Ctrl-D, line by line, without empty ones; Ctrl-C drops a line.
+def for_each_line(do: Callable[[str], bool | None], *, words: Sequence[str] = ()) -> None:
+    """Calls `do` with every line that is typed and not empty, until Ctrl-D, or until it returns False.
 
     On a terminal lines can be edited and called back, a pasted text is one line, and Tab completes `words` at the
-    beginning of a line. Elsewhere the lines are read without a prompt.
+    beginning of a line. Ctrl-C ends what `do` does, or drops a line, and not the program. Elsewhere the lines are read
+    without a prompt.
     """
-    prompt = _edited(_styled(prompt, "bold green"), words) if at_terminal() else ""
-    while True:
-        try:
-            line = input(prompt)
-        except EOFError:
-            if prompt:
+    prompt = _edited(_styled("> ", "bold green"), words) if at_terminal() else ""
+    with _interruptible() if prompt else nullcontext():
+        while True:
+            try:
+                line = input(prompt)
+                if line.strip() and do(line) is False:
+                    return
+            except EOFError:
+                if prompt:
+                    print_text("\n")
+                return
+            except KeyboardInterrupt:
+                if not prompt:
+                    raise
                 print_text("\n")
-            return
-        except KeyboardInterrupt:
-            if not prompt:
-                raise
-            print_text("\n")
-            continue
-        if line.strip():
-            yield line
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Within the block Ctrl-C raises KeyboardInterrupt, where the program would otherwise end."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
