@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import sheepop
-from sheepop.checkpoint.model_directory import write_model
+from sheepop.checkpoint import save_model
 from sheepop.core.errors import DataError, UsageError
-from sheepop.core.files import atomic_directory
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.chat import Conversation, Message, ModelSpeaker
 from sheepop.model import ModelConfig, build_model
@@ -108,17 +107,14 @@ def test_a_file_that_holds_no_conversation(tmp_path: Path, content: object) -> N
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same network with and without a chat template."""
     place = tmp_path_factory.mktemp("models")
-    model = build_model(
-        ModelConfig(vocab_size=128, d_model=16, num_layers=1, num_heads=2, max_seq_len=96, tie_weights=False), 3
-    )
+    model = build_model(ModelConfig(vocab_size=128, d_model=16, num_layers=1, num_heads=2, max_seq_len=96), 3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)
     found = {}
     for name, tokenizer in (("chat", WithTemplate()), ("plain", CharTokenizer())):
         found[name] = place / name
-        with atomic_directory(found[name]) as directory:
-            write_model(directory, model.config, model.state_dict(), tokenizer, {})
+        save_model(found[name], model, tokenizer, {})
     return found
 
 
