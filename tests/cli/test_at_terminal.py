@@ -50,12 +50,18 @@ class Screen:
             # What colours and edits a line is left out.
             self.shown = _INVISIBLE.sub("", self._raw.decode(errors="replace"))
 
-    def interrupt(self) -> None:
-        """Presses Ctrl-C."""
-        self.program.send_signal(signal.SIGINT)
+    def interrupt(self, *, prompts: int) -> None:
+        """Presses Ctrl-C until so many prompts were shown; one that comes just before Python waits is seen late."""
+        for _ in range(SECONDS):
+            self.program.send_signal(signal.SIGINT)
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                if self.shown.count("> ") >= prompts:
+                    return
+                self._read(until + SECONDS)
 
     def leave(self) -> Ended:
-        """Presses Ctrl-D."""
+        """Presses Ctrl-D, which only a program that waits for a line understands."""
         self.type("\x04")
         return self.program.wait(SECONDS)
 
@@ -81,17 +87,16 @@ def test_a_chat_at_a_terminal(launcher: Launcher, trained: Path, tmp_path: Path)
         assert "/again " in screen.shown
         screen.type("Schäfchen\n")
         screen.wait_for_more_than("Schäfchen\n")
-        screen.interrupt()
-        screen.wait_for("> ", times=3)
+        screen.interrupt(prompts=3)
         assert "[stopped]" in screen.shown
         screen.type(f"/save '{tmp_path}/talk.json'\n")
         screen.wait_for("> ", times=4)
         screen.type("not sent")
         screen.wait_for("not sent")
-        screen.interrupt()
-        screen.wait_for("> ", times=5)
+        screen.interrupt(prompts=5)
         screen.type("/load nowhere.json\n")
-        screen.wait_for("nowhere.json is missing")
+        screen.wait_for("> ", times=6)
+        assert "nowhere.json is missing" in screen.shown
         assert screen.leave().code == 0
     user, answer = json.loads((tmp_path / "talk.json").read_text())["messages"]
     assert user == {"role": "user", "content": "Schäfchen"}
@@ -105,8 +110,7 @@ def test_prompts_are_asked_for_at_a_terminal(launcher: Launcher, trained: Path) 
         screen.wait_for("> ")
         screen.type("Sheep\n")
         screen.wait_for_more_than("Sheep\n")
-        screen.interrupt()
-        screen.wait_for("> ", times=2)
+        screen.interrupt(prompts=2)
         screen.type("\n")
         screen.wait_for("> ", times=3)
         assert screen.leave().code == 0
