@@ -27,7 +27,7 @@ def load_generator(
 
 def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:
     """A model that guesses for `target`, on its device; raises `UsageError` for one that cannot read what it reads."""
-    draft = load_model(path, target.model.device, dtype_named(dtype))
+    draft = load_model(path, str(target.model.device), dtype_named(dtype))
     if draft.tokenizer.fingerprint() != target.tokenizer.fingerprint():
         raise UsageError(
             f"The draft model {path} has another tokenizer than the model, so its guesses would be of other tokens. "
