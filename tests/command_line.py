@@ -136,18 +136,22 @@ class Launcher:
         program: str = COMMAND,
         stdin: bytes = b"",
         stdout: int | None = None,
+        terminal: int | None = None,
         directory: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Started:
         """A process that executes `program` with ``sys.argv[1:]`` = `arguments`; by itself, that is ``sheepop``.
 
-        Its standard output is kept, unless it goes to the open file `stdout`. What the interpreter reads from its
+        Its standard output is kept, unless it goes to the open file `stdout`; with an open `terminal` all three streams
+        are that. What the interpreter reads from its
         environment at its start has no effect.
         """
         read, out, err = streams = [TemporaryFile() for _ in range(3)]  # noqa: SIM115 - closed at the end of the process
         read.write(stdin)
         read.seek(0)
         numbers = [read.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
+        if terminal is not None:
+            numbers = [terminal] * 3
         asked = {"program": program, "arguments": ["sheepop", *map(str, arguments)]}
         places = {"directory": str(directory or Path.cwd()), "environment": dict(environment)}
         pid = self._ask({**asked, **places}, numbers)

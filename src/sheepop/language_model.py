@@ -11,10 +11,12 @@ from typing import Any, Unpack
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
-from sheepop.generate import Completion, Generator
+from sheepop.core.errors import UsageError
+from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
 from sheepop.generate.scoring import Score, score_text
+from sheepop.jobs.generate import load_draft
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.tokenizer import ChatTemplate, Tokenizer
@@ -24,13 +26,15 @@ from sheepop.tokenizer import ChatTemplate, Tokenizer
 class LanguageModel:
     """A network with its tokenizer. ``lm.model(input_ids)`` maps (B, T) ids to (B, T, V) logits.
 
-    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T).
+    An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). `draft_model` makes the guesses that the
+    setting `guesses` asks for.
     """
 
     model: Transformer
     tokenizer: Tokenizer
     config: ModelConfig
     end_ids: tuple[int, ...] = ()
+    draft_model: Transformer | None = None
 
     def generate(
         self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Unpack[Settings]
@@ -40,12 +44,16 @@ class LanguageModel:
         `on_text` is called with the text as it is written. Raises `ConfigError` for a setting that is out of range,
         `UsageError` for one that is unknown and for a prompt that is empty or too long.
         """
-        return self.generate_batch([prompt], on_text=on_text and (lambda _, text: on_text(text)), **settings)[0]
+        config = _of_one_text(settings)
+        return self._generator.generate([prompt], config, on_text=on_text and (lambda _, text: on_text(text)))[0]
 
     def generate_batch(
         self, prompts: list[str], *, on_text: Callable[[int, str], None] | None = None, **settings: Unpack[Settings]
     ) -> list[Completion]:
-        """Continues several prompts together; the text of each is what `generate` would write for it."""
+        """Continues several prompts together; the text of each is what `generate` would write for it.
+
+        With `num_completions` above 1 those of the first prompt come first, then those of the next.
+        """
         return self._generator.generate(prompts, requested(**settings), on_text=on_text)
 
     def stream(self, prompt: str, **settings: Unpack[Settings]) -> TextStream:
@@ -64,21 +72,35 @@ class LanguageModel:
         with ChatTemplate.of(self.tokenizer) as template:
             prompt = template.render(messages, add_generation_prompt=True)
         token_ids = self.tokenizer.encode(prompt, allow_special=True)
-        return self._generator.generate([token_ids], requested(**settings))[0]
+        return self._generator.generate([token_ids], _of_one_text(settings))[0]
 
     @cached_property
     def _generator(self) -> Generator:
-        return Generator(self.model, self.tokenizer, end_ids=self.end_ids)
+        return Generator(self.model, self.tokenizer, end_ids=self.end_ids, draft_model=self.draft_model)
 
 
-def load(path: str | Path, device: str = "auto", dtype: str | None = None) -> LanguageModel:
+def _of_one_text(settings: Settings) -> GenerationConfig:
+    config = requested(**settings)
+    if config.num_completions > 1:
+        raise UsageError(
+            f"This returns one text, but num_completions = {config.num_completions}. "
+            "lm.generate_batch([prompt], ...) returns all of them."
+        )
+    return config
+
+
+def load(
+    path: str | Path, device: str = "auto", dtype: str | None = None, *, draft_model: str | Path | None = None
+) -> LanguageModel:
     """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
-    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. The weights have
-    no gradients; ``lm.model.requires_grad_()`` makes them trainable.
+    `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. `draft_model` is a
+    smaller model with the same tokenizer that guesses tokens, for the setting `guesses`. The weights have no gradients;
+    ``lm.model.requires_grad_()`` makes them trainable.
     """
     loaded = load_model(path, resolve_device(device), dtype_named(dtype))
-    return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids)
+    draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
+    return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids, draft)
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:

@@ -177,13 +177,45 @@ def test_a_corpus_built_with_another_tokenizer(
         (("--prompt", "x", "--length-penalty", "2"), ("length_penalty", "beams")),
         (("--prompt", "x", "--greedy", "--temperature", "0.5"), ("greedy", "temperature is 0.5")),
         (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
-        (("prompt without option",), ("--prompt",)),
+        (("x", "--greedy", "--top-p", "0.5"), ("top_p = 0.5", "greedy")),
+        (("x", "--temperature", "0", "-n", "3"), ("num_completions = 3", "greedy")),
+        (("x", "-n", "3", "--best-of", "2"), ("best_of = 2", "num_completions = 3")),
+        (("x", "--min-new-tokens", "9", "--max-new-tokens", "8"), ("min_new_tokens = 9", "max_new_tokens = 8")),
+        (("x", "--regex", "a", "--choice", "b"), ("regex", "choice")),
+        (("x", "--json-schema", "{bad"), ("--json-schema", "line 1", "not valid JSON")),
+        (("x", "--json-schema", "nowhere.json"), ("schema file nowhere.json does not exist",)),
+        (("x", "--grammar", "nowhere.lark"), ("grammar file nowhere.lark does not exist",)),
+        (("x", "--top-logprobs", "2"), ("--top-logprobs", "--json")),
+        (("x", "--draft-model", "runs/small"), ("--draft-model", "--guesses")),
     ],
 )
 def test_a_wrong_request_to_generate(
     run: Run, trained: Path, arguments: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
     assert_refused(run("generate", trained, "-q", *arguments), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (("http://127.0.0.1:9",), 3, ("127.0.0.1:9", "cannot be reached")),
+        (("http://127.0.0.1:9", "--device", "cpu"), 2, ("--device",)),
+        (("nowhere",), 3, ("nowhere does not exist",)),
+        (("nowhere", "--model", "small"), 2, ("--model", "server")),
+    ],
+)
+def test_a_chat_with_nobody(run: Run, arguments: tuple[str, ...], code: int, parts: tuple[str, ...]) -> None:
+    assert_refused(run("chat", *arguments), code, *parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [(b"", "nothing to predict"), (b"S", "nothing to predict"), (b"\xff\xfe", "cannot be read as UTF-8")],
+)
+def test_a_text_that_has_no_score(run: Run, trained: Path, tmp_path: Path, text: bytes, parts: str) -> None:
+    (tmp_path / "text.txt").write_bytes(text)
+    assert_refused(run("score", trained, tmp_path / "text.txt"), 2, parts)
+    assert_refused(run("score", trained, tmp_path / "other.txt"), 2, "other.txt does not exist")
 
 
 def test_a_temperature_that_is_no_number_is_wrong_usage(run: Run, trained: Path) -> None:

@@ -144,11 +144,12 @@ def test_prompts_come_from_files_and_standard_input(run: Run, trained: Path, tmp
             (("--prompt", "Sheep"), None),
             (("--file", tmp_path / "p.txt"), None),
             (("-",), "Sheep\n"),
+            (("Sheep",), None),
         )
     ]
     for row in rows:
         del row["seed"]  # greedy text needs none
-    assert rows[0] == rows[1] == rows[2]
+    assert rows[0] == rows[1] == rows[2] == rows[3]
     assert rows[0]["prompt"] == "Sheep"
     assert len(rows[0]["logprobs"]) == len(rows[0]["token_ids"]) == 4
 

@@ -11,7 +11,7 @@ import torch
 
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
-from sheepop.jobs.generate import generate_text
+from sheepop.jobs.generate import load_generator
 from sheepop.jobs.train import train
 from sheepop.model import ModelConfig, build_model
 
@@ -83,11 +83,9 @@ def test_text_is_the_same_with_and_without_the_cache(text: Path, tmp_path: Path)
     texts = [
         [
             completion.text
-            for completion in generate_text(
-                tmp_path / "run",
+            for completion in load_generator(tmp_path / "run", device="cuda").generate(
                 ["Sheep", "number 12"],
                 GenerationConfig(temperature=0.0, max_new_tokens=24, use_cache=use_cache),
-                device="cuda",
             )
         ]
         for use_cache in (True, False)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import sheepop
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import load_model, save_model
 from sheepop.core.errors import ConfigError, TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import train
+from sheepop.model import build_model
+from sheepop.tokenizer import CharTokenizer
 from sheepop.train import TrainingConfig
 
 
@@ -104,3 +106,23 @@ def test_a_text_is_scored_token_by_token(lm: sheepop.LanguageModel) -> None:
 def test_a_conversation_needs_a_template(lm: sheepop.LanguageModel) -> None:
     with pytest.raises(TokenizerError, match="has no chat template"):
         lm.chat([{"role": "user", "content": "Hello"}])
+
+
+def test_several_texts_come_from_a_batch(lm: sheepop.LanguageModel) -> None:
+    with pytest.raises(UsageError, match=r"num_completions = 2\. lm\.generate_batch"):
+        lm.generate("Sheep", num_completions=2)
+    several = lm.generate_batch(["Sheep"], num_completions=3, seed=5, max_new_tokens=6)
+    best = lm.generate("Sheep", best_of=3, seed=5, max_new_tokens=6)
+    assert best == max(several, key=lambda text: sum(text.logprobs) / len(text.logprobs))
+
+
+def test_a_draft_model_reads_what_the_model_reads(lm: sheepop.LanguageModel, run: Path, tmp_path: Path) -> None:
+    with_draft = sheepop.load(run, device="cpu", draft_model=run)
+    settings = {"seed": 5, "max_new_tokens": 12}
+    assert with_draft.generate("Sheep", guesses=3, **settings).text == lm.generate("Sheep", **settings).text
+    save_model(tmp_path / "shorter", build_model(lm.config.replace(max_seq_len=16), 0), lm.tokenizer, {})
+    with pytest.raises(UsageError, match="reads max_seq_len = 16 tokens, the model 32"):
+        sheepop.load(run, device="cpu", draft_model=tmp_path / "shorter")
+    save_model(tmp_path / "letters", build_model(lm.config.replace(vocab_size=129), 0), CharTokenizer("ä"), {})
+    with pytest.raises(UsageError, match="has another tokenizer"):
+        sheepop.load(run, device="cpu", draft_model=tmp_path / "letters")

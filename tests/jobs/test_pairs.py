@@ -23,7 +23,7 @@ from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.config import load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.generate import generate_text
+from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.step_origins import show_step
 from sheepop.jobs.train import TrainOutcome, run_training
@@ -107,8 +107,8 @@ def test_a_run_counts_target_tokens_and_leaves_a_model_that_writes_targets(finis
     held_out = [Pair.of(document) for document in corpus.documents("validation")]
     loaded = load_model(finished)
     assert isinstance(loaded.model, EncoderDecoder)
-    (done,) = generate_text(
-        finished, [held_out[0].source], GenerationConfig(temperature=0, max_new_tokens=5), device="cpu"
+    (done,) = load_generator(finished, device="cpu").generate(
+        [held_out[0].source], GenerationConfig(temperature=0, max_new_tokens=5)
     )
     assert (done.prompt, done.continues_prompt) == (held_out[0].source, False)
     samples, _ = read_json_lines(finished / "samples.jsonl")

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sheepop.cli import generation_options as option
 from sheepop.cli.options import Device, Dtype, make_console, print_text
+from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
+from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.core.facts import counted
 
 if TYPE_CHECKING:
-    from sheepop.jobs.chat import Conversation
+    from sheepop.jobs.chat import Conversation, Speaker
 
 _COMMANDS = {
     "/help": "these commands",
-    "/system TEXT": "set the system prompt; without TEXT show it",
+    "/system [TEXT]": "set the system prompt, or show it; - removes it",
     "/again": "another answer to the last message",
-    "/clear": "forget the conversation",
+    "/clear": "forget the conversation; the system prompt stays",
     "/save FILE": "write the conversation to a JSON file",
     "/load FILE": "take up a conversation from a file",
     "/quit": "leave; Ctrl-D does the same, and Ctrl-C stops an answer",
@@ -37,22 +40,10 @@ def chat(
         str | None, typer.Option("--model", help="Which model of a server.", show_default="its first")
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for a server.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens of an answer.", show_default="generation.max_new_tokens")
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="generation.temperature"),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Draw from the likeliest tokens whose probabilities add up to P.", show_default="generation.top_p"
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same answers.", show_default="random")
-    ] = None,
+    max_new_tokens: option.MaxNewTokens = None,
+    temperature: option.Temperature = None,
+    top_p: option.TopP = None,
+    seed: option.Seed = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -69,70 +60,83 @@ def chat(
     from sheepop.generate.config import requested
 
     config = requested(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    from sheepop.jobs.chat import Conversation, ModelSpeaker, ServerSpeaker, Speaker
-
     console = make_console(quiet=False)
-    speaker: Speaker
-    if model.startswith(("http://", "https://")):
-        speaker = ServerSpeaker(model, model=name, api_key=api_key)
-    else:
-        speaker = ModelSpeaker(model, device=device or "auto", dtype=dtype)
+    speaker = _speaker(model, console, name=name, api_key=api_key, device=device, dtype=dtype)
+    from sheepop.jobs.chat import Conversation
+
     conversation = Conversation(speaker, config, system=system)
     try:
         if load is not None:
             conversation.load(load)
+        console.info(f"Chatting with {speaker.name}. /help lists the commands, Ctrl-D ends the chat.")
         if speaker.note:
             console.info(speaker.note)
-        console.info("/help lists the commands; Ctrl-D ends the chat.")
-        for line in _lines():
+
+        def obey(line: str) -> bool:
             try:
-                if not _obey(conversation, line):
-                    return
+                return _obey(conversation, line, console)
             except SheepOpError as error:
                 console.warn(str(error))
+                return True
+
+        for_each_line(obey, words=[command.split()[0] for command in _COMMANDS])
     finally:
         speaker.close()
 
 
-def _lines() -> Iterator[str]:
-    """What the user types, with editing and history where the terminal has them."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  # gives `input` editing and history
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "")
-        except EOFError:
-            print_text("\n")
-            return
-        if line.strip():
-            yield line
+def _speaker(
+    model: str, console: Console, *, name: str | None, api_key: str | None, device: str | None, dtype: str | None
+) -> Speaker:
+    """Whoever `model` names; what is meant for the other kind is refused before anything is loaded."""
+    from sheepop.checkpoint.run_directory import resolve_model_directory
+
+    if model.startswith(("http://", "https://")):
+        if device is not None or dtype is not None:
+            raise UsageError("A server has chosen its --device and --dtype. Leave them out.")
+        from sheepop.jobs.chat import ServerSpeaker
+
+        return ServerSpeaker(model, model=name, api_key=api_key)
+    if name is not None:
+        raise UsageError("--model names one of a server's models. Leave it out, or give the server's URL.")
+    resolve_model_directory(Path(model))
+    if at_terminal():
+        console.info(f"Loading {model}.")
+    from sheepop.jobs.chat import ModelSpeaker
+
+    return ModelSpeaker(model, device=device or "auto", dtype=dtype)
 
 
-def _obey(conversation: Conversation, line: str) -> bool:
+def _obey(conversation: Conversation, line: str, console: Console) -> bool:
     """Does what a line says; whether the chat goes on."""
     command, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if not command.startswith("/"):
-        _show(conversation.say(line))
+        _show(conversation.say(line), conversation.speaker, console)
     elif command in ("/quit", "/exit"):
         return False
     elif command == "/again":
-        _show(conversation.regenerate())
+        _show(conversation.regenerate(), conversation.speaker, console)
     elif command == "/clear":
         conversation.clear()
+        console.info("The conversation is forgotten.")
     elif command == "/system":
         if rest:
-            conversation.system = rest
-        print_text(f"System prompt: {conversation.system or 'none'}\n")
-    elif command in ("/save", "/load"):
+            conversation.system = None if rest == "-" else rest
+        console.info(f"System prompt: {conversation.system or 'none'}")
+    elif command == "/save":
         path = _path(command, rest)
-        (conversation.save if command == "/save" else conversation.load)(path)
-        print_text(f"{'Saved to' if command == '/save' else 'Loaded'} {path}.\n")
+        conversation.save(path)
+        console.info(f"Saved to {path}.")
+    elif command == "/load":
+        path = _path(command, rest)
+        conversation.load(path)
+        console.info(f"Loaded {path}: {counted(len(conversation.messages), 'message')}.")
     elif command == "/help":
         width = max(map(len, _COMMANDS))
-        print_text("".join(f"  {name:<{width}}  {meaning}\n" for name, meaning in _COMMANDS.items()))
+        for name, meaning in _COMMANDS.items():
+            console.info(f"  {name:<{width}}  {meaning}")
     else:
-        raise UsageError(f"There is no command {command}. The commands are: {', '.join(_COMMANDS)}.")
+        raise UsageError(f"There is no command {command}. /help lists those that there are.")
     return True
 
 
@@ -144,12 +148,21 @@ def _path(command: str, rest: str) -> Path:
     return Path(path).expanduser()
 
 
-def _show(pieces: Iterator[str]) -> None:
+def _show(pieces: Iterator[str], speaker: Speaker, console: Console) -> None:
     """Prints an answer as it comes; Ctrl-C ends it, and what was said of it stays."""
+    begun = False
     try:
         for piece in pieces:
+            if not begun and at_terminal() and speaker.takes_turns:
+                print_styled(f"{speaker.name}: ", "bold cyan")
+            begun = True
             print_text(piece)
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
         print_text(" [stopped]")
+    except SheepOpError:
+        print_text("\n" if begun else "")
+        raise
     print_text("\n")
+    if speaker.note:
+        console.info(speaker.note)

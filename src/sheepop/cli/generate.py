@@ -3,69 +3,63 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from sheepop.cli import generation_options as option
 from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
-from sheepop.core.errors import UsageError
+from sheepop.cli.terminal import at_terminal, for_each_line
+from sheepop.core.console import Console
+from sheepop.core.errors import SheepOpError, UsageError
+
+if TYPE_CHECKING:
+    from sheepop.generate import Completion, GenerationConfig
 
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
-    standard_input: Annotated[
-        str | None, typer.Argument(metavar="[-]", help="A dash reads the prompt from standard input.")
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT|-", help="The prompt; a dash reads it from standard input.", show_default=False),
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", help="Text to continue, or an encoder-decoder's source; may be repeated."),
+        typer.Option("--prompt", "-p", help="Text to continue, or an encoder-decoder's source; repeatable."),
     ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", help="A file whose text is a prompt; may be repeated.")
+        list[Path] | None, typer.Option("--file", "-f", help="A file that is a prompt; repeatable.")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens to write.", show_default="generation.max_new_tokens")
-    ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token (temperature 0).")] = False,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Above 1 is wilder, below 1 tamer, 0 is greedy.", show_default="generation.temperature"),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest tokens.", show_default="all")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Draw from the likeliest tokens whose probabilities add up to P.", show_default="generation.top_p"
-        ),
-    ] = None,
-    beams: Annotated[
-        int | None,
-        typer.Option(
-            help="Search for the likeliest text, following this many at a time.", show_default="generation.num_beams"
-        ),
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="How much --beams favours long texts; 0 compares probabilities.",
-            show_default="generation.length_penalty",
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1 discourages tokens already seen.", show_default="generation.repetition_penalty"),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="End before this text ($'\\n' is a line end); may be repeated."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")] = None,
-    window: Annotated[bool, typer.Option("--window", help="Drop the oldest tokens when the context is full.")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Recompute everything for each token.")] = False,
-    apart: Annotated[bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.")] = False,
+    max_new_tokens: option.MaxNewTokens = None,
+    min_new_tokens: option.MinNewTokens = None,
+    stop: option.Stop = None,
+    window: option.Window = False,
+    greedy: option.Greedy = False,
+    temperature: option.Temperature = None,
+    top_k: option.TopK = None,
+    top_p: option.TopP = None,
+    min_p: option.MinP = None,
+    typical_p: option.TypicalP = None,
+    repetition_penalty: option.RepetitionPenalty = None,
+    presence_penalty: option.PresencePenalty = None,
+    frequency_penalty: option.FrequencyPenalty = None,
+    seed: option.Seed = None,
+    num_completions: option.NumCompletions = None,
+    best_of: option.BestOf = None,
+    beams: option.Beams = None,
+    length_penalty: option.LengthPenalty = None,
+    top_logprobs: option.TopLogprobs = None,
+    json_schema: option.JsonSchema = None,
+    regex: option.Regex = None,
+    choice: option.Choice = None,
+    grammar: option.Grammar = None,
+    guesses: option.Guesses = None,
+    draft_model: option.DraftModel = None,
+    no_cache: option.NoCache = False,
+    apart: option.Apart = False,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
@@ -73,71 +67,116 @@ def generate(
 ) -> None:
     """Continue text with a trained model; an encoder-decoder writes the target of a source.
 
+    Without a prompt, on a terminal, it asks for one after the other until Ctrl-D.
+
     Examples:
 
-      sheepop generate runs/quickstart --prompt "def main("
+      sheepop generate runs/quickstart "def main("
+
+      sheepop generate runs/quickstart
 
       echo "Once upon a time" | sheepop generate runs/notes - --temperature 0.7 --seed 1
 
       sheepop generate runs/notes -p "One" -p "Two" --greedy --json
 
-      sheepop generate runs/pairs -p "reverse abc" --beams 4
+      sheepop generate runs/notes "The answer is" --choice yes --choice no
+
+      sheepop generate runs/pairs "reverse abc" --beams 4
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.generate.config import requested
 
-    if standard_input not in (None, "-"):
-        raise UsageError(
-            f"{standard_input!r} is not understood. Give a prompt with --prompt TEXT, --file FILE, or - to read one "
-            "from standard input."
-        )
-    prompts = _read_prompts(prompt or [], file or [], sys.stdin.buffer if standard_input == "-" else None)
+    standard_input = sys.stdin.buffer if text == "-" else None
+    prompts = _read_prompts(
+        [*([] if text in (None, "-") else [str(text)]), *(prompt or [])], file or [], standard_input
+    )
+    if not prompts and not at_terminal():
+        raise UsageError("There is no prompt. Give one as TEXT, --prompt TEXT, --file FILE, or - for standard input.")
     config = requested(
         max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop=stop,
+        window=window,
         greedy=greedy,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        num_completions=num_completions,
+        best_of=best_of,
         beams=beams,
         length_penalty=length_penalty,
-        repetition_penalty=repetition_penalty,
-        stop=stop,
-        seed=seed,
-        window=window,
+        top_logprobs=top_logprobs,
+        json_schema=None if json_schema is None else option.read_schema(json_schema),
+        regex=regex,
+        choice=choice or None,
+        grammar=None if grammar is None else option.read_text(grammar, "grammar file"),
+        guesses=guesses,
         cache=not no_cache,
     )
-    streaming = len(prompts) == 1 and not as_json
-
-    def show(index: int, text: str) -> None:
-        print_text(text)
-
+    if top_logprobs is not None and not as_json:
+        raise UsageError("Only --json shows what --top-logprobs asks for. Add --json, or leave it out.")
+    if draft_model is not None and not guesses:
+        raise UsageError("--draft-model makes the guesses that --guesses asks for. Add --guesses 4, for example.")
     resolve_model_directory(model)
-    from sheepop.jobs.generate import generate_text  # loads torch, which nothing above needs
+    if draft_model is not None:
+        resolve_model_directory(draft_model)
+    from sheepop.jobs.generate import load_generator, write_texts  # loads torch, which nothing above needs
 
-    completions = generate_text(
-        model,
-        prompts,
-        config,
-        device=device or "auto",
-        dtype=dtype,
-        batched=not apart,
-        on_text=show if streaming else None,
-        echo=not quiet,
-    )
-    if as_json:
-        print_json([asdict(completion) for completion in completions])
-    elif streaming:
-        print_text("\n")
+    console = make_console(quiet)
+    generator = load_generator(model, device=device or "auto", dtype=dtype, draft_model=draft_model)
+
+    def write(asked: Sequence[str], *, echo: bool) -> None:
+        streams = len(asked) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
+        on_text = print_text if streams else None
+        written = write_texts(generator, asked, config, batched=not apart, on_text=on_text, echo=echo)
+        if as_json:
+            print_json([asdict(completion) for completion in written])
+        elif streams:
+            print_text("\n")
+        else:
+            _show_apart(written, with_prompts=echo)
+        _say_where_the_context_ended(written, config, console)
+
+    if prompts:
+        write(prompts, echo=not quiet)
     else:
-        for number, completion in enumerate(completions, start=1):
-            between = "" if completion.continues_prompt else "\n"
-            head = "" if quiet else f"--- {number} ---\n{completion.prompt}{between}"
-            print_text(f"{head}{completion.text}\n")
+        console.info("Type a text to continue. Ctrl-C ends what is being written, Ctrl-D ends the program.")
+        for_each_line(_warning(lambda line: write([line], echo=False), console))
+
+
+def _warning(write: Callable[[str], None], console: Console) -> Callable[[str], None]:
+    """Writes for a prompt; one that is refused is no reason to end."""
+
+    def write_or_warn(line: str) -> None:
+        try:
+            write(line)
+        except SheepOpError as error:
+            console.warn(str(error))
+
+    return write_or_warn
+
+
+def _show_apart(completions: Sequence[Completion], *, with_prompts: bool) -> None:
+    """Several texts, each below its number; with its prompt in front where that is wanted."""
+    for number, completion in enumerate(completions, start=1):
+        between = "" if completion.continues_prompt else "\n"
+        prompt = f"{completion.prompt}{between}" if with_prompts else ""
+        head = f"--- {number} ---\n" if with_prompts or len(completions) > 1 else ""
+        print_text(f"{head}{prompt}{completion.text}\n")
+
+
+def _say_where_the_context_ended(completions: Sequence[Completion], config: GenerationConfig, console: Console) -> None:
     for completion in completions:
         if completion.finish_reason == "length" and len(completion.token_ids) < config.max_new_tokens:
             remedy = "; use --window to continue without the oldest tokens" if completion.continues_prompt else ""
-            make_console(quiet).info(f"The model's context is full{remedy}.")
-            break
+            console.info(f"The model's context is full{remedy}.")
+            return
 
 
 def _read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: BinaryIO | None) -> list[str]:
@@ -158,8 +197,6 @@ def _read_prompts(texts: Sequence[str], files: Sequence[Path], standard_input: B
             prompts.append(_without_last_newline(standard_input.read()))
         except UnicodeDecodeError as error:
             raise UsageError(f"Standard input is not UTF-8 text: {error}.") from None
-    if not prompts:
-        raise UsageError("There is no prompt. Give one with --prompt TEXT, --file FILE, or - for standard input.")
     return prompts
 
 

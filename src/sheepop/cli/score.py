@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,22 +10,30 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Json, Quiet, print_json, print_text
+from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
-from sheepop.core.facts import visible_line
+from sheepop.core.facts import counted, visible_line
+
+# How a token looks on a terminal whose probability is at least so high.
+_STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))
 
 
 def score(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
     file: Annotated[
-        str, typer.Argument(metavar="[FILE|-]", help="The text; a dash, or nothing, is standard input.")
+        str,
+        typer.Argument(metavar="FILE|-", help="The text; a dash, or nothing, is standard input.", show_default=False),
     ] = "-",
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show how well a model predicts a text: the log-probability of every token, and bits per byte.
+    """Show how well a model predicts a text: the probability of every token, and bits per byte.
+
+    A rank of 1 means that no other token was likelier. The first token is not predicted, unless the tokenizer puts one
+    in front of every text.
 
     Examples:
 
@@ -34,14 +43,15 @@ def score(
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
 
-    text = _read(file)
     resolve_model_directory(model)
-    from sheepop.language_model import load
+    if file == "-" and sys.stdin.isatty():
+        make_console(quiet).info("Type a text; Ctrl-D at the beginning of a line ends it.")
+    text = _read(file)
+    from sheepop.jobs.score import score as score_with
 
-    found = load(model, device or "auto", dtype).score(text)
+    found = score_with(model, text, device=device or "auto", dtype=dtype)
     summary = {
-        "tokens": len(found.logprobs),
-        "bytes": found.num_bytes,
+        "num_tokens": len(found.logprobs),
         "loss": found.loss,
         "perplexity": found.perplexity,
         "bits_per_byte": found.bits_per_byte,
@@ -50,12 +60,14 @@ def score(
         print_json({**summary, **asdict(found)})
         return
     if not quiet:
-        print_text(f"{'log-probability':>15} {'rank':>7}  token\n")
+        print_text(f"{'probability':>11} {'log-prob':>9} {'rank':>7}  token\n")
         for logprob, rank, piece in zip(found.logprobs, found.ranks, found.pieces, strict=True):
-            print_text(f"{logprob:15.4f} {rank:7,}  {visible_line(piece)}\n")
+            probability = math.exp(logprob)
+            style = next(style for least, style in _STYLES if probability >= least)
+            print_styled(f"{probability:11.2%} {logprob:9.4f} {rank:7,}  {visible_line(piece)}\n", style)
     print_text(
-        f"{summary['tokens']:,} tokens, {found.loss:.4f} nats per token, perplexity {found.perplexity:.2f}, "
-        f"{found.bits_per_byte:.4f} bits per byte\n"
+        f"{counted(len(found.logprobs), 'token')}, {found.loss:.4f} nats per token, perplexity "
+        f"{found.perplexity:.2f}, {found.bits_per_byte:.4f} bits per byte\n"
     )
 
 

@@ -37,15 +37,15 @@ def serve(
       sheepop serve small=runs/small large=runs/large --port 8080 --api-keys keys.json
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
-    from sheepop.jobs.config import load_config
+    from sheepop.jobs.config import SheepOpConfig, load_config
 
     given = {"host": host, "port": port, "api_keys": api_keys and str(api_keys)}
     options = {"server": {key: value for key, value in given.items() if value is not None}}
-    chosen = load_config(config, settings or [], options=options).server
+    chosen: SheepOpConfig = load_config(config, settings or [], options=options)
     for model in models:
         resolve_model_directory(Path(model.partition("=")[2] or model))
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
         raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    run(models, chosen, device=device or "auto", dtype=dtype, console=make_console(quiet))
+    run(models, chosen.server, device=device or "auto", dtype=dtype, console=make_console(quiet))

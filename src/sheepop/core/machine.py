@@ -116,12 +116,19 @@ def usable_cores() -> float:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that torch.compile would use on a CPU, as its first line of ``--version``, or None."""
-    for name in (os.environ.get("CXX", ""), *_COMPILERS):
-        command = shlex.split(name)
-        if command and (answer := _output([*command, "--version"], seconds=20)):
-            return answer.splitlines()[0]
-    return None
+    """The C++ compiler that works on this machine, as its first line of ``--version``, or None."""
+    command = compiler_command()
+    return None if command is None else _version_of(command).splitlines()[0]
+
+
+def compiler_command() -> tuple[str, ...] | None:
+    """How to call the C++ compiler: what ``CXX`` says, or the first of the usual ones that answers; None without any."""
+    named = (tuple(shlex.split(name)) for name in (os.environ.get("CXX", ""), *_COMPILERS))
+    return next((command for command in named if command and _version_of(command)), None)
+
+
+def _version_of(command: tuple[str, ...]) -> str:
+    return _output([*command, "--version"], seconds=20)
 
 
 def has_python_headers() -> bool:

@@ -17,6 +17,8 @@ _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
     *("use_cache", "cache_dtype", "batch_invariant"),
 )
+# What only a draw reads, with the values that leave it as it is.
+_OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
 
 
 class Settings(TypedDict, total=False):
@@ -40,6 +42,8 @@ class Settings(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     seed: int | None
     top_logprobs: int | None
+    num_completions: int | None
+    best_of: int | None
     json_schema: dict[str, Any] | None
     regex: str | None
     choice: Sequence[str] | None
@@ -68,7 +72,15 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
             raise UsageError(
                 f"greedy means a temperature of 0, but temperature is {temperature:g}. Leave one of them out."
             )
-        given["temperature"] = 0.0
+        temperature = given["temperature"] = 0.0
+    for name, without in _OF_DRAWING.items() if temperature == 0 else ():
+        if given.get(name, without) != without:
+            raise UsageError(
+                f"{name} = {given[name]} needs tokens that are drawn, but greedy (temperature 0) always takes the "
+                "likeliest one. Leave one of them out."
+            )
+    if "choice" in given and not given["choice"]:
+        raise UsageError("choice has no text to choose from. Give one at least, or leave it out.")
     searches = given.get("beams", 1) != 1
     if "length_penalty" in given and not searches:
         raise UsageError("length_penalty applies only to beams above 1. Leave it out, or set beams.")
@@ -192,6 +204,10 @@ class GenerationConfig(Config):
             raise ValueError(
                 f"best_of = {self.best_of} is less than num_completions = {self.num_completions}, which are chosen "
                 "from it"
+            )
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens = {self.min_new_tokens} is more than max_new_tokens = {self.max_new_tokens}"
             )
         names = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
         if len(names) > 1:

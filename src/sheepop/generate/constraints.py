@@ -24,6 +24,9 @@ _CHILD = "sheepop.generate.grammar_child"
 _SECONDS, _MEMORY_BYTES = 5.0, 512 * 2**20
 _LONGEST = 1_000_000
 _DEEPEST = 200
+# Between the parts of JSON stands a space, or a line end and an indent: without a bound a small model may write blanks
+# to the end of its text.
+_JSON = {"whitespace_pattern": r"\n {0,40}| "}
 
 
 class Grammars:
@@ -74,7 +77,8 @@ class Grammars:
         if config.json_schema is not None:
             if _depth(config.json_schema) > _DEEPEST:
                 raise UsageError(f"json_schema is nested deeper than {_DEEPEST} levels. Simplify it.")
-            return "json_schema", self._library.LLMatcher.grammar_from_json_schema(json.dumps(config.json_schema))
+            schema = json.dumps(config.json_schema)
+            return "json_schema", self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
         if config.regex is not None:
             return "regex", self._library.LLMatcher.grammar_from_regex(config.regex)
         if config.choice:

@@ -31,6 +31,10 @@ _OPTIONAL_PACKAGES = {
     "pyarrow": ("data", "Parquet and Arrow files are left out of a corpus"),
     "SQLAlchemy": ("data", "databases cannot be read with --query"),
     "rapidocr": ("ocr", "images and scanned pages are left out of a corpus"),
+    "fastapi": ("serve", "sheepop serve cannot run"),
+    "uvicorn": ("serve", "sheepop serve cannot run"),
+    "prometheus-client": ("serve", "sheepop serve cannot run"),
+    "llguidance": ("serve", "texts cannot be held to a JSON schema, a regular expression, a choice or a grammar"),
     "ray": ("cluster", "a corpus cannot be built on a cluster"),
     "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),
     "pytest": ("dev", "the tests cannot run"),
@@ -193,14 +197,15 @@ def check_accelerator(machine: Machine) -> Check:
 
 
 def check_compiler(machine: Machine) -> Check:
-    """The C++ compiler that torch.compile calls."""
+    """The C++ compiler that torch.compile calls, and that builds SheepOp's own kernels."""
     if machine.compiler:
         return Check("C++ compiler", "ok", machine.compiler)
     return Check(
         "C++ compiler",
         "missing",
         "none",
-        "training.compile has no effect on the CPU: steps run uncompiled, which is slower.",
+        "On the CPU steps run uncompiled (training.compile has no effect), and texts are written without SheepOp's own "
+        "kernels; both are slower.",
         "Debian and Ubuntu: apt install g++. macOS: xcode-select --install.",
     )
 

@@ -5,39 +5,68 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
+from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.model import EncoderDecoder, Transformer
 
 
-def generate_text(
-    model: str | Path,
+def load_generator(
+    model: str | Path, *, device: str = "auto", dtype: str | None = None, draft_model: str | Path | None = None
+) -> Generator:
+    """The model that `model` means, ready to write, with a smaller one that guesses for it if `draft_model` names one.
+
+    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored.
+    """
+    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+    draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
+    return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
+
+
+def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:
+    """A model that guesses for `target`, on its device; raises `UsageError` for one that cannot read what it reads."""
+    draft = load_model(path, str(target.model.device), dtype_named(dtype))
+    if draft.tokenizer.fingerprint() != target.tokenizer.fingerprint():
+        raise UsageError(
+            f"The draft model {path} has another tokenizer than the model, so its guesses would be of other tokens. "
+            "Choose one that was trained with the same tokenizer."
+        )
+    if isinstance(draft.model, EncoderDecoder) != isinstance(target.model, EncoderDecoder):
+        raise UsageError(
+            f"Of the model and the draft model {path} only one has an encoder. Choose one of the same kind."
+        )
+    if draft.config.max_seq_len < target.config.max_seq_len:
+        raise UsageError(
+            f"The draft model {path} reads max_seq_len = {draft.config.max_seq_len} tokens, the model "
+            f"{target.config.max_seq_len}. Choose one that reads as many."
+        )
+    return draft.model
+
+
+def write_texts(
+    generator: Generator,
     prompts: Sequence[str],
     config: GenerationConfig,
     *,
-    device: str = "auto",
-    dtype: str | None = None,
     batched: bool = True,
-    on_text: Callable[[int, str], None] | None = None,
+    on_text: Callable[[str], None] | None = None,
     echo: bool = False,
 ) -> list[Completion]:
-    """Loads the model that `model` means and writes for every prompt; `on_text` hears text as it is written.
+    """Writes for every prompt; `on_text` hears the text of a single one as it is written.
 
     With `echo` it hears a prompt that is continued in front of its text, but not before there is any, so that nothing
-    is heard of a request that is refused. `dtype` is the name of the one to compute in; None keeps the one in which
-    the weights are stored.
+    is heard of a request that is refused.
     """
-    device = resolve_device(device)
-    loaded = load_model(model, device, dtype_named(dtype))
-    generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
-    ahead = dict(enumerate(prompts)) if echo and generator.continues_prompts else {}
+    ahead = list(prompts) if echo and generator.continues_prompts else []
 
-    def hear(index: int, text: str) -> None:
+    def hear(_: int, text: str) -> None:
         if on_text is not None:
-            on_text(index, ahead.pop(index, "") + text)
+            on_text("".join([*ahead, text]))
+            ahead.clear()
 
     completions = generator.generate(prompts, config, batched=batched, on_text=hear)
-    for index in list(ahead):
-        hear(index, "")
+    if ahead:
+        hear(0, "")
     return completions

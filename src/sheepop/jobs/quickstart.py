@@ -19,7 +19,7 @@ from sheepop.generate import Completion, GenerationConfig
 from sheepop.jobs.baselines import Baselines, compress_validation
 from sheepop.jobs.bench import training_speed
 from sheepop.jobs.config import SheepOpConfig, load_config, read_settings
-from sheepop.jobs.generate import generate_text
+from sheepop.jobs.generate import load_generator
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import Request, RunRecord, repeat_command
@@ -194,7 +194,7 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
         of_library = LIBRARY_PROMPTS[0] in (config.training.sample_prompts or ())
         prompts = list(LIBRARY_PROMPTS) if of_library else held_out_prompts(corpus)
-        completions = generate_text(run.path, prompts, settings, device=config.device)
+        completions = load_generator(run.path, device=config.device).generate(prompts, settings)
     record = record_times(run, times)
     result = QuickstartOutcome(run.path, outcome.scores, baselines, completions, times.seconds)
     write_run_report(run, outcome.scores, record, baselines=baselines, completions=completions)

@@ -164,6 +164,8 @@ def in_words(schema: dict[str, Any], plural: str = "") -> str:
             return f"pair{plural} of {' and '.join(map(in_words, schema['prefixItems']))}"
         case "array":
             return f"list{plural} of {in_words(schema['items'], 's')}"
+        case "object" if "properties" not in schema:
+            return f"mapping{plural}"
     return f"section{plural}"
 
 

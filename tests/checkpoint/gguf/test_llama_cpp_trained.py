@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sheepop.core.console import Console
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.exchange import export_model
-from sheepop.jobs.generate import generate_text
+from sheepop.jobs.generate import load_generator
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.train import run_training
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -103,6 +103,7 @@ def test_a_source_file_has_the_same_ids(opened: tuple[Tokenizer, Any]) -> None:
 
 def test_the_same_text_is_written(run: Path, opened: tuple[Tokenizer, Any]) -> None:
     config = GenerationConfig(max_new_tokens=24, temperature=0.0)
-    for prompt, wanted in zip(PROMPTS, generate_text(run, PROMPTS, config, device="cpu"), strict=True):
+    completions = load_generator(run, device="cpu").generate(PROMPTS, config)
+    for prompt, wanted in zip(PROMPTS, completions, strict=True):
         written = opened[1](prompt, max_tokens=24, temperature=0.0, repeat_penalty=1.0)["choices"][0]["text"]
         assert written == wanted.text

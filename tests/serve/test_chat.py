@@ -1,0 +1,41 @@
+"""``sheepop chat URL`` against a live server."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from sheepop.core.errors import DataError
+from sheepop.generate.config import requested
+from sheepop.jobs.chat import Conversation, ServerSpeaker
+
+
+def test_a_server_answers_as_its_api_does(live: Any) -> None:
+    speaker = ServerSpeaker(live.url, model="chat")
+    conversation = Conversation(speaker, requested(max_new_tokens=9, seed=2), system="Be kind.")
+    answer = "".join(conversation.say("Hello"))
+    asked = {
+        "model": "chat",
+        "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}],
+        "max_completion_tokens": 9,
+        "seed": 2,
+    }
+    request = urllib.request.Request(
+        f"{live.url}/v1/chat/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        choice = json.loads(response.read())["choices"][0]
+    assert (answer, choice["finish_reason"]) == (choice["message"]["content"], "length")
+    assert conversation.messages[-1] == {"role": "assistant", "content": answer}
+    assert "--max-new-tokens" in speaker.note
+
+
+def test_a_server_that_refuses_is_heard(live: Any) -> None:
+    assert ServerSpeaker(f"{live.url}/v1/").name == "chat"  # its first model
+    with pytest.raises(DataError, match=r"answered 404: .*nobody"):
+        list(ServerSpeaker(live.url, model="nobody").answer([{"role": "user", "content": "x"}], requested()))
+    with pytest.raises(DataError, match="answered 404"):
+        ServerSpeaker(f"{live.url}/elsewhere")
