@@ -110,6 +110,11 @@ class Generator:
         engine.add(request)
         return TextStream(request, self._steps(engine, None))
 
+    def close(self) -> None:
+        """Ends the process that compiles grammars, if there is one; it ends with this process in any case."""
+        if (grammars := self.__dict__.pop("_grammars", None)) is not None:
+            grammars.close()
+
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
         self._requests(prompts, config)
