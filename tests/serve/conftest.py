@@ -67,8 +67,8 @@ class Live:
         self._thread.join()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000))
+    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000, client_seconds=1.5))
     yield server
     server.close()

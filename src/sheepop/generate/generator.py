@@ -199,6 +199,11 @@ class Generator:
         tenant: str = "",
     ) -> Request:
         """A request for an engine of this model; raises `UsageError` as `generate` does, and for a grammar."""
+        if unknown := [token_id for token_id in config.logit_bias if not 0 <= token_id < self.tokenizer.vocab_size]:
+            raise UsageError(
+                f"logit_bias: token id {unknown[0]} is not in the vocabulary. Ids run from 0 to "
+                f"{self.tokenizer.vocab_size - 1}."
+            )
         return Request(
             index,
             read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow),

@@ -41,6 +41,8 @@ from sheepop.serve.served_model import ServedModel
 
 _DONE = "data: [DONE]\n\n"
 _MOST_EMBEDDINGS = 2048
+# Settings that only the model can check, and what the API calls them.
+_PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
 T = TypeVar("T")
 
 
@@ -199,7 +201,8 @@ class Service:
             )
         except SheepOpError as error:
             code = "context_length_exceeded" if "max_seq_len" in str(error) else "invalid_value"
-            raise ApiError(400, str(error), param=param, code=code) from None
+            named = _PARAMETERS.get(str(error).partition(" ")[0].rstrip(":"), param)
+            raise ApiError(400, str(error), param=named, code=code) from None
         finally:
             for task in (working, leaving):
                 task.cancel()

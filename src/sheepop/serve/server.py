@@ -78,6 +78,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first request has its time from here on."""
         super().connection_made(transport)
+        # What is accepted from a listener that was made elsewhere is not known as TCP, and would hold small pieces back.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._arrival.begin()
 
     def data_received(self, data: bytes) -> None:
@@ -124,10 +126,12 @@ class Connection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answers unless an answer has begun, and closes the connection; whoever works at the request is told."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+            body = json.dumps(error.body).encode()
+            length = (b"content-length", str(len(body)).encode())
+            headers = [length, (b"content-type", b"application/json"), (b"connection", b"close")]
             self.transport.write(self.conn.send(h11.Response(status_code=error.status_code, headers=headers)) or b"")
-            self.transport.write(self.conn.send(h11.Data(data=json.dumps(error.body).encode())) or b"")
-            self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -79,7 +79,9 @@ class EngineWorker:
         manager = self._engine.scheduler.manager
         return 1 - min(free / count for free, count in zip(manager.num_free, manager.num_blocks, strict=True))
 
-    async def write(self, requests: Sequence[Request], *, seconds: float | None = None) -> AsyncGenerator[list[Update], None]:
+    async def write(
+        self, requests: Sequence[Request], *, seconds: float | None = None
+    ) -> AsyncGenerator[list[Update], None]:
         """The updates of requests, of each those of a step together, until all are over.
 
         Raises `UsageError` for a request that can never run or finds no room to wait, `DeadlineError` after `seconds`,
