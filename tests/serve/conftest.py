@@ -69,6 +69,6 @@ class Live:
 
 @pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000, client_seconds=1.5))
+    server = Live(ServerConfig(max_running=4, max_waiting=8, max_body_bytes=100_000, client_seconds=1.5))
     yield server
     server.close()
