@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 import sheepop
@@ -197,7 +198,7 @@ class Service:
             if working.done():
                 return working.result()
             if leaving.done():
-                raise ApiError(499, "The client has closed the connection.", kind="client_error")
+                raise _left()
             raise ApiError(
                 504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
             )
@@ -310,10 +311,15 @@ class _EventStream(StreamingResponse):
 class _StrictRequest(Request):
     """JSON as its standard has it: no NaN, no half of a surrogate pair, and no more than 200 levels."""
 
-    async def json(self) -> Any:
-        body = await self.body()
+    async def body(self) -> bytes:
         try:
-            return from_json(body, allow_inf_nan=False)
+            return await super().body()
+        except ClientDisconnect:
+            raise _left() from None
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
 
@@ -341,6 +347,10 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
+
+
+def _left() -> ApiError:
+    return ApiError(499, "The client has closed the connection.", kind="client_error")
 
 
 async def _disconnected(request: Request) -> None:
