@@ -27,7 +27,7 @@ _DEEPEST = 200
 
 
 class Grammars:
-    """Compiles the grammars of requests for a tokenizer, and a model that never writes tokens that are `forbidden` (V,).
+    """Compiles the grammars of requests for a tokenizer, and a model that never writes `forbidden` tokens (V,).
 
     A text that is complete may only end, with one of `end_ids`.
     """

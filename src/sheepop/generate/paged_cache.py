@@ -97,7 +97,7 @@ class PagedCache:
     def read(self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None, longest_source: int = 0) -> None:
         """Says what the tokens of the next pass are, in this order.
 
-        `sources` number the texts that an encoder read for each chunk, the longest of which has `longest_source` tokens.
+        `sources` number the texts that an encoder read for each chunk; the longest has `longest_source` tokens.
         """
         self._pass = _Pass(chunks, self.block_size, self.keys[0].device)
         numbers = sources or [0] * len(chunks)
