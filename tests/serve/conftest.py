@@ -15,14 +15,12 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-import uvicorn
-
 from sheepop.checkpoint import LoadedModel
-from sheepop.model import ModelConfig, build_model
-from sheepop.serve.app import create_app
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.server import Server
 from sheepop.tokenizer import CharTokenizer
 
 TEMPLATE = (
@@ -38,7 +36,7 @@ class WithTemplate(CharTokenizer):
         return {**super().settings(), "chat_template": TEMPLATE}
 
 
-def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
+def tiny_network(seed: int = 4) -> Transformer:
     sizes = {"vocab_size": 128, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 256, "dropout": 0.0}
     model = build_model(ModelConfig(**sizes, position_encoding="rope", tie_weights=False), seed).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -46,6 +44,11 @@ def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
+    model = tiny_network(seed)
     return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
 
 
@@ -58,21 +61,19 @@ class Live:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(create_app(self.registry, config), log_level="warning", lifespan="on")
-        )
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self.server = Server(self.registry, config)
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
-        while not self._server.started:
+        while not self.server.started:
             time.sleep(0.01)
 
     def close(self) -> None:
-        self._server.should_exit = True
+        self.server.should_exit = True
         self._thread.join()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000))
+    server = Live(ServerConfig(max_running=4, max_waiting=8, max_body_bytes=100_000, client_seconds=1.5))
     yield server
     server.close()
