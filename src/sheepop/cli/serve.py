@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,6 +20,13 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        typer.Option(help="Run in this process or on a Ray cluster.", show_default="server.engine"),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the models, with --engine ray.", show_default="server.replicas")
+    ] = None,
     config: ConfigFile = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8.")
@@ -35,11 +42,14 @@ def serve(
       sheepop serve runs/quickstart
 
       sheepop serve small=runs/small large=runs/large --port 8080 --api-keys keys.json
+
+      sheepop serve runs/quickstart --engine ray --replicas 4
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.jobs.config import load_config
 
-    given = {"host": host, "port": port, "api_keys": api_keys and str(api_keys)}
+    keys = api_keys and str(api_keys)
+    given = {"host": host, "port": port, "api_keys": keys, "engine": engine, "replicas": replicas}
     options = {"server": {key: value for key, value in given.items() if value is not None}}
     chosen = load_config(config, settings or [], options=options).server
     for model in models:

@@ -198,13 +198,17 @@ class Answer:
                     for update in found or ():
                         yield update
         except TimeoutError:
-            raise ApiError(
-                504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
-            ) from None
+            raise too_slow(seconds) from None
         finally:
             for listener in listeners:
                 listener.cancel()
             await asyncio.gather(*listeners, return_exceptions=True)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """The end of a request that takes longer than it may."""
+    message = f"The request took longer than {seconds:g} s."
+    return ApiError(504, message, kind="server_error", code="deadline_exceeded")
 
 
 def api_error(error: SheepOpError) -> ApiError:

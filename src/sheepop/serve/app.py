@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -35,14 +35,14 @@ from sheepop.serve.protocol import (
     TokenizeRequest,
     refusal_of,
 )
-from sheepop.serve.registry import Registry
+from sheepop.serve.registry import Registry, draining
 from sheepop.serve.served_model import ServedModel
 
 _DONE = "data: [DONE]\n\n"
 
 
-def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
-    """The application that serves the models of `registry`."""
+def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
+    """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +50,7 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
         await asyncio.to_thread(registry.close)
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    service = Service(registry, config)
+    service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
     app.add_middleware(Gate, metrics=service.metrics, largest_body=config.max_body_bytes)
     app.add_exception_handler(ApiError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
@@ -79,9 +79,9 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
 class Service:
     """The endpoints, and what they share."""
 
-    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+    def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._registry, self._config = registry, config
-        self._doorkeeper, self.metrics = Doorkeeper(config.api_keys), Metrics(registry)
+        self._doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
         """Answers as long as the process lives."""
@@ -90,7 +90,7 @@ class Service:
     async def ready(self) -> dict[str, str]:
         """Answers while requests are taken."""
         if self._registry.is_draining:
-            raise ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+            raise draining()
         return {"status": "ready"}
 
     async def show_metrics(self) -> PlainTextResponse:
@@ -193,17 +193,9 @@ class Service:
             include_usage = asked.stream_options is not None and asked.stream_options.include_usage
             events = self._events(answer, pieces, ticket, include_usage=include_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        writing = asyncio.ensure_future(self._write(answer))
-        leaving = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
-                raise ApiError(499, "The client has closed the connection.", kind="client_error")
-            await writing
+            await unless_left(request, self._write(answer))
         finally:
-            for task in (writing, leaving):
-                task.cancel()
-            await asyncio.gather(writing, leaving, return_exceptions=True)
             ticket.leave()
         chosen = [candidate for request in answer.requests for candidate in request.chosen()]
         choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
@@ -228,12 +220,12 @@ class Service:
                 candidate = update.candidate
                 number = candidate.index + answer.requests.index(candidate.request) * candidate.request.num_candidates
                 for choice in pieces.piece(candidate, number, update.text):
-                    yield _event({**head, "choices": [choice], **usage})
+                    yield event({**head, "choices": [choice], **usage})
             if include_usage:
-                yield _event({**head, "choices": [], "usage": answer.usage().to_dict()})
+                yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
             yield _DONE
         except ApiError as error:
-            yield _event(error.body)
+            yield event(error.body)
         finally:
             self._count(answer)
             ticket.leave()
@@ -289,8 +281,23 @@ def _described(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _event(value: dict[str, Any]) -> str:
+def event(value: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(value)}\n\n"
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Does some work, and ends it when the client closes the connection; raises `ApiError` 499 then."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "The client has closed the connection.", kind="client_error")
+        await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -29,7 +29,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started, status, size = time.monotonic(), 0, 0
-        name = secrets.token_hex(8)
+        name = scope.setdefault("request_name", secrets.token_hex(8))  # a replica finds that of its front
 
         async def limited() -> Message:
             nonlocal size
@@ -90,5 +90,7 @@ def _fault(error: Exception, name: str) -> ApiError:
 
 async def _answer(error: ApiError, send: Send) -> None:
     headers = [(b"content-type", b"application/json")]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(error.body).encode()})
