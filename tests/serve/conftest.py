@@ -15,14 +15,13 @@ import torch
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-import uvicorn
-
 from sheepop.checkpoint import LoadedModel
 from sheepop.model import ModelConfig, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.server import Server
 from sheepop.tokenizer import CharTokenizer
 
 TEMPLATE = (
@@ -58,21 +57,19 @@ class Live:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(create_app(self.registry, config), log_level="warning", lifespan="on")
-        )
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self.server = Server(create_app(self.registry, config), self.registry, config)
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
-        while not self._server.started:
+        while not self.server.started:
             time.sleep(0.01)
 
     def close(self) -> None:
-        self._server.should_exit = True
+        self.server.should_exit = True
         self._thread.join()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000))
+    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000, client_seconds=1.5))
     yield server
     server.close()

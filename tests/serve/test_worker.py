@@ -33,7 +33,7 @@ def asked(model: ServedModel, seed: int, most: int = 30) -> Request:
 
 async def written(model: ServedModel, request: Request, *, leave_after: int | None = None) -> str:
     text, count = "", 0
-    async for updates in model.worker.write(request):
+    async for updates in model.worker.write([request]):
         text += "".join(update.text for update in updates)
         count += 1
         if count == leave_after:

@@ -110,6 +110,11 @@ class Generator:
         engine.add(request)
         return TextStream(request, self._steps(engine, None))
 
+    def close(self) -> None:
+        """Ends the process that compiles grammars, if there is one; it ends with this process in any case."""
+        if (grammars := self.__dict__.pop("_grammars", None)) is not None:
+            grammars.close()
+
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse; nothing is computed."""
         self._requests(prompts, config)
@@ -194,6 +199,11 @@ class Generator:
         tenant: str = "",
     ) -> Request:
         """A request for an engine of this model; raises `UsageError` as `generate` does, and for a grammar."""
+        if unknown := [token_id for token_id in config.logit_bias if not 0 <= token_id < self.tokenizer.vocab_size]:
+            raise UsageError(
+                f"logit_bias: token id {unknown[0]} is not in the vocabulary. Ids run from 0 to "
+                f"{self.tokenizer.vocab_size - 1}."
+            )
         return Request(
             index,
             read_prompt(name, prompt, self.model, self.tokenizer, config.on_overflow),

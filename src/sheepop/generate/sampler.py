@@ -108,7 +108,7 @@ class Sampler:
         ending = [
             (place, token_id, 0.0)
             for place, row in enumerate(rows)
-            if len(row.token_ids) < row.config.min_new_tokens
+            if len(row.token_ids) < row.config.min_new_tokens and not self._must_end(row)
             for token_id in (*self._end_ids, *row.config.stop_token_ids)
         ]
         _at(scores, ending, lambda found, _: torch.full_like(found, -torch.inf))
@@ -119,6 +119,14 @@ class Sampler:
             if row.allowed is not None:
                 scores[place].masked_fill_(~row.allowed.to(scores.device), -torch.inf)
         return scores
+
+    def _must_end(self, row: Row) -> bool:
+        """Whether a grammar allows nothing but the end."""
+        if row.allowed is None:
+            return False
+        others = row.allowed.clone()
+        others[[*self._end_ids, *row.config.stop_token_ids]] = False
+        return not others.any()
 
 
 def _entries(rows: Sequence[Row], of_row: Callable[[Row], dict[int, float]]) -> list[tuple[int, int, float]]:
@@ -174,8 +182,13 @@ def warped(scores: Tensor, configs: Sequence[GenerationConfig]) -> Tensor:
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """``logits / temperature``, shifted so that the largest is 0: no temperature above 0 overflows."""
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    """``logits / temperature``, shifted so that the largest is 0: no temperature above 0 overflows.
+
+    One that the type of the logits cannot hold is its smallest number, which gives the same distribution.
+    """
+    temperature = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
+    least = torch.finfo(logits.dtype).tiny
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.clamp(min=least).to(logits.dtype)
 
 
 def apply_top_k(logits: Tensor, k: Tensor | int, most: int | None = None) -> Tensor:
@@ -229,7 +242,7 @@ def draw(scores: Tensor, seeds: Tensor) -> Tensor:
     distribution would shift with it.) A token's time is a function of the row's seed and the token alone, so that text
     depends as little as can be on how requests are batched.
     """
-    candidates = int(scores.isfinite().sum(dim=-1).max())
+    candidates = max(1, int(scores.isfinite().sum(dim=-1).max()))
     best = scores.topk(candidates, dim=-1)
     times = -torch.log1p(-uniform(seeds[:, None], best.indices, scores.dtype))
     winner = (best.values - times.log()).argmax(dim=-1, keepdim=True)

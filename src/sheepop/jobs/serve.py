@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from sheepop.core.console import Console
@@ -23,19 +18,7 @@ from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
-
-
-class Service(Protocol):
-    """What answers requests, as the process sees it that takes them."""
-
-    is_draining: bool
-
-    @property
-    def num_open(self) -> int:
-        """Requests that are not over."""
-
-    def reload(self) -> None:
-        """Reads all models again."""
+from sheepop.serve.server import Server, Service
 
 
 def serve(
@@ -55,19 +38,7 @@ def serve(
         scheme = "https" if config.certificate else "http"
         host, port = listener.getsockname()[:2]
         console.info(f"Serving {', '.join(places)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
-        settings = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            # These two whatever else is installed: h11 keeps the limit below, and there are no web sockets.
-            http="h11",
-            ws="none",
-            ssl_certfile=config.certificate,
-            ssl_keyfile=config.private_key,
-            timeout_keep_alive=30,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
-        _Server(settings, service, config.drain_seconds).run(sockets=[listener])
+        Server(app, service, config).run(sockets=[listener])
 
 
 @contextmanager
@@ -92,30 +63,6 @@ def _service(
     with replicas_on_ray(places, config, known, device=device, dtype=dtype) as replicas:
         front = Front(replicas, config, doorkeeper)
         yield front, front
-
-
-class _Server(uvicorn.Server):
-    """Takes no new requests once it is told to stop, and ends with the last open one, or after `drain_seconds`."""
-
-    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
-        super().__init__(config)
-        self._service, self._drain_seconds = service, drain_seconds
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also listens for SIGHUP."""
-        await super().startup(sockets)
-        if hasattr(signal, "SIGHUP"):
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._service.reload))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for open requests first; new ones are refused with 503 meanwhile."""
-        self._service.is_draining = True
-        until = time.monotonic() + self._drain_seconds
-        while self._service.num_open and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-        self.force_exit = self.force_exit or self._service.num_open > 0
-        await super().shutdown(sockets)
 
 
 def _named(model: str) -> tuple[str, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,10 @@ from sheepop.core.errors import ConfigError, SheepOpError, UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Candidate, Request
+from sheepop.generate.scheduler import QueueFullError
 from sheepop.serve.protocol import ApiError, ChatRequest, CompletionRequest, ToolChoice
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.worker import DeadlineError, ShutdownError
 
 _DEFAULT_TOKENS = 16  # of text completions, as OpenAI's API has it
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -118,7 +120,10 @@ def tool_calls(text: str, asked: ChatRequest) -> tuple[str, list[dict[str, Any]]
     if not asked.tools or asked.tool_choice == "none":
         return text, []
     if _calls_schema(asked) is not None:
-        return "", [_call(text)]
+        try:
+            return "", [_call(text)]
+        except ValueError:  # it ended by its length
+            return text, []
     said, calls = "", []
     rest = text
     while "<tool_call>" in rest:
@@ -134,7 +139,10 @@ def tool_calls(text: str, asked: ChatRequest) -> tuple[str, list[dict[str, Any]]
 
 def _call(text: str) -> dict[str, Any]:
     """A call as OpenAI's API has it; raises `ValueError` for a text that is none."""
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("a call is not nested so deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise ValueError("a call is an object with a name")
     arguments = found.get("arguments", {})
@@ -173,50 +181,28 @@ class Answer:
             sum(len(candidate.token_ids) for candidate in written),
         )
 
-    async def write(self, seconds: float) -> AsyncIterator[Update]:
-        """What the engine writes for all requests, as it comes; raises `ApiError`, also when it takes longer."""
-        news: asyncio.Queue[list[Update] | ApiError | None] = asyncio.Queue()
+    def number(self, candidate: Candidate) -> int:
+        """Which of the answer's choices a text is, while it is written."""
+        return candidate.index + candidate.request.index * candidate.request.num_candidates
 
-        async def listen(request: Request) -> None:
-            try:
-                async for updates in self.model.worker.write(request):
-                    news.put_nowait(updates)
-                news.put_nowait(None)
-            except SheepOpError as error:
-                news.put_nowait(api_error(error))
-
-        listeners = [asyncio.ensure_future(listen(request)) for request in self.requests]
+    async def write(self, seconds: float) -> AsyncGenerator[list[Update], None]:
+        """What each step brings, for at most so many `seconds`; raises `ApiError`."""
         try:
-            async with asyncio.timeout(seconds):
-                num_open = len(listeners)
-                while num_open:
-                    found = await news.get()
-                    if isinstance(found, ApiError):
-                        raise found
-                    if found is None:
-                        num_open -= 1
-                    for update in found or ():
-                        yield update
-        except TimeoutError:
-            raise too_slow(seconds) from None
-        finally:
-            for listener in listeners:
-                listener.cancel()
-            await asyncio.gather(*listeners, return_exceptions=True)
-
-
-def too_slow(seconds: float) -> ApiError:
-    """The end of a request that takes longer than it may."""
-    message = f"The request took longer than {seconds:g} s."
-    return ApiError(504, message, kind="server_error", code="deadline_exceeded")
+            async with aclosing(self.model.worker.write(self.requests, seconds=seconds)) as written:
+                async for updates in written:
+                    yield updates
+        except SheepOpError as error:
+            raise api_error(error) from None
 
 
 def api_error(error: SheepOpError) -> ApiError:
     """An error of the engine as the API has it."""
-    from sheepop.generate.scheduler import QueueFullError
-
     if isinstance(error, QueueFullError):
         return ApiError(503, str(error), kind="server_error", code="overloaded", retry_after=1)
+    if isinstance(error, ShutdownError):
+        return ApiError(503, str(error), kind="server_error", code="draining", retry_after=1)
+    if isinstance(error, DeadlineError):
+        return ApiError(504, str(error), kind="server_error", code="deadline_exceeded")
     if isinstance(error, UsageError):
         return ApiError(400, str(error))
     return ApiError(500, str(error), kind="server_error", code="engine_error")
@@ -262,11 +248,13 @@ def finish_reason(candidate: Candidate) -> str | None:
     return None if candidate.finish_reason is None else _FINISH[candidate.finish_reason]
 
 
-def as_prompts(prompt: str | Sequence[Any], param: str) -> list[str | list[int]]:
-    """The prompts in a field, each a text or token ids; raises `ApiError` for none at all."""
+def as_prompts(prompt: str | Sequence[Any], param: str, most: int) -> list[str | list[int]]:
+    """The prompts in a field, each a text or token ids; raises `ApiError` for none at all, or more than `most`."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise ApiError(400, f"{param}: must not be an empty list.", param=param)
-    prompts: list[Any] = list(prompt)
-    return [prompts] if isinstance(prompts[0], int) else prompts
+    prompts: list[Any] = [list(prompt)] if isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > most:
+        raise ApiError(400, f"{param}: at most {most} texts at a time, got {len(prompts)}.", param=param)
+    return prompts

@@ -6,20 +6,21 @@ import asyncio
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 import sheepop
-from sheepop.core.errors import SheepOpError, UsageError
-from sheepop.generate import GenerationConfig
-from sheepop.generate.prompt import read_prompt
-from sheepop.generate.request import Request as TextRequest
+from sheepop.core.errors import SheepOpError
+from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
 from sheepop.serve.config import ServerConfig
@@ -27,6 +28,7 @@ from sheepop.serve.gate import Gate
 from sheepop.serve.metrics import Metrics, Timing
 from sheepop.serve.pieces import ChatPieces, TextPieces
 from sheepop.serve.protocol import (
+    ASKING,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -39,6 +41,10 @@ from sheepop.serve.registry import Registry, draining
 from sheepop.serve.served_model import ServedModel
 
 _DONE = "data: [DONE]\n\n"
+_MOST_EMBEDDINGS = 2048
+# Settings that only the model can check, and what the API calls them.
+_PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
+T = TypeVar("T")
 
 
 def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
@@ -51,28 +57,41 @@ def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper 
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
-    app.add_middleware(Gate, metrics=service.metrics, largest_body=config.max_body_bytes)
-    app.add_exception_handler(ApiError, _refuse)
+    reading: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
+        "/health": (service.health, replies.Status),
+        "/ready": (service.ready, replies.Status),
+        "/metrics": (service.show_metrics, None),
+        "/v1/models": (service.list_models, replies.ModelList),
+        "/v1/models/{name:path}": (service.show_model, replies.ModelCard),
+    }
+    asking: dict[str, tuple[Callable[..., Any], type[replies.Shape]]] = {
+        "/v1/chat/completions": (service.chat, replies.ChatCompletion),
+        "/v1/completions": (service.complete, replies.Completion),
+        "/v1/embeddings": (service.embed, replies.EmbeddingList),
+        "/tokenize": (service.tokenize, replies.Tokens),
+        "/detokenize": (service.detokenize, replies.Text),
+    }
+    app.add_middleware(
+        Gate,
+        metrics=service.metrics,
+        doorkeeper=service.doorkeeper,
+        asking=ASKING,
+        largest_body=config.max_body_bytes,
+    )
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
-    app.add_exception_handler(HTTPException, _refuse_http)
-    reading: dict[str, Callable[..., Any]] = {
-        "/health": service.health,
-        "/ready": service.ready,
-        "/metrics": service.show_metrics,
-        "/v1/models": service.list_models,
-        "/v1/models/{name:path}": service.show_model,
-    }
-    asking: dict[str, Callable[..., Any]] = {
-        "/v1/chat/completions": service.chat,
-        "/v1/completions": service.complete,
-        "/v1/embeddings": service.embed,
-        "/tokenize": service.tokenize,
-        "/detokenize": service.detokenize,
-    }
-    for path, endpoint in reading.items():
-        app.add_api_route(path, endpoint, methods=["GET"])
-    for path, endpoint in asking.items():
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    app.add_exception_handler(HTTPException, _refuse)
+    app.router.route_class = _Route
+    for path, (endpoint, shape) in reading.items():
+        described = {} if shape is None else replies.described(shape)
+        kind = PlainTextResponse if shape is None else JSONResponse
+        app.add_api_route(
+            path, endpoint, methods=["GET"], response_model=None, response_class=kind, responses=described
+        )
+    for path in ASKING:
+        endpoint, shape = asking[path]
+        streams = shape in (replies.ChatCompletion, replies.Completion)
+        described = replies.described(shape, streams=streams)
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
     return app
 
 
@@ -81,7 +100,7 @@ class Service:
 
     def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._registry, self._config = registry, config
-        self._doorkeeper, self.metrics = doorkeeper, Metrics(registry)
+        self.doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
         """Answers as long as the process lives."""
@@ -99,19 +118,19 @@ class Service:
 
     async def list_models(self, request: Request) -> dict[str, Any]:
         """All models."""
-        self._doorkeeper.client(request.headers.get("authorization"))
+        self.doorkeeper.client(request.headers.get("authorization"))
         return {"object": "list", "data": [_described(model) for model in self._registry.models()]}
 
     async def show_model(self, name: str, request: Request) -> dict[str, Any]:
         """One model."""
-        self._doorkeeper.client(request.headers.get("authorization"))
+        self.doorkeeper.client(request.headers.get("authorization"))
         return _described(self._registry.model(name))
 
     async def tokenize(self, asked: TokenizeRequest, request: Request) -> dict[str, Any]:
         """The tokens of a text."""
         with self._ticket(request, asked.model) as ticket:
-            tokenizer = ticket.model.tokenizer
-            tokens = [*(tokenizer.prefix_ids if asked.add_special_tokens else ()), *tokenizer.encode(asked.prompt)]
+            reading = ticket.model.tokens(asked.prompt, with_prefix=asked.add_special_tokens)
+            tokens = await self._while_wanted(request, reading, "prompt")
             longest = ticket.model.generator.model.config.max_seq_len
             return {"tokens": tokens, "count": len(tokens), "max_model_len": longest}
 
@@ -126,60 +145,57 @@ class Service:
     async def embed(self, asked: EmbeddingRequest, request: Request) -> dict[str, Any]:
         """A vector for each text: the mean of the last hidden states, with length 1."""
         with self._ticket(request, asked.model) as ticket:
-            data, count, model = [], 0, ticket.model
-            for index, prompt in enumerate(as_prompts(asked.input, "input")):
-                try:
-                    read = read_prompt("input", prompt, model.generator.model, model.tokenizer, "refuse")
-                except UsageError as error:
-                    raise ApiError(400, str(error), param="input") from None
-                vector = await asyncio.to_thread(model.embed, read.token_ids)
-                count += len(read.token_ids)
+            prompts = as_prompts(asked.input, "input", _MOST_EMBEDDINGS)
+
+            async def vectors() -> list[tuple[list[float], int]]:
+                return [await ticket.model.embed(prompt) for prompt in prompts]
+
+            found = await self._while_wanted(request, vectors(), "input")
+            data = []
+            for index, (vector, _) in enumerate(found):
                 packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
                 embedding = vector if asked.encoding_format == "float" else packed
                 data.append({"object": "embedding", "index": index, "embedding": embedding})
+            count = sum(length for _, length in found)
             usage = {"prompt_tokens": count, "total_tokens": count}
-            return {"object": "list", "data": data, "model": model.name, "usage": usage}
+            return {"object": "list", "data": data, "model": ticket.model.name, "usage": usage}
 
     async def complete(self, asked: CompletionRequest, request: Request) -> Response:
         """Continues texts."""
         if asked.stream and asked.best_of not in (None, asked.n):
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
-        ticket = self._ticket(request, asked.model)
-        with ticket.on_error():
-            config, prompts = completion_config(asked), as_prompts(asked.prompt, "prompt")
-            requests = self._requests(prompts, config, asked.priority, ticket, "prompt")
+        with self._ticket(request, asked.model) as ticket:
+            most = self._config.max_running + self._config.max_waiting
+            config, prompts = completion_config(asked), as_prompts(asked.prompt, "prompt", most)
+            making = ticket.model.requests(prompts, config, priority=asked.priority, tenant=ticket.tenant)
+            requests = await self._while_wanted(request, making, "prompt")
             answer = Answer("text_completion", ticket.model, requests)
             return await self._respond(answer, TextPieces(answer, asked), asked, ticket, request)
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
         """Answers a conversation."""
-        ticket = self._ticket(request, asked.model)
-        with ticket.on_error():
-            messages = [message.to_template() for message in asked.messages]
-            tools = None if not asked.tools or asked.tool_choice == "none" else [t.model_dump() for t in asked.tools]
-            try:
-                prompt = await asyncio.to_thread(ticket.model.render, messages, tools)
-            except SheepOpError as error:
-                raise ApiError(400, str(error), param="messages") from None
-            config = chat_config(asked, ticket.model.generator.model.config.max_seq_len - len(prompt))
-            requests = self._requests([prompt], config, asked.priority, ticket, "messages")
+        messages = [message.to_template() for message in asked.messages]
+        tools = None if not asked.tools or asked.tool_choice == "none" else [tool.model_dump() for tool in asked.tools]
+        with self._ticket(request, asked.model) as ticket:
+            longest = ticket.model.generator.model.config.max_seq_len
+            prompt = await self._while_wanted(request, ticket.model.render(messages, tools), "messages")
+            config = chat_config(asked, longest - len(prompt))
+            making = ticket.model.requests([prompt], config, priority=asked.priority, tenant=ticket.tenant)
+            requests = await self._while_wanted(request, making, "messages")
             answer = Answer("chat.completion", ticket.model, requests)
             return await self._respond(answer, ChatPieces(answer, asked), asked, ticket, request)
 
     def _ticket(self, request: Request, model: str) -> Ticket:
-        return Ticket(self._doorkeeper, self._registry, request.headers.get("authorization"), model)
+        return Ticket(self.doorkeeper, self._registry, request.headers.get("authorization"), model)
 
-    def _requests(
-        self, prompts: Sequence[str | list[int]], config: GenerationConfig, priority: int, ticket: Ticket, param: str
-    ) -> list[TextRequest]:
+    async def _while_wanted(self, request: Request, work: Awaitable[T], param: str | None = None) -> T:
+        """What `work` on the field `param` returns; it is cancelled when the client leaves, or it takes too long."""
         try:
-            return [
-                ticket.model.request(prompt, config, index=index, priority=priority, tenant=ticket.tenant)
-                for index, prompt in enumerate(prompts)
-            ]
+            return await while_wanted(request, work, self._config.deadline_seconds)
         except SheepOpError as error:
             code = "context_length_exceeded" if "max_seq_len" in str(error) else "invalid_value"
-            raise ApiError(400, str(error), param=param, code=code) from None
+            named = _PARAMETERS.get(str(error).partition(" ")[0].rstrip(":"), param)
+            raise ApiError(400, str(error), param=named, code=code) from None
 
     async def _respond(
         self,
@@ -191,36 +207,39 @@ class Service:
     ) -> Response:
         if asked.stream:
             include_usage = asked.stream_options is not None and asked.stream_options.include_usage
-            events = self._events(answer, pieces, ticket, include_usage=include_usage)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        try:
-            await unless_left(request, self._write(answer))
-        finally:
-            ticket.leave()
+            return _EventStream(self._events(answer, pieces, include_usage=include_usage), ticket.handed_on())
+        await self._while_wanted(request, self._write(answer))
         chosen = [candidate for request in answer.requests for candidate in request.chosen()]
         choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
         return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
 
     async def _write(self, answer: Answer) -> None:
         timing = Timing(self.metrics, answer.model.name)
-        async for _ in answer.write(self._config.deadline_seconds):
-            timing.token()
-        self._count(answer)
+        try:
+            async with aclosing(answer.write(self._config.deadline_seconds)) as written:
+                async for _ in written:
+                    timing.token()
+        finally:
+            self._count(answer)
 
     async def _events(
-        self, answer: Answer, pieces: TextPieces | ChatPieces, ticket: Ticket, *, include_usage: bool
-    ) -> AsyncIterator[str]:
-        """The answer as server-sent events; an error in the middle is an event, too."""
+        self, answer: Answer, pieces: TextPieces | ChatPieces, *, include_usage: bool
+    ) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events, those of a step together; an error in the middle is an event, too."""
         timing = Timing(self.metrics, answer.model.name)
         head = answer.head(".chunk" if answer.kind == "chat.completion" else "")
         usage = {"usage": None} if include_usage else {}
         try:
-            async for update in answer.write(self._config.deadline_seconds):
-                timing.token()
-                candidate = update.candidate
-                number = candidate.index + answer.requests.index(candidate.request) * candidate.request.num_candidates
-                for choice in pieces.piece(candidate, number, update.text):
-                    yield event({**head, "choices": [choice], **usage})
+            async with aclosing(answer.write(self._config.deadline_seconds)) as written:
+                async for updates in written:
+                    timing.token()
+                    events = [
+                        event({**head, "choices": [choice], **usage})
+                        for update in updates
+                        for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
+                    ]
+                    if events:
+                        yield "".join(events)
             if include_usage:
                 yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
             yield _DONE
@@ -228,7 +247,6 @@ class Service:
             yield event(error.body)
         finally:
             self._count(answer)
-            ticket.leave()
 
     def _count(self, answer: Answer) -> None:
         usage = answer.usage()
@@ -237,7 +255,7 @@ class Service:
 
 
 class Ticket:
-    """A client's request for a model: both are held until it leaves, however it ends."""
+    """A client's request for a model: both are held until it is left, however it ends."""
 
     def __init__(self, doorkeeper: Doorkeeper, registry: Registry, authorization: str | None, model: str) -> None:
         client = doorkeeper.client(authorization)
@@ -248,26 +266,49 @@ class Ticket:
             self._held = held.pop_all()
         self.tenant = client.settings.name
 
-    def leave(self) -> None:
-        """Lets go of client and model; a second time does nothing."""
-        self._held.close()
+    def handed_on(self) -> ExitStack:
+        """What it holds, for whoever goes on with the request."""
+        return self._held.pop_all()
 
     def __enter__(self) -> Ticket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self._held.close()
 
-    def on_error(self) -> ExitStack:
-        """A context that leaves when it ends with an error, and only then."""
 
-        def leave(kind: object, *_: object) -> None:
-            if kind is not None:
-                self.leave()
+class _EventStream(StreamingResponse):
+    """A stream of events that ends its work, and lets go of what it holds, also when it is never read."""
 
-        stack = ExitStack()
-        stack.push(leave)
-        return stack
+    def __init__(self, events: AsyncGenerator[str, None], held: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._events, self._held = events, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
+
+
+class _StrictRequest(Request):
+    """JSON as its standard has it: no NaN, no half of a surrogate pair, and no more than 200 levels."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+class _Route(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        answer = super().get_route_handler()
+
+        async def answer_strictly(request: Request) -> Response:
+            return await answer(_StrictRequest(request.scope, request.receive))
+
+        return answer_strictly
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
@@ -286,14 +327,18 @@ def event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Does some work, and ends it when the client closes the connection; raises `ApiError` 499 then."""
+async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:
+    """What `work` returns; it is cancelled, and `ApiError` raised, when the client leaves or it takes longer."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if leaving.done():
             raise ApiError(499, "The client has closed the connection.", kind="client_error")
-        await working
+        raise ApiError(
+            504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
+        )
     finally:
         for task in (working, leaving):
             task.cancel()
@@ -305,18 +350,16 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ApiError)
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return JSONResponse(error.body, status_code=error.status, headers=headers)
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):
+        code = "not_found" if error.status_code == 404 else None
+        refusal = ApiError(error.status_code, f"{request.url.path}: {error.detail}", code=code)
+        refusal.headers = error.headers  # of 405, what is allowed
+        error = refusal
+    return JSONResponse(error.body, status_code=error.status_code, headers=error.headers)
 
 
 async def _refuse_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return await _refuse(request, refusal_of(error.errors()))
-
-
-async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else None
-    return await _refuse(request, ApiError(error.status_code, f"{request.url.path}: {error.detail}", code=code))

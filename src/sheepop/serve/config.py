@@ -32,8 +32,10 @@ class ServerConfig(Config):
     """GiB for keys and values; `null` is what `max_running` texts need, and at most half of what is free."""
     guesses: int = Field(default=0, ge=0, le=64)
     """Tokens to guess ahead for each text; see `generation.guesses`."""
-    max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """The largest body of a request."""
+    client_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may take to send a request, and to read what was written for it, before it is cut off."""
     deadline_seconds: float = Field(default=600.0, gt=0)
     """The longest time for a request, waiting included."""
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sheepop.serve.access import Doorkeeper
-from sheepop.serve.answers import too_slow
-from sheepop.serve.app import event, unless_left
+from sheepop.serve.app import event, while_wanted
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
 from sheepop.serve.home import beginning
 from sheepop.serve.metrics import Metrics, merged
-from sheepop.serve.protocol import ApiError
+from sheepop.serve.protocol import ASKING, ApiError
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.replicas import Replicas
 from sheepop.serve.served_model import ServedModel
@@ -27,15 +26,18 @@ _HANDED_ON = (
 
 
 class Front:
-    """An ASGI application that hands each request to the replica where its beginning is known.
-
-    `is_draining` refuses new requests, of which `num_open` are not over.
-    """
+    """An ASGI application that hands each request to the replica where its beginning is known."""
 
     def __init__(self, replicas: Replicas, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._replicas, self._config, self._doorkeeper = replicas, config, doorkeeper
         self._metrics = Metrics(Registry(_no_model, []))
-        self._gate = Gate(self._answer, metrics=self._metrics, largest_body=config.max_body_bytes)
+        self._gate = Gate(
+            self._answer,
+            metrics=self._metrics,
+            doorkeeper=doorkeeper,
+            asking=ASKING,
+            largest_body=config.max_body_bytes,
+        )
         self.is_draining, self.num_open = False, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +46,12 @@ class Front:
             await self._gate(scope, receive, send)
 
     def reload(self) -> None:
-        """Every replica reads its models again."""
+        """Every replica reads all models again."""
         self._replicas.reload()
+
+    def close(self) -> None:
+        """Every replica ends its models; who still waits for one is told so."""
+        self._replicas.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = (scope["method"], scope["path"])
@@ -64,42 +70,52 @@ class Front:
                 self.num_open -= 1
 
     async def _hand_on(self, request: Request, send: Send) -> None:
-        if request.method != "POST":
-            await unless_left(request, self._write("", request.scope, b"", send))
+        """Lets a replica answer; requests that a model works for count for their client."""
+        body = await request.body()
+        if request.scope["path"] not in ASKING:
+            await self._copy("", request, body, send)
             return
         client = self._doorkeeper.client(request.headers.get("authorization"))
         client.enter()
         try:
-            body = await request.body()
-            key = beginning(body, client.settings.name)
-            await unless_left(request, self._write(key, request.scope, body, send))
+            await self._copy(beginning(body, client.settings.name), request, body, send)
         finally:
             client.leave()
+
+    async def _copy(self, key: str, request: Request, body: bytes, send: Send) -> None:
+        """Sends what the replica says; what goes wrong in the middle of a stream is an event in it."""
+        streams = False
+
+        async def watched(message: Message) -> None:
+            nonlocal streams
+            if message["type"] == "http.response.start":
+                streams = (b"content-type", b"text/event-stream; charset=utf-8") in message["headers"]
+            await send(message)
+
+        try:
+            copying = self._write(key, request.scope, body, watched)
+            await while_wanted(request, copying, self._config.deadline_seconds)
+        except ApiError as error:
+            if not streams:
+                raise
+            await send({"type": "http.response.body", "body": event(error.body).encode()})
 
     async def _write(self, key: str, scope: Scope, body: bytes, send: Send) -> None:
         handed_on = {name: scope[name] for name in _HANDED_ON if name in scope}
         # The application need not listen for a client that leaves: its task is cancelled.
         handed_on["asgi"] = {"version": "3.0", "spec_version": "2.4"}
         head: Message | None = None
-        has_begun = streams = False
-        try:
-            async with asyncio.timeout(self._config.deadline_seconds):
-                async for messages in self._replicas.answer(key, handed_on, body):
-                    for message in messages:
-                        if message["type"] == "http.response.start":
-                            # Held back until something follows: a replica that is lost before can be told by status.
-                            head = _without_name(message)
-                            streams = (b"content-type", b"text/event-stream; charset=utf-8") in head["headers"]
-                            continue
-                        if head is not None:
-                            await send(head)
-                            head, has_begun = None, True
-                        await send(message)
-        except (ApiError, TimeoutError) as error:
-            refusal = error if isinstance(error, ApiError) else too_slow(self._config.deadline_seconds)
-            if not (has_begun and streams):
-                raise refusal from None
-            await send({"type": "http.response.body", "body": event(refusal.body).encode()})
+        async with aclosing(self._replicas.answer(key, handed_on, body)) as answer:
+            async for messages in answer:
+                for message in messages:
+                    if message["type"] == "http.response.start":
+                        # Held back until something follows: the loss of a replica before can still be told by status.
+                        head = _without_name(message)
+                        continue
+                    if head is not None:
+                        await send(head)
+                        head = None
+                    await send(message)
 
 
 def _without_name(head: Message) -> Message:

@@ -1,4 +1,4 @@
-"""What every request passes: a limit for its body, a line in the access log, counts and times, and faults as errors."""
+"""What every request passes: its key, a limit for its body, a line in the log, counts and times, faults as errors."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Collection
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sheepop.serve.access import Doorkeeper
 from sheepop.serve.metrics import Metrics
 from sheepop.serve.protocol import ApiError
 
 _ACCESS, _FAULTS = logging.getLogger("sheepop.access"), logging.getLogger("sheepop.server")
-_COUNTED = ("/v1/", "/tokenize", "/detokenize")
+_LONGEST_PATH = 200
+_BODIES = 64  # as many of the largest size are held at a time
 
 
 class Gate:
-    """ASGI middleware. The log has no text of prompts or answers."""
+    """ASGI middleware. Requests for the paths that are `asking` need a key; the log has no text of prompts or answers."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, largest_body: int) -> None:
-        self._app, self._metrics, self._largest_body = app, metrics, largest_body
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, doorkeeper: Doorkeeper, asking: Collection[str], largest_body: int
+    ) -> None:
+        self._app, self._metrics, self._doorkeeper = app, metrics, doorkeeper
+        self._asking, self._largest_body = frozenset(asking), largest_body
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -34,9 +41,12 @@ class Gate:
         async def limited() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
+            count = len(message.get("body", b""))
+            size, self._held = size + count, self._held + count
             if size > self._largest_body:
                 raise _too_large(self._largest_body)
+            if self._held > _BODIES * self._largest_body:
+                raise _too_many()
             return message
 
         async def watched(message: Message) -> None:
@@ -48,31 +58,37 @@ class Gate:
 
         self._metrics.open.inc()
         try:
-            self._check_length(scope)
+            self._check(scope)
             await self._app(scope, limited, watched)
         except Exception as error:
-            refusal = error if isinstance(error, ApiError) else _fault(error, name)
             if status == 0:
-                await _answer(refusal, watched)
+                await _answer(error if isinstance(error, ApiError) else _fault(error, name), watched)
+            else:
+                _fault(error, name)
         finally:
+            self._held -= size
             self._metrics.open.dec()
             self._record(scope, status, time.monotonic() - started, name)
 
-    def _check_length(self, scope: Scope) -> None:
-        for header, value in scope["headers"]:
-            if header == b"content-length" and value.isdigit() and int(value) > self._largest_body:
-                raise _too_large(self._largest_body)
+    def _check(self, scope: Scope) -> None:
+        """Refuses before a body is read."""
+        headers = dict(scope["headers"])
+        if scope["path"] in self._asking:
+            self._doorkeeper.client(headers.get(b"authorization", b"").decode("latin-1"))
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._largest_body:
+            raise _too_large(self._largest_body)
 
     def _record(self, scope: Scope, status: int, seconds: float, name: str) -> None:
-        path = scope["path"]
-        known = path if path.startswith(_COUNTED) and not path.startswith("/v1/models/") else "other"
+        # Whatever else a client asks for must not become a series of its own.
+        known = scope["path"] if scope["path"] in self._asking else "other"
         self._metrics.requests.labels(known, str(status)).inc()
         self._metrics.duration.labels(known).observe(seconds)
         entry: dict[str, Any] = {
             "request": name,
             "client": (scope.get("client") or ("",))[0],
             "method": scope["method"],
-            "path": path,
+            "path": scope["path"][:_LONGEST_PATH],
             "status": status,
             "seconds": round(seconds, 4),
         }
@@ -83,14 +99,18 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, f"The body of the request is larger than {most:,} bytes.", code="request_too_large")
 
 
+def _too_many() -> ApiError:
+    message = "The server holds too many large requests. Try again later."
+    return ApiError(503, message, kind="server_error", code="overloaded", retry_after=1)
+
+
 def _fault(error: Exception, name: str) -> ApiError:
     _FAULTS.error("request %s failed", name, exc_info=error)
     return ApiError(500, f"The server failed; its log says more about request {name}.", kind="server_error")
 
 
 async def _answer(error: ApiError, send: Send) -> None:
-    headers = [(b"content-type", b"application/json")]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", str(error.retry_after).encode()))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    headers.append((b"content-type", b"application/json"))
+    await send({"type": "http.response.start", "status": error.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(error.body).encode()})

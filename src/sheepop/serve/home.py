@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 _CHARACTERS, _TOKENS = 256, 64
 
@@ -17,12 +18,13 @@ def beginning(body: bytes, tenant: str) -> str:
     text, or the first 64 of its tokens.
     """
     try:
-        asked = json.loads(body)
-        start = _start(asked) if isinstance(asked, dict) else None
-        name = repr((tenant, asked["model"], start)) if start else ""
-    except (ValueError, KeyError, RecursionError):
+        asked = from_json(body)
+    except ValueError:
         return ""  # the replica says what is wrong with it
-    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest() if name else ""
+    start = _start(asked) if isinstance(asked, dict) else None
+    if not start:
+        return ""
+    return hashlib.blake2b(repr((tenant, asked.get("model"), start)).encode(), digest_size=16).hexdigest()
 
 
 def _start(asked: dict[str, Any]) -> Any:

@@ -92,7 +92,7 @@ class Timing:
     """Times the tokens of a request."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._metrics, self._model = metrics, model
+        self._first, self._next = metrics.first_token.labels(model), metrics.per_token.labels(model)
         self._started = time.monotonic()
         self._last: float | None = None
 
@@ -100,7 +100,7 @@ class Timing:
         """A token, or several of a step, has come."""
         now = time.monotonic()
         if self._last is None:
-            self._metrics.first_token.labels(self._model).observe(now - self._started)
+            self._first.observe(now - self._started)
         else:
-            self._metrics.per_token.labels(self._model).observe(now - self._last)
+            self._next.observe(now - self._last)
         self._last = now

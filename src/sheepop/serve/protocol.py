@@ -10,25 +10,34 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.exceptions import HTTPException
 
+# The paths of requests that a model works for: these need a key, count towards its limits, and are counted by path.
+ASKING = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 _MOST_TEXTS = 128
 _MOST_STOPS = 4
+_LONGEST_STOP = 1000
+_LONGEST_NAME = 256
+_LONGEST_MESSAGE = 2000  # what a client sent may be in it
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An answer in the shape of OpenAI's errors."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
         code: str | None = None, retry_after: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        message = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+        super().__init__(status, message, None if retry_after is None else {"Retry-After": str(retry_after)})
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+ModelName = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class StreamOptions(_Asked):
@@ -37,34 +46,36 @@ class StreamOptions(_Asked):
     include_usage: bool = False
 
 
+_Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
+
+
 class _Sampling(_Asked):
     """What chat and text completions share."""
 
-    model: str
+    model: ModelName
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=_MOST_STOPS)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
     # Beyond OpenAI's API, by the names that other servers use.
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    priority: int = 0
+    # The default is the most urgent: a client may step back behind others, and not push in.
+    priority: Annotated[int, Field(ge=0, le=100)] = 0
 
     @model_validator(mode="after")
     def _check_sampling(self) -> _Sampling:
-        if isinstance(self.stop, list) and len(self.stop) > _MOST_STOPS:
-            raise ValueError(f"stop: at most {_MOST_STOPS} strings, got {len(self.stop)}")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream = true")
         return self
@@ -119,7 +130,7 @@ class ChatMessage(_Asked):
         for call in found.get("tool_calls", ()):
             try:
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # the template gets the text as it was
         return found
 
@@ -203,7 +214,7 @@ class ChatRequest(_Sampling):
 class EmbeddingRequest(_Asked):
     """``POST /v1/embeddings``."""
 
-    model: str
+    model: ModelName
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
@@ -212,7 +223,7 @@ class EmbeddingRequest(_Asked):
 class TokenizeRequest(_Asked):
     """``POST /tokenize``."""
 
-    model: str
+    model: ModelName
     prompt: str
     add_special_tokens: bool = True
 
@@ -220,23 +231,38 @@ class TokenizeRequest(_Asked):
 class DetokenizeRequest(_Asked):
     """``POST /detokenize``."""
 
-    model: str
+    model: ModelName
     tokens: list[int]
 
 
 def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """What is wrong with a request, of all that pydantic found: the first field that is wrong, and why."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
+    # Of the reasons why none of several types fits, one that is more than another type says most.
+    field = errors[0]["loc"][:2]
+    reasons = [error for error in errors if error["loc"][:2] == field]
+    first = next((error for error in reasons if not error["type"].endswith("_type")), errors[0])
+    kind, message = first["type"], str(first["msg"])
+    if kind == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
-    path = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, str) or part.isidentifier())
-    if first["type"] == "extra_forbidden":
+    if kind == "value_error":  # of several fields together
+        path, _, message = message.removeprefix("Value error, ").partition(": ")
+        return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
+    path = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, int) or part in _FIELDS)
+    if kind == "extra_forbidden":
+        path = ".".join(filter(None, (path, str(first["loc"][-1]))))
         return ApiError(400, f"{path} is not supported.", param=path, code="unsupported_parameter")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if not path and ": " in message:
-        path, _, message = message.partition(": ")
-    return ApiError(400, f"{path}: {message}", param=path or None, code=_code(first))
+    if not path:
+        message = "The body must be a JSON object, with Content-Type: application/json."
+        return ApiError(400, message, code="invalid_json")
+    if kind == "missing":
+        return ApiError(400, f"{path} is missing.", param=path, code="missing_required_parameter")
+    return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
 
 
-def _code(error: Mapping[str, Any]) -> str:
-    return "missing_required_parameter" if error["type"] == "missing" else "invalid_value"
+def _fields(model: type[BaseModel]) -> set[str]:
+    """The names of all fields of requests; what else pydantic says of a place are names of types."""
+    own = {field.alias or name for name, field in model.model_fields.items()}
+    return own.union(*map(_fields, model.__subclasses__()))
+
+
+_FIELDS = _fields(_Asked)

@@ -54,7 +54,8 @@ class Registry:
     @property
     def num_open(self) -> int:
         """Requests that are not over."""
-        return sum(self._uses.values())
+        with self._lock:
+            return sum(self._uses.values())
 
     def reload(self) -> None:
         """Reads all models again from where they are; requests that run finish with the old ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,10 @@ class Replica:
         """Reads all models again; requests that run finish with the old ones."""
         await asyncio.to_thread(self._registry.reload)
 
+    async def close(self) -> None:
+        """Ends all models; who still waits for one is told so."""
+        await asyncio.to_thread(self._registry.close)
+
 
 class HomeRouter(RequestRouter):  # type: ignore[misc] # Ray Serve has no types
     """Sends requests with the same key to the same replica, their home, unless it is busy.
@@ -129,7 +133,7 @@ class Replicas:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def answer(self, key: str, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
+    async def answer(self, key: str, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
         """What a replica answers, as ASGI messages; a caller that stops listening ends the request.
 
         Raises `ApiError` 503 when no replica takes it, or the one that had it is lost.
@@ -165,6 +169,11 @@ class Replicas:
     def reload(self) -> None:
         """Every replica reads all models again."""
         self._handle.broadcast("reload").results()
+
+    def close(self) -> None:
+        """Every replica ends its models, and tells those who still wait for one."""
+        with suppress(TimeoutError, RayError, RayServeException):
+            self._handle.broadcast("close").results(timeout_s=_ACCEPT_SECONDS)
 
 
 def _unavailable(what: str, code: str) -> ApiError:

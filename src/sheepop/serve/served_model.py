@@ -15,10 +15,14 @@ from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Request
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.side_work import SideWork
 from sheepop.serve.worker import EngineWorker
 from sheepop.tokenizer import ChatTemplate
+
+_FEWEST = 16  # requests that may be prepared at a time, however few may wait for the engine
 
 
 class ServedModel:
@@ -38,6 +42,9 @@ class ServedModel:
         self.worker = EngineWorker(engine, name)
         self.created = int(time.time())
         self._numbers, self._guesses = itertools.count(), config.guesses
+        self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
+        # Grammars that take long keep nobody waiting but other grammars.
+        self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
         self.template: ChatTemplate | None = None
         try:
             self.template = ChatTemplate.of(loaded.tokenizer)
@@ -51,6 +58,21 @@ class ServedModel:
         """Serves the model that `directory` means."""
         return cls(name, load_model(directory, resolve_device(device), dtype_named(dtype)), config)
 
+    async def requests(
+        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str
+    ) -> list[Request]:
+        """Requests for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
+        work = self._compiling if config.is_constrained else self._preparing
+        return await work.do(self._requests, prompts, config, priority, tenant)
+
+    def _requests(
+        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, priority: int, tenant: str
+    ) -> list[Request]:
+        return [
+            self.request(prompt, config, index=index, priority=priority, tenant=tenant)
+            for index, prompt in enumerate(prompts)
+        ]
+
     def request(
         self,
         prompt: str | Sequence[int],
@@ -60,24 +82,47 @@ class ServedModel:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """A request for the engine; raises `UsageError` for a prompt or a grammar that cannot be used."""
+        """One of them."""
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
             prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant
         )
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
         """A conversation as tokens, up to where the answer begins; raises `TokenizerError` without a template."""
         if self.template is None:
             raise TokenizerError(
                 f"The model {self.name} has no chat template, so it cannot answer conversations. Use /v1/completions."
             )
-        text = self.template.render(messages, tools=tools, add_generation_prompt=True)
+        return await self._preparing.do(self._render, self.template, messages, tools)
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> list[int]:
+        text = template.render(messages, tools=tools, add_generation_prompt=True)
         return self.tokenizer.encode(text, allow_special=True)
 
+    async def tokens(self, text: str, *, with_prefix: bool) -> list[int]:
+        """The tokens of a text."""
+        prefix_ids = self.tokenizer.prefix_ids if with_prefix else ()
+        return [*prefix_ids, *await self._preparing.do(self.tokenizer.encode, text)]
+
+    async def embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
+        """The vector of a text, and how many tokens it has; raises `UsageError` for one that does not fit."""
+        return await self._preparing.do(self._embed, prompt)
+
+    def _embed(self, prompt: str | Sequence[int]) -> tuple[list[float], int]:
+        read = read_prompt("input", prompt, self.generator.model, self.tokenizer, "refuse")
+        return self._vector(read.token_ids), len(read.token_ids)
+
     @torch.inference_mode()
-    def embed(self, token_ids: Sequence[int]) -> list[float]:
+    def _vector(self, token_ids: Sequence[int]) -> list[float]:
         """The mean of the last hidden states of a text, with length 1."""
         model = self.generator.model
         hidden_TD = model.hidden_states(torch.tensor([list(token_ids)], device=model.device))[0].float()
@@ -86,7 +131,10 @@ class ServedModel:
         return vector
 
     def close(self) -> None:
-        """Ends the engine and the process of the template."""
+        """Ends the engine, and the processes of the template and of grammars."""
         self.worker.close()
+        self._preparing.close()
+        self._compiling.close()
+        self.generator.close()
         if self.template is not None:
             self.template.close()

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
-from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.request import Request
+from sheepop.generate.scheduler import Schedulable
+
+_LOG = logging.getLogger("sheepop.server")
+_ENDING = "The server is shutting down."
 
 
 class EngineFaultError(SheepOpError):
     """The engine failed at a request for a reason that is no fault of the request."""
+
+
+class ShutdownError(SheepOpError):
+    """The engine ended before the request did."""
+
+
+class DeadlineError(SheepOpError):
+    """The request was not over in time."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class _News:
 
 @dataclass(frozen=True)
 class _Listener:
-    """Who waits for a request: a queue of its news in an event loop."""
+    """Who waits for requests: a queue of their news in an event loop."""
 
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[_News]
@@ -65,88 +79,124 @@ class EngineWorker:
         manager = self._engine.scheduler.manager
         return 1 - min(free / count for free, count in zip(manager.num_free, manager.num_blocks, strict=True))
 
-    async def write(self, request: Request) -> AsyncIterator[list[Update]]:
-        """The updates of a request, those of a step together, until it is over.
+    async def write(
+        self, requests: Sequence[Request], *, seconds: float | None = None
+    ) -> AsyncGenerator[list[Update], None]:
+        """The updates of requests, of each those of a step together, until all are over.
 
-        Raises `UsageError` for a request that can never run or finds no room to wait, and what else ended it. A caller
-        that stops listening ends the request.
+        Raises `UsageError` for a request that can never run or finds no room to wait, `DeadlineError` after `seconds`,
+        and what else ended one of them. A caller that stops listening, or hears of an error, ends all requests.
         """
-        listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())
-        self._post(lambda: self._add(request, listener))
-        over = False
+        loop = asyncio.get_running_loop()
+        listener = _Listener(loop, asyncio.Queue())
+        deadline = None
+        if seconds is not None:
+            late = _News([], error=DeadlineError(f"The request took longer than {seconds:g} s."))
+            deadline = loop.call_later(seconds, listener.news.put_nowait, late)
+        num_open = len(requests)
+        self._post(lambda: self._add(requests, listener))
         try:
-            while not over:
+            while num_open:
                 news = await listener.news.get()
-                over = news.is_over
+                num_open -= news.is_over
                 if news.error is not None:
                     raise news.error
                 yield news.updates
         finally:
-            if not over:
-                self._post(lambda: self._abort(request))
+            if deadline is not None:
+                deadline.cancel()
+            if num_open:
+                self._post(lambda: self._abort(requests))
 
     def close(self) -> None:
-        """Stops the thread; requests that are not over are aborted."""
-        self._post(self._stop)
+        """Stops the thread; requests that are not over end with `ShutdownError`, and so do new ones."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
         self._thread.join()
+        self._run_inbox()
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._wake:
             self._inbox.append(work)
             self._wake.notify()
+        if not self._thread.is_alive():
+            self._run_inbox()
 
     def _run(self) -> None:
         while not self._stopping:
             with self._wake:
-                while self._engine.is_idle and not self._inbox:
+                while self._engine.is_idle and not self._inbox and not self._stopping:
                     self._wake.wait()
-                inbox, self._inbox = self._inbox, deque()
-            for work in inbox:
-                work()
+            self._run_inbox()
             if not self._engine.is_idle:
                 self._step()
+        for request in [cast(Request, found) for found in self._scheduled()]:
+            self._engine.abort(request)
+            self._tell({id(request): _News([], is_over=True, error=ShutdownError(_ENDING))})
+
+    def _run_inbox(self) -> None:
+        with self._wake:
+            inbox, self._inbox = self._inbox, deque()
+        for work in inbox:
+            work()
 
     def _step(self) -> None:
         try:
             with torch.inference_mode():
                 updates = self._engine.step()
-        except Exception as error:  # whatever it was, the requests that run are told, and the next ones are served
+        except BaseException as error:  # also a panic of a library: who runs is told, and who comes next is served
             self._fail(error)
             return
         by_request: dict[int, list[Update]] = {}
         for update in updates:
             by_request.setdefault(id(update.request), []).append(update)
-        for number, found in by_request.items():
-            wrong = next((update.error for update in found if update.error is not None), None)
-            self._tell(number, _News(found, is_over=not found[0].request.writing, error=wrong))
+        self._tell({number: _of_step(found) for number, found in by_request.items()})
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
+        _LOG.error("the engine failed", exc_info=error)
         fault = EngineFaultError(f"The engine failed: {type(error).__name__}: {error}")
-        for request in [cast(Request, request) for request in self._engine.scheduler.running]:
+        # A step that fails while nobody runs failed at who waits.
+        for request in [cast(Request, found) for found in self._engine.scheduler.running or self._scheduled()]:
             self._engine.abort(request)
-            self._tell(id(request), _News([], is_over=True, error=fault))
+            self._tell({id(request): _News([], is_over=True, error=fault)})
 
-    def _add(self, request: Request, listener: _Listener) -> None:
-        self._listeners[id(request)] = listener
-        try:
-            self._engine.add(request)
-        except UsageError as error:
-            self._tell(id(request), _News([], is_over=True, error=error))
+    def _scheduled(self) -> list[Schedulable]:
+        return [*self._engine.scheduler.running, *self._engine.scheduler.waiting]
 
-    def _abort(self, request: Request) -> None:
-        if self._listeners.pop(id(request), None) is not None:
-            self._engine.abort(request)
+    def _add(self, requests: Sequence[Request], listener: _Listener) -> None:
+        for request in requests:
+            self._listeners[id(request)] = listener
+            try:
+                if self._stopping:
+                    raise ShutdownError(_ENDING)
+                self._engine.add(request)
+            except SheepOpError as error:
+                self._tell({id(request): _News([], is_over=True, error=error)})
+                return
 
-    def _stop(self) -> None:
-        self._stopping = True
-        for request in [
-            cast(Request, request) for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting)
-        ]:
-            self._engine.abort(request)
-            error = EngineFaultError("The server is shutting down.")
-            self._tell(id(request), _News([], is_over=True, error=error))
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if self._listeners.pop(id(request), None) is not None:
+                self._engine.abort(request)
 
-    def _tell(self, number: int, news: _News) -> None:
-        listener = self._listeners.pop(number, None) if news.is_over else self._listeners.get(number)
-        if listener is not None and not listener.loop.is_closed():
-            listener.loop.call_soon_threadsafe(listener.news.put_nowait, news)
+    def _tell(self, everything: dict[int, _News]) -> None:
+        """Wakes each event loop once for all the news that it has."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[_News], _News]]] = {}
+        for number, news in everything.items():
+            listener = self._listeners.pop(number, None) if news.is_over else self._listeners.get(number)
+            if listener is not None:
+                by_loop.setdefault(listener.loop, []).append((listener.news, news))
+        for loop, found in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(_deliver, found)
+
+
+def _of_step(updates: list[Update]) -> _News:
+    wrong = next((update.error for update in updates if update.error is not None), None)
+    return _News(updates, is_over=not updates[0].request.writing, error=wrong)
+
+
+def _deliver(found: list[tuple[asyncio.Queue[_News], _News]]) -> None:
+    for queue, news in found:
+        queue.put_nowait(news)

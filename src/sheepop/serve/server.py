@@ -1,0 +1,173 @@
+"""The HTTP server: connections within limits of time, and an end that waits for open requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sheepop.serve.config import ServerConfig
+from sheepop.serve.protocol import ApiError
+
+_LARGEST_HEAD = 64 * 1024
+_IDLE_SECONDS = 30
+_LAST_WORDS_SECONDS = 5  # to tell those whose requests are cut off when the server ends
+
+
+class Service(Protocol):
+    """What answers the requests of a server; new ones are refused while it `is_draining`."""
+
+    is_draining: bool
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not over."""
+
+    def reload(self) -> None:
+        """Reads all models again."""
+
+    def close(self) -> None:
+        """Ends all models; who still waits for one is told so."""
+
+
+class Server(uvicorn.Server):
+    """Serves an application, behind which is the `service`.
+
+    Takes no new requests once it is told to stop, and ends with the last open one.
+    What is still open after `drain_seconds` is told so.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=partial(Connection, client_seconds=config.client_seconds),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                ssl_certfile=config.certificate,
+                ssl_keyfile=config.private_key,
+                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+                h11_max_incomplete_event_size=_LARGEST_HEAD,
+            )
+        )
+        self._service, self._drain_seconds = service, config.drain_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Also listens for SIGHUP, where this is the main thread."""
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._service.reload))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for open requests first; new ones are refused with 503 meanwhile."""
+        self._service.is_draining = True
+        until = time.monotonic() + self._drain_seconds
+        while self._service.num_open and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(self._service.close)
+        await super().shutdown(sockets)
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 with a client who may take `client_seconds` to send a request, and as long to read what was written."""
+
+    def __init__(self, *arguments: Any, client_seconds: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._client_seconds = client_seconds
+        self._arrival = _Limit(self.loop, client_seconds, self._give_up)
+        self._reading = _Limit(self.loop, client_seconds, lambda: self.transport.abort())
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first request has its time from here on."""
+        super().connection_made(transport)
+        # What is accepted from a listener that was made elsewhere is not known as TCP, and would hold small pieces back.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._arrival.begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Others have theirs from their first byte on; to the last one."""
+        super().data_received(data)
+        if self._is_arriving:
+            self._arrival.begin()
+        else:
+            self._arrival.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        super().connection_lost(exc)
+        self._arrival.end()
+        self._reading.end()
+
+    def pause_writing(self) -> None:
+        """The client does not read what is written."""
+        super().pause_writing()
+        self._reading.begin()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._reading.end()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP is refused in the shape of all other refusals."""
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether a request has come in part."""
+        if self.conn.their_state is h11.IDLE:
+            return bool(self.conn.trailing_data[0])
+        return self.conn.their_state is h11.SEND_BODY
+
+    def _give_up(self) -> None:
+        if self._is_arriving:
+            message = f"The request did not arrive within {self._client_seconds:g} s."
+            self._refuse(ApiError(408, message, code="request_timeout"))
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers unless an answer has begun, and closes the connection; whoever works at the request is told."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body).encode()
+            length = (b"content-length", str(len(body)).encode())
+            headers = [length, (b"content-type", b"application/json"), (b"connection", b"close")]
+            self.transport.write(self.conn.send(h11.Response(status_code=error.status_code, headers=headers)) or b"")
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+class _Limit:
+    """Calls `work` where what has begun does not end within `seconds`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, work: Callable[[], None]) -> None:
+        self._loop, self._seconds, self._work = loop, seconds, work
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """The time runs from now on, unless it already does."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._work)
+
+    def end(self) -> None:
+        """In time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
