@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -48,14 +48,28 @@ def serve(
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.jobs.config import load_config
 
-    keys = api_keys and str(api_keys)
-    given = {"host": host, "port": port, "api_keys": keys, "engine": engine, "replicas": replicas}
-    options = {"server": {key: value for key, value in given.items() if value is not None}}
-    chosen = load_config(config, settings or [], options=options).server
-    for model in models:
-        resolve_model_directory(Path(model.partition("=")[2] or model))
+    given = {
+        "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
+    }  # fmt: skip
+    options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
+    if device is not None:
+        options["device"] = device
+    chosen = load_config(config, settings or [], options=options)
+    places = dict(_named(model) for model in models)
+    if len(places) < len(models):
+        raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
+    for place in places.values():
+        resolve_model_directory(place)
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
         raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    run(models, chosen, device=device or "auto", dtype=dtype, console=make_console(quiet))
+    run(places, chosen, dtype=dtype, console=make_console(quiet))
+
+
+def _named(model: str) -> tuple[str, Path]:
+    """The name of a model and its place, which is absolute so that other machines find it too."""
+    name, equals, place = model.partition("=")
+    if not equals or not name or "/" in name:
+        name, place = Path(model).name or model, model
+    return name, Path(place).absolute()

@@ -31,7 +31,7 @@ _OPTIONAL_PACKAGES = {
     "pyarrow": ("data", "Parquet and Arrow files are left out of a corpus"),
     "SQLAlchemy": ("data", "databases cannot be read with --query"),
     "rapidocr": ("ocr", "images and scanned pages are left out of a corpus"),
-    "ray": ("cluster", "a corpus cannot be built on a cluster"),
+    "ray": ("cluster", "corpora are built, and models served, on one machine only"),
     "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),
     "pytest": ("dev", "the tests cannot run"),
     "ruff": ("dev", "make lint cannot run"),

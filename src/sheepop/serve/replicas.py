@@ -43,7 +43,7 @@ class Replica:
 
     def __init__(
         self,
-        places: Mapping[str, str | Path],
+        places: Mapping[str, Path],
         config: ServerConfig,
         doorkeeper: Doorkeeper,
         device: str,
@@ -182,7 +182,7 @@ def _unavailable(what: str, code: str) -> ApiError:
 
 @contextmanager
 def replicas_on_ray(
-    places: Mapping[str, str | Path],
+    places: Mapping[str, Path],
     config: ServerConfig,
     doorkeeper: Doorkeeper,
     *,
