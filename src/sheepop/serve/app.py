@@ -40,6 +40,7 @@ from sheepop.serve.protocol import (
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.served_model import ServedModel
 
+CLIENT_LEFT = 499  # what nobody reads, but the log has
 _DONE = "data: [DONE]\n\n"
 _MOST_EMBEDDINGS = 2048
 # Settings that only the model can check, and what the API calls them.
@@ -335,7 +336,7 @@ async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> 
         if working.done():
             return working.result()
         if leaving.done():
-            raise ApiError(499, "The client has closed the connection.", kind="client_error")
+            raise ApiError(CLIENT_LEFT, "The client has closed the connection.", kind="client_error")
         raise ApiError(
             504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
         )

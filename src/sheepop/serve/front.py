@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sheepop.serve.access import Doorkeeper
-from sheepop.serve.app import event, while_wanted
+from sheepop.serve.app import CLIENT_LEFT, event, while_wanted
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
 from sheepop.serve.home import beginning
@@ -98,7 +98,8 @@ class Front:
         except ApiError as error:
             if not streams:
                 raise
-            await send({"type": "http.response.body", "body": event(error.body).encode()})
+            if error.status_code != CLIENT_LEFT:
+                await send({"type": "http.response.body", "body": event(error.body).encode()})
 
     async def _write(self, key: str, scope: Scope, body: bytes, send: Send) -> None:
         handed_on = {name: scope[name] for name in _HANDED_ON if name in scope}

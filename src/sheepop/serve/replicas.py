@@ -79,7 +79,8 @@ class Replica:
                 while not sent.empty():
                     found.append(sent.get_nowait())
                 over = found[-1] is None
-                yield [message for message in found if message is not None]
+                if messages := [message for message in found if message is not None]:
+                    yield messages
             await answering
         finally:
             answering.cancel()
@@ -144,8 +145,11 @@ class Replicas:
             async with asyncio.timeout(_ACCEPT_SECONDS):
                 await anext(answer)
             async for messages in answer:
+                last = messages[-1]
+                over = last["type"] == "http.response.body" and not last.get("more_body", False)
                 yield messages
-            over = True
+                if over:
+                    break
         except TimeoutError:
             raise _unavailable("No replica is free.", "overloaded") from None
         except (RayError, RayServeException) as error:
