@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.constraints import Grammars
 from sheepop.model import Transformer
-from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -21,7 +24,7 @@ pytest.importorskip("llguidance")
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
     characters = CharTokenizer()
-    found = Grammars(characters, characters.vocab_size, [characters.eos_id])
+    found = Grammars(characters, torch.zeros(characters.vocab_size, dtype=torch.bool), [characters.eos_id])
     yield found
     found.close()
 
@@ -120,3 +123,81 @@ def test_a_generator_writes_what_is_asked_for(toy_model: Callable[..., Transform
     assert found[3].finish_reason == "stop"
     # Those beside it are as if alone, but for its place in the call.
     assert found[4].token_ids == generator.generate(["a", "b", "c"], asked[2])[2].token_ids
+
+
+def test_what_the_tokenizer_cannot_write_is_said(toy_model: Callable[..., Transformer]) -> None:
+    characters = CharTokenizer()
+    generator = Generator(toy_model(vocab_size=characters.vocab_size), characters)
+    with pytest.raises(UsageError, match="this model's tokenizer cannot write"):
+        generator.generate(["a"], GenerationConfig(regex="x\u00df", seed=1))
+    generator.close()
+
+
+def random_schema(draw: random.Random, depth: int = 3) -> dict[str, Any]:
+    """A schema whose texts are short: whatever could go on without end has a bound."""
+    kinds = ["null", "boolean", "integer", "number", "string", "pattern", "enum", "const"]
+    kinds += ["object", "object", "array", "tuple", "anyOf", "$ref"] if depth else []
+    kind = draw.choice(kinds)
+    if kind == "integer":
+        low = draw.randint(-1000, 1000)
+        return {"type": "integer", "minimum": low, "maximum": low + draw.randint(0, 500)}
+    if kind == "number":
+        low = draw.randint(-50, 50) / 4
+        return {"type": "number", "minimum": low, "maximum": low + draw.randint(1, 20)}
+    if kind == "string":
+        least = draw.randint(0, 3)
+        return {"type": "string", "minLength": least, "maxLength": least + draw.randint(0, 5)}
+    if kind == "pattern":
+        return {"type": "string", "pattern": draw.choice(["^[a-f]{2,4}$", "^(red|green)-\\d{1,3}$", "^\\d{4}-\\d\\d$"])}
+    if kind == "enum":
+        return {"enum": draw.sample([1, -2.5, "é\n", 'a"b', None, True, [], [1, 2], {"k": 0}, ""], draw.randint(1, 4))}
+    if kind == "const":
+        return {"const": draw.choice([0, "x", None, [1, {"y": "z"}], False])}
+    if kind == "object":
+        names = draw.sample(["a", "long name", "ß", 'q"', "d.e", "0"], draw.randint(0, 4))
+        return {
+            "type": "object",
+            "properties": {name: random_schema(draw, depth - 1) for name in names},
+            "required": draw.sample(names, draw.randint(0, len(names))),
+            "additionalProperties": False,
+        }
+    if kind == "array":
+        least = draw.randint(0, 2)
+        bounds = {"minItems": least, "maxItems": least + draw.randint(0, 2)}
+        return {"type": "array", "items": random_schema(draw, depth - 1), **bounds}
+    if kind == "tuple":
+        items = [random_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]}
+    if kind == "$ref":
+        return {"$ref": "#/$defs/shared"}
+    return {"type": kind}
+
+
+@pytest.mark.parametrize(
+    ("count", "first"), [(150, 0), pytest.param(1000, 1000, marks=pytest.mark.campaign)], ids=["150", "1000"]
+)
+def test_json_fits_its_schema_whatever_the_schema(
+    toy_model: Callable[..., Transformer], count: int, first: int
+) -> None:
+    """The network knows nothing, and the validator is none of ours."""
+    jsonschema = pytest.importorskip("jsonschema")
+    text = json.dumps([{"long name": [1, 20.5, "red"], "ß": None}, {"a": True, "d.e": "green-12"}] * 9, indent=1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=290), [text], console=Console.silent())
+    sizes = {"vocab_size": tokenizer.vocab_size, "num_layers": 1, "d_model": 16, "max_seq_len": 512}
+    generator = Generator(toy_model(**sizes), tokenizer, max_batch_size=32)
+    schemas = []
+    for number in range(first, first + count):
+        draw = random.Random(number)
+        schemas.append({**random_schema(draw), "$defs": {"shared": random_schema(draw, 0)}})
+    asked = [GenerationConfig(json_schema=schema, max_new_tokens=500, temperature=1.0, seed=5) for schema in schemas]
+    written = generator.generate(["x"] * count, asked)
+    generator.close()
+    whole = 0
+    for schema, done in zip(schemas, written, strict=True):
+        if done.finish_reason == "stop":
+            jsonschema.Draft202012Validator(schema).validate(json.loads(done.text))
+            whole += 1
+    print("WHOLE", whole, count)
+    assert whole >= 0.97 * count

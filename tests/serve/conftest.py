@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from sheepop.checkpoint import LoadedModel
-from sheepop.model import ModelConfig, build_model
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
@@ -37,7 +37,7 @@ class WithTemplate(CharTokenizer):
         return {**super().settings(), "chat_template": TEMPLATE}
 
 
-def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
+def tiny_network(seed: int = 4) -> Transformer:
     sizes = {"vocab_size": 128, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 256, "dropout": 0.0}
     model = build_model(ModelConfig(**sizes, position_encoding="rope", tie_weights=False), seed).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -45,6 +45,11 @@ def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
+    model = tiny_network(seed)
     return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
 
 
@@ -70,6 +75,6 @@ class Live:
 
 @pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=8, max_waiting=16, max_body_bytes=100_000, client_seconds=1.5))
+    server = Live(ServerConfig(max_running=4, max_waiting=8, max_body_bytes=100_000, client_seconds=1.5))
     yield server
     server.close()

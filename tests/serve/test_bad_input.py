@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -81,7 +82,7 @@ SAMPLING = {
     "model": one_of("plain", "chat"),
     "temperature": number(0, 2),
     "top_p": number(1e-300, 1),
-    "n": integer(1, 8),  # as many as are written at a time
+    "n": integer(1, 4),  # as many as are written at a time
     "stream": one_of(False, True),
     "stream_options": lambda value: value is None,
     "stop": lambda value: value in (None, []) or (text(value) and 0 < len(value) <= 1000),
@@ -102,7 +103,7 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "/v1/completions": {
         **SAMPLING,
         "prompt": lambda value: (text(value) and 0 < len(value) < 256) or value == [1],
-        "best_of": lambda value: value is None or integer(1, 8)(value),
+        "best_of": lambda value: value is None or integer(1, 4)(value),
         "echo": lambda value: type(value) is bool,
         "logprobs": lambda value: value is None or integer(0, 20)(value),
     },
@@ -126,9 +127,8 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "/detokenize": {"model": SAMPLING["model"], "tokens": lambda value: value in ([], [1])},
 }
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 1.5, -0.5, 1e-300, 1e300, 2**31, 2**63, -(2**63) - 1, 10**30, 1_000_000,
-    "", "x", "none", "1", "\x00", "é" * 5000, "x" * 20_000,
-    [], [1], [-1], [10**30], [None], [[]], [[[1]]], ["a", 1], [{}], {}, {"a": 1}, {"": None},
+    None, True, 0, 1, -1, 1.5, 1e-300, 1e300, 2**63, -(2**63) - 1, 10**30, 1_000_000, "", "x", "none", "1", "\x00",
+    "x" * 20_000, [], [1], [-1], [10**30], [[]], [[[1]]], ["a", 1], [{}], {}, {"a": 1},
 ]  # fmt: skip
 
 
@@ -319,11 +319,9 @@ def connected(live: Live) -> socket.socket:
 
 def read_all(connection: socket.socket) -> bytes:
     data = b""
-    try:
+    with suppress(ConnectionResetError):
         while more := connection.recv(65536):
             data += more
-    except ConnectionResetError:
-        pass
     return data
 
 
@@ -347,10 +345,8 @@ def test_who_sends_slowly_is_cut_off(client: httpx.Client, live: Live, first: by
     def dribble() -> None:
         while not over.wait(0.05):
             for connection in connections:
-                try:
+                with suppress(OSError):
                     connection.sendall(drop)
-                except OSError:
-                    continue
 
     thread = threading.Thread(target=dribble)
     thread.start()
@@ -390,10 +386,8 @@ def test_a_connection_that_says_nothing_is_closed(live: Live) -> None:
 )
 def test_what_is_not_http_is_refused(client: httpx.Client, live: Live, said: bytes) -> None:
     with connected(live) as connection:
-        try:
+        with suppress(OSError):
             connection.sendall(said)
-        except OSError:
-            pass
         head, _, body = read_all(connection).partition(b"\r\n\r\n")
     if len(said) < 100_000:  # else the connection may be reset before the answer is read
         assert head.split()[1] in (b"400", b"501")
@@ -414,7 +408,7 @@ def test_paths_and_methods_that_are_not_there(client: httpx.Client) -> None:
 def test_the_work_of_clients_that_vanish_is_cancelled(client: httpx.Client, live: Live, stream: bool) -> None:
     await_idle(client)
     before = metric(client, "sheepop_completion_tokens_total")
-    asked = {"model": "plain", "prompt": "Once", "max_tokens": 240, "min_tokens": 240, "n": 8, "stream": stream}
+    asked = {"model": "plain", "prompt": "Once", "max_tokens": 240, "min_tokens": 240, "n": 4, "stream": stream}
     body = json.dumps(asked).encode()
     for _ in range(5):
         with connected(live) as connection:
@@ -422,7 +416,7 @@ def test_the_work_of_clients_that_vanish_is_cancelled(client: httpx.Client, live
             while metric(client, "sheepop_running_requests") == 0:
                 time.sleep(0.001)
         await_idle(client)
-    assert metric(client, "sheepop_completion_tokens_total") - before < 5 * 8 * 240
+    assert metric(client, "sheepop_completion_tokens_total") - before < 5 * 4 * 240
     assert metric(client, "sheepop_cache_use") == 0
     assert live.registry.num_open == 0
     assert_serves(client)
@@ -437,14 +431,14 @@ def test_ten_times_more_than_fit_are_answered_or_refused(client: httpx.Client, l
 
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=live.url, timeout=60, limits=limits) as crowd:
-        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(240)]
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(120)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(answers) == 240
+    assert len(answers) == 120
     done = [answer for answer in answers if answer.status_code == 200]
-    assert len(done) >= 24
+    assert len(done) >= 12
     assert all(answer.json()["usage"]["completion_tokens"] == 30 for answer in done)
     for answer in answers:
         if answer.status_code != 200:

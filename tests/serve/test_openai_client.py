@@ -118,8 +118,8 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
     assert done.logprobs.content is not None
     assert bytes(b for entry in done.logprobs.content for b in entry.bytes or ()).decode() == done.message.content
     for entry in done.logprobs.content:
-        assert [top.token for top in entry.top_logprobs][0] == entry.token
-        assert math.exp(sum([top.logprob for top in entry.top_logprobs][:1])) <= 1
+        assert entry.top_logprobs[0].token == entry.token
+        assert math.exp(entry.top_logprobs[0].logprob) <= 1
     streamed = [
         entry.logprob
         for chunk in client.chat.completions.create(**asked, logprobs=True, stream=True)

@@ -27,13 +27,13 @@ _DEEPEST = 200
 
 
 class Grammars:
-    """Compiles the grammars of requests for a tokenizer, and a model whose logits have `num_rows`.
+    """Compiles the grammars of requests for a tokenizer, and a model that never writes tokens that are `forbidden` (V,).
 
     A text that is complete may only end, with one of `end_ids`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_rows: int, end_ids: Sequence[int]) -> None:
-        self._tokenizer, self._num_rows, self._end_ids = tokenizer, num_rows, sorted(end_ids)
+    def __init__(self, tokenizer: Tokenizer, forbidden: Tensor, end_ids: Sequence[int]) -> None:
+        self._tokenizer, self._writable, self._end_ids = tokenizer, ~forbidden.cpu(), sorted(end_ids)
         if not end_ids:
             raise UsageError("Constrained output needs a token that ends a text, and this tokenizer has none.")
         self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=_SECONDS)
@@ -62,7 +62,7 @@ class Grammars:
             raise UsageError(f"{name} is not valid: {wrong.strip()}")
         limits = self._library.LLParserLimits(verbose_errors=False)  # the rest is not for the eyes of a client
         matcher = self._library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        return Matcher(matcher, self._num_rows, self._end_ids)
+        return Matcher(matcher, self._writable, self._end_ids)
 
     def close(self) -> None:
         """Ends the process."""
@@ -98,7 +98,7 @@ class Grammars:
         """The tokenizer as llguidance reads it."""
         return self._library.LLTokenizer(
             self._library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._end_ids)),
-            n_vocab=max(self._num_rows, self._tokenizer.vocab_size),
+            n_vocab=max(len(self._writable), self._tokenizer.vocab_size),
             eos_token=list(self._end_ids),
         )
 
@@ -106,20 +106,24 @@ class Grammars:
 class Matcher:
     """How far a text has followed its grammar."""
 
-    def __init__(self, matcher: Any, num_rows: int, end_ids: Sequence[int]) -> None:
-        self._matcher, self._num_rows, self._end_ids = matcher, num_rows, list(end_ids)
+    def __init__(self, matcher: Any, writable: Tensor, end_ids: Sequence[int]) -> None:
+        self._matcher, self._writable, self._end_ids = matcher, writable, list(end_ids)
 
     def allowed(self) -> Tensor:
         """True for the tokens that may come next (V,); where nothing more may, those that end a text.
 
-        Raises `UsageError` where the grammar turned out to be too complex.
+        Raises `UsageError` where the grammar turned out to be too complex, or asks for what no token can write.
         """
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise UsageError(f"The grammar cannot be followed any further: {self._matcher.get_error()}")
         words = torch.frombuffer(bytearray(bits), dtype=torch.uint8)
-        allowed = (words[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[: self._num_rows].bool()
+        allowed = (words[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[
+            : len(self._writable)
+        ].bool() & self._writable
         if not allowed.any():
+            if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
+                raise UsageError("The grammar asks for text that this model's tokenizer cannot write.")
             allowed[self._end_ids] = True
         return allowed
 
@@ -130,7 +134,7 @@ class Matcher:
 
     def fork(self) -> Matcher:
         """A second matcher at the same place."""
-        return Matcher(self._matcher.deep_copy(), self._num_rows, self._end_ids)
+        return Matcher(self._matcher.deep_copy(), self._writable, self._end_ids)
 
     def allowed_behind(self, guesses: Sequence[int]) -> list[Tensor]:
         """What is allowed behind the text, and behind each of the guesses up to the first that is not allowed."""

@@ -166,7 +166,7 @@ class Generator:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.model.config.vocabulary, sorted(self._end_ids))
+        return Grammars(self.tokenizer, self._sampler.forbidden, sorted(self._end_ids))
 
     def _requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]

@@ -94,10 +94,10 @@ class PagedCache:
                 for tail in self._tails.values():
                     tail[target] = tail[source]
 
-    def read(self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None) -> None:
+    def read(self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None, longest_source: int = 0) -> None:
         """Says what the tokens of the next pass are, in this order.
 
-        `sources` number the texts that an encoder read for each chunk.
+        `sources` number the texts that an encoder read for each chunk, the longest of which has `longest_source` tokens.
         """
         self._pass = _Pass(chunks, self.block_size, self.keys[0].device)
         numbers = sources or [0] * len(chunks)
@@ -106,7 +106,11 @@ class PagedCache:
         if set(self._sources) <= set(before):
             if self._sources != before:
                 rows = torch.tensor([before.index(source) for source in self._sources], device=self.keys[0].device)
-                self._memory = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._memory.items()}
+                # Of those that ended one may have been the longest.
+                self._memory = {
+                    layer: (keys_BKSC[rows, :, :longest_source], values_BKSC[rows, :, :longest_source])
+                    for layer, (keys_BKSC, values_BKSC) in self._memory.items()
+                }
         else:
             self._memory = {}
 

@@ -41,11 +41,12 @@ class PagedRunner:
             read += (reader.context + reader.drafts)[chunk.start : chunk.end]
             predicting += range(len(read) - grant.num_predictions, len(read))
         inputs: dict[str, Any] = {}
-        numbers = None
+        numbers, longest = None, 0
         if self._sources is not None:
             sources = [share.request.source_ids for share in shares for _ in share.grants]
             inputs["memory"], numbers = self._sources.memory(sources, [chunk.count for chunk in chunks])
-        self._cache.read(chunks, numbers)
+            longest = inputs["memory"].states.shape[1]
+        self._cache.read(chunks, numbers, longest)
         device = self._model.device
         input_ids = torch.tensor(read, device=device)[:, None]
         hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)

@@ -186,7 +186,7 @@ class Answer:
         return candidate.index + candidate.request.index * candidate.request.num_candidates
 
     async def write(self, seconds: float) -> AsyncGenerator[list[Update], None]:
-        """What each step brings, for at most so many `seconds`; raises `ApiError`."""
+        """Nothing once the engine has taken it, then what steps bring, for at most `seconds`; raises `ApiError`."""
         try:
             async with aclosing(self.model.worker.write(self.requests, seconds=seconds)) as written:
                 async for updates in written:

@@ -16,10 +16,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 import sheepop
 from sheepop.core.errors import SheepOpError
+from sheepop.generate.engine import Update
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
@@ -46,6 +48,7 @@ _MOST_EMBEDDINGS = 2048
 # Settings that only the model can check, and what the API calls them.
 _PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
 T = TypeVar("T")
+Written = AsyncGenerator[list[Update], None]
 
 
 def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
@@ -206,41 +209,45 @@ class Service:
         ticket: Ticket,
         request: Request,
     ) -> Response:
+        written = answer.write(self._config.deadline_seconds)
         if asked.stream:
+            # A request that the engine does not take is refused by its status, as long as nothing is sent.
+            await self._while_wanted(request, anext(written))
             include_usage = asked.stream_options is not None and asked.stream_options.include_usage
-            return _EventStream(self._events(answer, pieces, include_usage=include_usage), ticket.handed_on())
-        await self._while_wanted(request, self._write(answer))
+            events = self._events(answer, written, pieces, include_usage=include_usage)
+            return _EventStream(events, written, ticket.handed_on())
+        await self._while_wanted(request, self._write(answer, written))
         chosen = [candidate for request in answer.requests for candidate in request.chosen()]
         choices = [pieces.whole(candidate, number) for number, candidate in enumerate(chosen)]
         return JSONResponse({**answer.head(), "choices": choices, "usage": answer.usage().to_dict()})
 
-    async def _write(self, answer: Answer) -> None:
+    async def _write(self, answer: Answer, written: Written) -> None:
         timing = Timing(self.metrics, answer.model.name)
         try:
-            async with aclosing(answer.write(self._config.deadline_seconds)) as written:
-                async for _ in written:
-                    timing.token()
+            async with aclosing(written):
+                async for updates in written:
+                    if updates:
+                        timing.token()
         finally:
             self._count(answer)
 
     async def _events(
-        self, answer: Answer, pieces: TextPieces | ChatPieces, *, include_usage: bool
+        self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces, *, include_usage: bool
     ) -> AsyncGenerator[str, None]:
         """The answer as server-sent events, those of a step together; an error in the middle is an event, too."""
         timing = Timing(self.metrics, answer.model.name)
         head = answer.head(".chunk" if answer.kind == "chat.completion" else "")
         usage = {"usage": None} if include_usage else {}
         try:
-            async with aclosing(answer.write(self._config.deadline_seconds)) as written:
-                async for updates in written:
-                    timing.token()
-                    events = [
-                        event({**head, "choices": [choice], **usage})
-                        for update in updates
-                        for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
-                    ]
-                    if events:
-                        yield "".join(events)
+            async for updates in written:
+                timing.token()
+                events = [
+                    event({**head, "choices": [choice], **usage})
+                    for update in updates
+                    for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
+                ]
+                if events:
+                    yield "".join(events)
             if include_usage:
                 yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
             yield _DONE
@@ -281,23 +288,28 @@ class Ticket:
 class _EventStream(StreamingResponse):
     """A stream of events that ends its work, and lets go of what it holds, also when it is never read."""
 
-    def __init__(self, events: AsyncGenerator[str, None], held: ExitStack) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], written: Written, held: ExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._events, self._held = events, held
+        self._events, self._written, self._held = events, written, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
-            async with aclosing(self._events):
+            async with aclosing(self._written), aclosing(self._events):
                 await super().__call__(scope, receive, send)
 
 
 class _StrictRequest(Request):
     """JSON as its standard has it: no NaN, no half of a surrogate pair, and no more than 200 levels."""
 
-    async def json(self) -> Any:
-        body = await self.body()
+    async def body(self) -> bytes:
         try:
-            return from_json(body, allow_inf_nan=False)
+            return await super().body()
+        except ClientDisconnect:
+            raise _left() from None
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None
 
@@ -336,7 +348,7 @@ async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> 
         if working.done():
             return working.result()
         if leaving.done():
-            raise ApiError(CLIENT_LEFT, "The client has closed the connection.", kind="client_error")
+            raise _left()
         raise ApiError(
             504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
         )
@@ -344,6 +356,10 @@ async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> 
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _left() -> ApiError:
+    return ApiError(CLIENT_LEFT, "The client has closed the connection.", kind="client_error")
 
 
 async def _disconnected(request: Request) -> None:

@@ -21,7 +21,7 @@ _BODIES = 64  # as many of the largest size are held at a time
 
 
 class Gate:
-    """ASGI middleware. Requests for the paths that are `asking` need a key; the log has no text of prompts or answers."""
+    """ASGI middleware. Requests for paths that are `asking` need a key; the log has no text of prompts or answers."""
 
     def __init__(
         self, app: ASGIApp, *, metrics: Metrics, doorkeeper: Doorkeeper, asking: Collection[str], largest_body: int

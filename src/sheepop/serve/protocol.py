@@ -202,7 +202,7 @@ class ChatRequest(_Sampling):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs = true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens: give max_completion_tokens alone")
+            raise ValueError("max_completion_tokens: cannot be combined with max_tokens")
         names = {tool.function.name for tool in self.tools or ()}
         if self.tool_choice not in (None, "none") and not names:
             raise ValueError("tool_choice: only with tools")

@@ -203,6 +203,7 @@ def described(shape: type[Shape], *, streams: bool = False) -> dict[int | str, d
     """What an endpoint may answer, for its description."""
     answer: dict[str, Any] = {"model": shape, "description": shape.__doc__}
     if streams:
-        events = "Pieces of the answer, as server-sent events, where `stream` is true."
-        answer["content"] = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
+        data = {"type": "string", "description": "A piece of the answer as JSON; of the last event `[DONE]`."}
+        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        answer["content"] = {"text/event-stream": {"schema": event}}
     return {200: answer, **_REFUSALS}

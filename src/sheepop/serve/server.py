@@ -94,7 +94,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first request has its time from here on."""
         super().connection_made(transport)
-        # What is accepted from a listener that was made elsewhere is not known as TCP, and would hold small pieces back.
+        # asyncio does not know that what our own listener accepts is TCP, which would hold small pieces back.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._arrival.begin()
 

@@ -82,7 +82,7 @@ class EngineWorker:
     async def write(
         self, requests: Sequence[Request], *, seconds: float | None = None
     ) -> AsyncGenerator[list[Update], None]:
-        """The updates of requests, of each those of a step together, until all are over.
+        """Nothing once the engine has taken the requests; then their updates, those of a step together, to the end.
 
         Raises `UsageError` for a request that can never run or finds no room to wait, `DeadlineError` after `seconds`,
         and what else ended one of them. A caller that stops listening, or hears of an error, ends all requests.
@@ -174,6 +174,7 @@ class EngineWorker:
             except SheepOpError as error:
                 self._tell({id(request): _News([], is_over=True, error=error)})
                 return
+        self._tell({id(requests[0]): _News([])})
 
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:

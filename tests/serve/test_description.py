@@ -1,0 +1,73 @@
+"""The server does what its own description says: requests that fit it, and requests that do not, drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+
+from .conftest import Live
+
+schemathesis = pytest.importorskip("schemathesis")
+
+checks, GenerationMode = schemathesis.checks, schemathesis.GenerationMode
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.allow_header_conformance,
+    checks.negative_data_rejection,
+]
+OPERATIONS = [
+    ("post", "/v1/chat/completions", 40),
+    ("post", "/v1/completions", 40),
+    ("post", "/v1/embeddings", 15),
+    ("post", "/tokenize", 10),
+    ("post", "/detokenize", 10),
+    ("get", "/v1/models/{name}", 10),
+    ("get", "/v1/models", 1),
+    ("get", "/metrics", 1),
+    ("get", "/health", 1),
+    ("get", "/ready", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def description(live: Live) -> Any:
+    return schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as found:
+        yield found
+
+
+def test_all_operations_are_here(description: Any) -> None:
+    known = {(found.ok().method, found.ok().path) for found in description.get_all_operations()}
+    assert known == {(method, path) for method, path, _ in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "count", "mode"),
+    [(*found, mode) for found in OPERATIONS for mode in GenerationMode if found[0] == "post" or mode.is_positive],
+)
+def test_answers_are_as_described(
+    description: Any, session: requests.Session, method: str, path: str, count: int, mode: Any
+) -> None:
+    operation = description[path][method]
+
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            case.body["model"] = "chat"
+            if "completions" in path:
+                case.body = {**case.body, "max_tokens": 2}
+        case.validate_response(case.call(session=session), checks=CHECKS)
+
+    check()
