@@ -222,20 +222,20 @@ def test_texts_equal_those_of_a_plain_loop(
 
 
 @pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
-@pytest.mark.parametrize(
-    "kind", [kind for kind, network in enumerate(NETWORKS) if not {"experts", "architecture"} & network.keys()]
-)
-@pytest.mark.parametrize("rounded", [False, True])
-@settings(max_examples=4, deadline=None)
+@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@settings(max_examples=2, deadline=None)
 @given(
-    everything=st.lists(asked_for, min_size=2, max_size=6),
+    everything=st.lists(asked_for, min_size=2, max_size=4),
     max_tokens=st.integers(4, 40),
     drafts=st.sampled_from(["none", "lookup"]),
 )
 def test_in_float32_a_text_need_not_depend_on_the_others(
-    toy_model: Build, kind: int, rounded: bool, everything: list[Asked], max_tokens: int, drafts: str
+    toy_model: Build, kind: int, everything: list[Asked], max_tokens: int, drafts: str
 ) -> None:
     """The log-probabilities of its tokens are the same numbers, whatever is read beside them, in chunks of any size."""
+    if {"experts", "architecture"} & NETWORKS[kind].keys():
+        pytest.skip("experts and encoder-decoders have no kernels of their own")
+    rounded = kind % 2 == 1
     model = toy_model(max_seq_len=32, **NETWORKS[kind])
     network = with_native_products(quantize(model, "int8") if rounded else model, always=True)
     same = {"num_blocks": 80, "batch_invariant": True, "cache_in_int8": rounded}

@@ -17,6 +17,7 @@ pytest.importorskip("uvicorn")
 
 from sheepop.checkpoint import LoadedModel
 from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
@@ -61,7 +62,7 @@ class Live:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(self.registry, config)
+        self.server = Server(create_app(self.registry, config), self.registry, config)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
         while not self.server.started:

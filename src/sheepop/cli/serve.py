@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,13 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        typer.Option(help="Run in this process or on a Ray cluster.", show_default="server.engine"),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the models, with --engine ray.", show_default="server.replicas")
+    ] = None,
     config: ConfigFile = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8.")
@@ -35,17 +42,34 @@ def serve(
       sheepop serve runs/quickstart
 
       sheepop serve small=runs/small large=runs/large --port 8080 --api-keys keys.json
+
+      sheepop serve runs/quickstart --engine ray --replicas 4
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.jobs.config import SheepOpConfig, load_config
 
-    given = {"host": host, "port": port, "api_keys": api_keys and str(api_keys)}
-    options = {"server": {key: value for key, value in given.items() if value is not None}}
+    given = {
+        "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
+    }  # fmt: skip
+    options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
+    if device is not None:
+        options["device"] = device
     chosen: SheepOpConfig = load_config(config, settings or [], options=options)
-    for model in models:
-        resolve_model_directory(Path(model.partition("=")[2] or model))
+    places = dict(_named(model) for model in models)
+    if len(places) < len(models):
+        raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
+    for place in places.values():
+        resolve_model_directory(place)
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
         raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    run(models, chosen.server, device=device or "auto", dtype=dtype, console=make_console(quiet))
+    run(places, chosen, dtype=dtype, console=make_console(quiet))
+
+
+def _named(model: str) -> tuple[str, Path]:
+    """The name of a model and its place, which is absolute so that other machines find it too."""
+    name, equals, place = model.partition("=")
+    if not equals or not name or "/" in name:
+        name, place = Path(model).name or model, model
+    return name, Path(place).absolute()

@@ -122,7 +122,7 @@ def find_compiler() -> str | None:
 
 
 def compiler_command() -> tuple[str, ...] | None:
-    """How to call the C++ compiler: what ``CXX`` says, or the first of the usual ones that answers; None without any."""
+    """How to call the C++ compiler: as ``CXX`` says, or the first usual one that answers; None without any."""
     named = (tuple(shlex.split(name)) for name in (os.environ.get("CXX", ""), *_COMPILERS))
     return next((command for command in named if command and _version_of(command)), None)
 

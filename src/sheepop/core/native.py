@@ -10,16 +10,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+from sheepop.core.machine import compiler_command
 
 _HEADER = Path(__file__).with_name("native.h")
 # Tuning for a processor would let a compiler round in one tile of a product and not in another.
 _FLAGS = ("-O3", "-march=native", "-mtune=generic", "-fno-math-errno", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
-_COMPILERS = (os.environ.get("CXX", ""), "g++", "clang++")
 _SECONDS = 120
 
 
@@ -31,7 +32,7 @@ def native_kernels_allowed() -> bool | None:
 @cache
 def native_library(source: Path) -> ctypes.CDLL | None:
     """The functions of a C++ file; None where it cannot be compiled, or must not be."""
-    compiler = next((found for name in _COMPILERS if name and (found := shutil.which(name))), None)
+    compiler = compiler_command()
     if compiler is None or native_kernels_allowed() is False:
         return None
     try:
@@ -40,7 +41,7 @@ def native_library(source: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _compiled(source: Path, compiler: str) -> Path:
+def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
     key = repr((content, compiler, _FLAGS, _processor())).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop" / "native"
@@ -49,7 +50,7 @@ def _compiled(source: Path, compiler: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             built = Path(work) / target.name
-            command = [compiler, *_FLAGS, f"-I{_HEADER.parent}", str(source), "-o", str(built)]
+            command = [*compiler, *_FLAGS, f"-I{_HEADER.parent}", str(source), "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
             built.replace(target)
     return target

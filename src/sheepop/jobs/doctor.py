@@ -35,7 +35,7 @@ _OPTIONAL_PACKAGES = {
     "uvicorn": ("serve", "sheepop serve cannot run"),
     "prometheus-client": ("serve", "sheepop serve cannot run"),
     "llguidance": ("serve", "texts cannot be held to a JSON schema, a regular expression, a choice or a grammar"),
-    "ray": ("cluster", "a corpus cannot be built on a cluster"),
+    "ray": ("cluster", "corpora are built, and models served, on one machine only"),
     "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),
     "pytest": ("dev", "the tests cannot run"),
     "ruff": ("dev", "make lint cannot run"),

@@ -4,45 +4,61 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from starlette.types import ASGIApp
 
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.serve.access import Doorkeeper
+from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
-from sheepop.serve.server import Server
+from sheepop.serve.server import Server, Service
 
 
-def serve(
-    models: Sequence[str | Path], config: ServerConfig, *, device: str, dtype: str | None, console: Console
-) -> None:
-    """Loads the models and answers requests. SIGTERM and Ctrl-C let open requests finish; SIGHUP loads models anew.
+def serve(places: Mapping[str, Path], config: SheepOpConfig, *, dtype: str | None, console: Console) -> None:
+    """Serves the models in these places under these names.
 
-    A model is called as its directory is, or ``NAME=DIRECTORY``. Raises `UsageError` for two of one name, or a port
-    that is taken.
+    SIGTERM and Ctrl-C let open requests finish; SIGHUP loads models anew. Raises `UsageError` for a port that is taken.
     """
-    places = dict(_named(str(model)) for model in models)
-    if len(places) < len(models):
-        raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
-    registry = Registry(
-        lambda name: ServedModel.load(name, places[name], config, device=device, dtype=dtype), list(places)
-    )
-    listener = _listen(config)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    server = Server(registry, config)
-    scheme = "https" if config.certificate else "http"
-    host, port = listener.getsockname()[:2]
-    console.info(f"Serving {', '.join(places)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
-    server.run(sockets=[listener])
+    with _service(places, config, dtype, console) as (app, service):
+        listener = _listen(config.server)
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        scheme = "https" if config.server.certificate else "http"
+        host, port = listener.getsockname()[:2]
+        console.info(f"Serving {', '.join(places)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
+        Server(app, service, config.server).run(sockets=[listener])
 
 
-def _named(model: str) -> tuple[str, str]:
-    name, equals, place = model.partition("=")
-    if equals and name and "/" not in name:
-        return name, place
-    return Path(model).name or model, model
+@contextmanager
+def _service(
+    places: Mapping[str, Path], config: SheepOpConfig, dtype: str | None, console: Console
+) -> Iterator[tuple[ASGIApp, Service]]:
+    """The application that serves the models, in this process or in replicas, and what looks after it."""
+    server, device = config.server, config.device
+    if server.engine == "local":
+        registry = Registry(
+            lambda name: ServedModel.load(name, places[name], server, device=device, dtype=dtype), list(places)
+        )
+        yield create_app(registry, server), registry
+        return
+    try:
+        from sheepop.serve.front import Front
+        from sheepop.serve.replicas import replicas_on_ray
+    except ImportError as error:
+        raise UsageError(f"The engine ray needs Ray Serve: pip install 'sheepop[cluster]' ({error})") from None
+    doorkeeper = Doorkeeper(server.api_keys)
+    console.info(f"Starting {counted(server.replicas, 'replica')} on the Ray cluster.")
+    known = doorkeeper.without_limits()
+    with replicas_on_ray(places, server, known, device=device, dtype=dtype) as replicas:
+        front = Front(replicas, server, doorkeeper)
+        yield front, front
 
 
 def _listen(config: ServerConfig) -> socket.socket:

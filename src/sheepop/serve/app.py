@@ -30,6 +30,7 @@ from sheepop.serve.gate import Gate
 from sheepop.serve.metrics import Metrics, Timing
 from sheepop.serve.pieces import ChatPieces, TextPieces
 from sheepop.serve.protocol import (
+    ASKING,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -38,9 +39,10 @@ from sheepop.serve.protocol import (
     TokenizeRequest,
     refusal_of,
 )
-from sheepop.serve.registry import Registry
+from sheepop.serve.registry import Registry, draining
 from sheepop.serve.served_model import ServedModel
 
+CLIENT_LEFT = 499  # what nobody reads, but the log has
 _DONE = "data: [DONE]\n\n"
 _MOST_EMBEDDINGS = 2048
 # Settings that only the model can check, and what the API calls them.
@@ -49,8 +51,8 @@ T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
 
 
-def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
-    """The application that serves the models of `registry`."""
+def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
+    """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -58,7 +60,7 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
         await asyncio.to_thread(registry.close)
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    service = Service(registry, config)
+    service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
     reading: dict[str, tuple[Callable[..., Any], type[replies.Shape] | None]] = {
         "/health": (service.health, replies.Status),
         "/ready": (service.ready, replies.Status),
@@ -77,7 +79,7 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
         Gate,
         metrics=service.metrics,
         doorkeeper=service.doorkeeper,
-        asking=asking.keys(),
+        asking=ASKING,
         largest_body=config.max_body_bytes,
     )
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
@@ -89,7 +91,8 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
         app.add_api_route(
             path, endpoint, methods=["GET"], response_model=None, response_class=kind, responses=described
         )
-    for path, (endpoint, shape) in asking.items():
+    for path in ASKING:
+        endpoint, shape = asking[path]
         streams = shape in (replies.ChatCompletion, replies.Completion)
         described = replies.described(shape, streams=streams)
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
@@ -99,9 +102,9 @@ def create_app(registry: Registry, config: ServerConfig) -> FastAPI:
 class Service:
     """The endpoints, and what they share."""
 
-    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+    def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._registry, self._config = registry, config
-        self.doorkeeper, self.metrics = Doorkeeper(config.api_keys), Metrics(registry)
+        self.doorkeeper, self.metrics = doorkeeper, Metrics(registry)
 
     async def health(self) -> dict[str, str]:
         """Answers as long as the process lives."""
@@ -110,7 +113,7 @@ class Service:
     async def ready(self) -> dict[str, str]:
         """Answers while requests are taken."""
         if self._registry.is_draining:
-            raise ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+            raise draining()
         return {"status": "ready"}
 
     async def show_metrics(self) -> PlainTextResponse:
@@ -191,25 +194,12 @@ class Service:
 
     async def _while_wanted(self, request: Request, work: Awaitable[T], param: str | None = None) -> T:
         """What `work` on the field `param` returns; it is cancelled when the client leaves, or it takes too long."""
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-        seconds = self._config.deadline_seconds
         try:
-            await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            if leaving.done():
-                raise _left()
-            raise ApiError(
-                504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
-            )
+            return await while_wanted(request, work, self._config.deadline_seconds)
         except SheepOpError as error:
             code = "context_length_exceeded" if "max_seq_len" in str(error) else "invalid_value"
             named = _PARAMETERS.get(str(error).partition(" ")[0].rstrip(":"), param)
             raise ApiError(400, str(error), param=named, code=code) from None
-        finally:
-            for task in (working, leaving):
-                task.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def _respond(
         self,
@@ -252,17 +242,17 @@ class Service:
             async for updates in written:
                 timing.token()
                 events = [
-                    _event({**head, "choices": [choice], **usage})
+                    event({**head, "choices": [choice], **usage})
                     for update in updates
                     for choice in pieces.piece(update.candidate, answer.number(update.candidate), update.text)
                 ]
                 if events:
                     yield "".join(events)
             if include_usage:
-                yield _event({**head, "choices": [], "usage": answer.usage().to_dict()})
+                yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
             yield _DONE
         except ApiError as error:
-            yield _event(error.body)
+            yield event(error.body)
         finally:
             self._count(answer)
 
@@ -345,12 +335,31 @@ def _described(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _event(value: dict[str, Any]) -> str:
+def event(value: dict[str, Any]) -> str:
+    """A server-sent event."""
     return f"data: {json.dumps(value)}\n\n"
 
 
+async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:
+    """What `work` returns; it is cancelled, and `ApiError` raised, when the client leaves or it takes longer."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if leaving.done():
+            raise _left()
+        raise ApiError(
+            504, f"The request took longer than {seconds:g} s.", kind="server_error", code="deadline_exceeded"
+        )
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 def _left() -> ApiError:
-    return ApiError(499, "The client has closed the connection.", kind="client_error")
+    return ApiError(CLIENT_LEFT, "The client has closed the connection.", kind="client_error")
 
 
 async def _disconnected(request: Request) -> None:

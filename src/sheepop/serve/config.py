@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
 
@@ -44,3 +44,15 @@ class ServerConfig(Config):
     """The longest time for a request, waiting included."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """How long requests may still take once the server was asked to stop."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the models run: in this process, or in replicas on a Ray cluster."""
+    replicas: int = Field(default=1, ge=1)
+    """How many copies of the models run, with engine `ray`; the limits above hold for each of them."""
+    replica_cores: int | None = Field(default=None, ge=1)
+    """Processor cores of a replica, with engine `ray`; `null` shares those of the cluster evenly."""
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> ServerConfig:
+        if self.engine == "local" and (self.replicas > 1 or self.replica_cores is not None):
+            raise ValueError("replicas and replica_cores need engine = ray; this process runs every model once")
+        return self

@@ -36,7 +36,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started, status, size = time.monotonic(), 0, 0
-        name = secrets.token_hex(8)
+        name = scope.setdefault("request_name", secrets.token_hex(8))  # a replica finds that of its front
 
         async def limited() -> Message:
             nonlocal size

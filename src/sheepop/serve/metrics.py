@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from sheepop.serve.registry import Registry
@@ -62,6 +63,29 @@ class _Engines(Collector):
             for model in self._models.models():
                 family.add_metric([model.name], value(model.worker))  # type: ignore[no-untyped-call]
             yield family
+
+
+class _Found(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families, as they are."""
+        return self._families
+
+
+def merged(front: bytes, replicas: Mapping[str, bytes]) -> bytes:
+    """The metrics of a front and its replicas: what the front says of requests, and every replica of its models."""
+    families = {family.name: family for family in text_string_to_metric_families(front.decode())}
+    for replica, text in replicas.items():
+        for family in text_string_to_metric_families(text.decode()):
+            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            of_models = [sample for sample in family.samples if "model" in sample.labels]
+            known.samples += [sample._replace(labels={**sample.labels, "replica": replica}) for sample in of_models]
+    running = GaugeMetricFamily("sheepop_replicas", "Replicas that answer.", value=len(replicas))
+    registry = CollectorRegistry()
+    registry.register(_Found([*families.values(), running]))
+    return generate_latest(registry)
 
 
 class Timing:

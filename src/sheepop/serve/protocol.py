@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
+# The paths of requests that a model works for: these need a key, count towards its limits, and are counted by path.
+ASKING = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 _MOST_TEXTS = 128
 _MOST_STOPS = 4
 _LONGEST_STOP = 1000

@@ -10,6 +10,11 @@ from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
 
 
+def draining() -> ApiError:
+    """The refusal of new requests while the last ones are finished."""
+    return ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+
+
 class Registry:
     """Keeps models by name. One that is replaced ends with the last request that uses it."""
 
@@ -35,7 +40,7 @@ class Registry:
     def using(self, name: str) -> Iterator[ServedModel]:
         """The model of this name, which lives as long as it is used; raises `ApiError` 404, or 503 while draining."""
         if self.is_draining:
-            raise ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+            raise draining()
         with self._lock:
             model = self.model(name)
             self._uses[id(model)] = self._uses.get(id(model), 0) + 1

@@ -9,32 +9,48 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError
-from sheepop.serve.registry import Registry
 
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
 _LAST_WORDS_SECONDS = 5  # to tell those whose requests are cut off when the server ends
 
 
-class Server(uvicorn.Server):
-    """Serves the models of `registry`. Takes no new requests once it is told to stop, and ends with the last open one.
+class Service(Protocol):
+    """What answers the requests of a server; new ones are refused while it `is_draining`."""
 
+    is_draining: bool
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not over."""
+
+    def reload(self) -> None:
+        """Reads all models again."""
+
+    def close(self) -> None:
+        """Ends all models; who still waits for one is told so."""
+
+
+class Server(uvicorn.Server):
+    """Serves an application, behind which is the `service`.
+
+    Takes no new requests once it is told to stop, and ends with the last open one.
     What is still open after `drain_seconds` is told so.
     """
 
-    def __init__(self, registry: Registry, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, service: Service, config: ServerConfig) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(registry, config),
+                app,
                 http=partial(Connection, client_seconds=config.client_seconds),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
@@ -47,22 +63,22 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=_LARGEST_HEAD,
             )
         )
-        self._registry, self._drain_seconds = registry, config.drain_seconds
+        self._service, self._drain_seconds = service, config.drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Also listens for SIGHUP, where this is the main thread."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
-            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._registry.reload))
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._service.reload))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for open requests first; new ones are refused with 503 meanwhile."""
-        self._registry.is_draining = True
+        self._service.is_draining = True
         until = time.monotonic() + self._drain_seconds
-        while self._registry.num_open and time.monotonic() < until:
+        while self._service.num_open and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        await asyncio.to_thread(self._registry.close)
+        await asyncio.to_thread(self._service.close)
         await super().shutdown(sockets)
 
 

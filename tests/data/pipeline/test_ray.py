@@ -7,14 +7,14 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+from ...two_nodes import NODE, two_nodes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sheepop[cluster]'"
@@ -24,7 +24,6 @@ NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold time
 WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
 SECONDS = 200
 PARTS = 3
-NODE = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
 
 
 @pytest.fixture(scope="module")
@@ -74,43 +73,10 @@ def on_one_machine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return content(output)
 
 
-def below(place: Path) -> list[psutil.Process]:
-    """The processes that were started on behalf of a cluster whose files are in `place`, by what they were told."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            told = [*process.cmdline(), process.environ().get("RAY_SHEEPOP_TEST", "")]
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and any(str(place) in word for word in told):
-            found.append(process)
-    return found
-
-
 @pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A cluster of two nodes of one core each; at the end none of its processes is left."""
-    from ray.cluster_utils import Cluster
-
-    # Its sockets lie in this folder, and the path of a socket may have few characters.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        # By this their own children are known too.
-        monkeypatch.setenv("RAY_SHEEPOP_TEST", place)
-        # Where the address of a cluster is written down, in a folder that is not made for it.
-        monkeypatch.setenv("RAY_TMPDIR", place)
-        (Path(place) / "ray").mkdir()
-        cluster = Cluster(initialize_head=False)
-        try:
-            cluster.add_node(**NODE, temp_dir=place)
-            cluster.add_node(**NODE)
-            cluster.wait_for_nodes(timeout=60)
-            yield cluster
-        finally:
-            cluster.shutdown()
-            for process in below(Path(place)):
-                process.kill()
-            _, alive = psutil.wait_procs(below(Path(place)), timeout=20)
-            assert not alive
+def cluster() -> Iterator[Any]:
+    with two_nodes() as found:
+        yield found
 
 
 class Build:
@@ -138,9 +104,9 @@ class Build:
 
 
 def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
-    two_nodes: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path
+    cluster: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path
 ) -> None:
-    address = two_nodes.address
+    address = cluster.address
     run_to_end(command(text, tmp_path / "corpus", "--engine", "ray"), RAY_ADDRESS=address)
     assert content(tmp_path / "corpus") == on_one_machine
 
@@ -148,18 +114,18 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     output = tmp_path / "goes on"
     with Build(command(text, output, "--engine", "ray"), output, address) as build:
         build.await_first_part()
-        two_nodes.remove_node(next(iter(two_nodes.worker_nodes)), allow_graceful=False)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         assert build.process.wait(timeout=SECONDS) == 0
     assert content(output) == on_one_machine
 
     # A node is lost and the build with it; the same command goes on with what is finished.
-    two_nodes.add_node(**NODE)
-    two_nodes.wait_for_nodes(timeout=60)
+    cluster.add_node(**NODE)
+    cluster.wait_for_nodes(timeout=60)
     output = tmp_path / "resumed"
     arguments = command(text, output, "--engine", "ray")
     with Build(arguments, output, address) as build:
         build.await_first_part()
-        two_nodes.remove_node(next(iter(two_nodes.worker_nodes)), allow_graceful=False)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     run_to_end(arguments, RAY_ADDRESS=address)
     assert content(output) == on_one_machine
     assert not list(tmp_path.glob(".*")), "the workplaces are gone"

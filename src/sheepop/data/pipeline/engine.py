@@ -20,6 +20,7 @@ from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from sheepop.core import errors
+from sheepop.core.cluster import ray_cluster
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, SheepOpError
 from sheepop.core.files import damaged_files, read_json, remove_partial, remove_tree
@@ -84,7 +85,7 @@ class RayEngine(Engine):
         if useful < 2:
             _LocalExecutor(steps, tasks, log, None, on_done).run()
             return
-        with _ray_cluster():
+        with ray_cluster(DataError):
             from datatrove.executor.ray import RayPipelineExecutor
 
             executor = RayPipelineExecutor(
@@ -193,30 +194,6 @@ def _failure(directory: Path, missing: list[int]) -> Exception:
         f"{len(missing)} of the build's tasks did not finish, most likely because the machines they ran on were "
         "lost. Run the same command again: it does only what is missing."
     )
-
-
-@contextmanager
-def _ray_cluster() -> Iterator[None]:
-    try:
-        import ray
-    except ImportError:
-        raise DataError("The engine ray needs Ray. Install it with: pip install 'sheepop[cluster]'") from None
-    started = not ray.is_initialized()
-    if started:
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-        except Exception as error:
-            # Ray raises what its parts raise, from a refused token to a port that nobody listens on.
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise DataError(
-                f"The Ray cluster cannot be used: {reason} Check RAY_ADDRESS, that every node runs the same version of "
-                "Ray, and that this machine has the cluster's token (docs/cluster.md)."
-            ) from error
-    try:
-        yield
-    finally:
-        if started:
-            ray.shutdown()
 
 
 @contextmanager
