@@ -59,6 +59,8 @@ def generate(
     guesses: option.Guesses = None,
     draft_model: option.DraftModel = None,
     no_cache: option.NoCache = False,
+    cache_dtype: option.CacheDtype = None,
+    batch_invariant: option.BatchInvariant = False,
     apart: option.Apart = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -118,6 +120,8 @@ def generate(
         grammar=None if grammar is None else option.read_text(grammar, "grammar file"),
         guesses=guesses,
         cache=not no_cache,
+        cache_dtype=cache_dtype,
+        batch_invariant=batch_invariant,
     )
     if top_logprobs is not None and not as_json:
         raise UsageError("Only --json shows what --top-logprobs asks for. Add --json, or leave it out.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -177,6 +177,16 @@ DraftModel = Annotated[
 ]  # fmt: skip
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Recompute everything for each token.", rich_help_panel=_SPEED)
+]
+CacheDtype = Annotated[
+    Literal["auto", "int8"] | None,
+    typer.Option(
+        help="int8 caches keys and values in 8 bits.", show_default="generation.cache_dtype", rich_help_panel=_SPEED
+    ),
+]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option("--batch-invariant", help="No text depends on the others, to the last bit.", rich_help_panel=_SPEED),
 ]
 Apart = Annotated[
     bool, typer.Option("--apart", help="Run several prompts one by one, not as a batch.", rich_help_panel=_SPEED)

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from sheepop.cli.exchange import Overwrite
+from sheepop.cli.generation_options import read_text
 from sheepop.cli.options import Json, Quiet, make_console, print_json
-from sheepop.core.errors import UsageError
 
 
 def quantize(
@@ -34,7 +34,7 @@ def quantize(
     from sheepop.checkpoint.run_directory import resolve_model_directory
 
     resolve_model_directory(model)
-    content = None if text is None else _read(text)
+    content = None if text is None else read_text(text, "text")
     from sheepop.jobs.quantize import quantize_model
 
     result = quantize_model(
@@ -49,10 +49,3 @@ def quantize(
             f"{to}, {result['bytes_before'] / 1e6:,.1f} MB before and {result['bytes_after'] / 1e6:,.1f} MB now.\n"
             f"Perplexity of a text {result['text']}: {before:.4g} before, {after:.4g} now ({after / before - 1:+.2%})."
         )
-
-
-def _read(text: Path) -> str:
-    try:
-        return text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{text} cannot be read as UTF-8 text: {error}.") from None

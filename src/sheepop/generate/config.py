@@ -51,7 +51,7 @@ class Settings(TypedDict, total=False):
     guesses: int | None
     window: bool
     cache: bool
-    cache_dtype: Literal["auto", "int8"]
+    cache_dtype: Literal["auto", "int8"] | None
     batch_invariant: bool
 
 
