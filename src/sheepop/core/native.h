@@ -49,6 +49,26 @@ inline float sum(V values) {
   }
 }
 
+template <class V>
+inline V spread(float value) {
+  V values;
+  for (unsigned i = 0; i < sizeof(V) / sizeof(float); i++) values[i] = value;
+  return values;
+}
+
+// total + a b, rounded once where the processor can, and the same wherever it is inlined: a compiler that chose for
+// itself would round once in one place and twice in another.
+inline Floats8 multiply_add(Floats8 total, Floats8 a, Floats8 b) {
+#ifdef __FMA__
+  return _mm256_fmadd_ps(a, b, total);
+#else
+  return total + a * b;
+#endif
+}
+#ifdef __AVX512F__
+inline Floats multiply_add(Floats total, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, total); }
+#endif
+
 // bfloat16 is the upper half of a float32.
 inline float single(uint16_t bits) {
   uint32_t wide = static_cast<uint32_t>(bits) << 16;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "native.h"
@@ -23,7 +24,8 @@ constexpr int64_t kBlock = 64;      // rows of x that stay in the cache while a 
 constexpr int64_t kAhead = 1024;    // bytes to fetch before they are needed
 constexpr int64_t kWork = 1 << 15;  // weights that are worth a thread
 
-inline Ints multiply_add(Ints total, Shorts a, Shorts b) {
+// total + the products of 16 pairs, two neighbours to each of 8 totals.
+inline Ints add_pairs(Ints total, Shorts a, Shorts b) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
   return reinterpret_cast<Ints>(_mm256_dpwssd_epi32(
       reinterpret_cast<__m256i>(total), reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
@@ -48,7 +50,7 @@ struct Float32 {
   const float* weights;
   const void* address(int64_t place) const { return weights + place; }
   Weights read(int64_t place) const { return load<Floats>(weights + place); }
-  static Total add(Total total, Weights w, const Input* x) { return total + w * load<Floats>(x); }
+  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Floats>(x)); }
   float finish(Total total, int64_t) const { return sum(total); }
 };
 
@@ -62,7 +64,7 @@ struct BFloat16 {
   Weights read(int64_t place) const {
     return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(weights + place), FloatBits) << 16);
   }
-  static Total add(Total total, Weights w, const Input* x) { return total + w * load<Floats>(x); }
+  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Floats>(x)); }
   float finish(Total total, int64_t) const { return sum(total); }
 };
 
@@ -75,7 +77,7 @@ struct Int8 {
   const float* scales;  // (N,)
   const void* address(int64_t place) const { return weights + place; }
   Weights read(int64_t place) const { return __builtin_convertvector(load<Bytes>(weights + place), Shorts); }
-  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Shorts>(x)); }
+  static Total add(Total total, Weights w, const Input* x) { return add_pairs(total, w, load<Shorts>(x)); }
   float finish(Total total, int64_t n) const { return sum(__builtin_convertvector(total, Floats8)) * scales[n]; }
 };
 
@@ -84,7 +86,7 @@ struct Int4 {
   using Total = Floats8;
   struct Weights {
     Shorts low, high;
-    float scale;
+    Floats8 scale;
   };
   static constexpr int kStep = kGroup, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
   const uint8_t* weights;  // of a group, byte i holds weight i in its lower half and weight i + 16 in its upper one
@@ -93,11 +95,11 @@ struct Int4 {
   Weights read(int64_t place) const {
     auto codes = load<Codes>(weights + place / 2);
     auto low = reinterpret_cast<Bytes>(codes << 4), high = reinterpret_cast<Bytes>(codes & 0xf0);  // 16 times as large
-    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts), single(scales[place / kGroup])};
+    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts), spread<Floats8>(single(scales[place / kGroup]))};
   }
   static Total add(Total total, const Weights& w, const Input* x) {
-    Ints products = multiply_add(multiply_add(Ints{}, w.low, load<Shorts>(x)), w.high, load<Shorts>(x + 16));
-    return total + w.scale * __builtin_convertvector(products, Floats8);
+    Ints products = add_pairs(add_pairs(Ints{}, w.low, load<Shorts>(x)), w.high, load<Shorts>(x + 16));
+    return multiply_add(total, w.scale, __builtin_convertvector(products, Floats8));
   }
   float finish(Total total, int64_t) const { return sum(total) / 16; }
 };
@@ -137,35 +139,40 @@ struct Product {
       }
   }
 
-  // R rows of weights, times the last inputs, fewer than a tile has.
+  // R rows of weights, times the B inputs from m on or the last ones, where fewer are left.
   template <int R, int B, int streams = 1>
-  void remainder(int64_t n, int64_t m) const {
-    if constexpr (B > 0) {
-      if (M - m == B) tile<R, B, streams>(n, m);
-      else remainder<R, B - 1, streams>(n, m);
+  void upto(int64_t n, int64_t m) const {
+    if constexpr (B > 1) {
+      if (M - m < B) return upto<R, B - 1, streams>(n, m);
     }
-  }
-
-  template <int R>
-  void rows(int64_t n, int64_t begin, int64_t end) const {
-    int64_t m = begin;
-    for (; m + F::kInputs <= end; m += F::kInputs) tile<R, F::kInputs>(n, m);
-    if (m < end) remainder<R, F::kInputs - 1>(n, m);
+    tile<R, B, streams>(n, m);
   }
 
   void part(int64_t begin, int64_t end) const {
     if (M < F::kInputs) {
       int64_t n = begin;
-      for (; n + F::kFewRows <= end; n += F::kFewRows) remainder<F::kFewRows, F::kInputs - 1, F::kStreams>(n, 0);
-      for (; n < end; n++) remainder<1, F::kInputs - 1, F::kStreams>(n, 0);
+      for (; n + F::kFewRows <= end; n += F::kFewRows) upto<F::kFewRows, F::kInputs - 1, F::kStreams>(n, 0);
+      for (; n < end; n++) upto<1, F::kInputs - 1, F::kStreams>(n, 0);
       return;
     }
     for (int64_t panel = begin; panel < end; panel += kPanel) {
-      int64_t last = std::min(end, panel + kPanel);
-      for (int64_t block = 0; block < M; block += kBlock) {
-        int64_t n = panel, stop = std::min(M, block + kBlock);
-        for (; n + F::kRows <= last; n += F::kRows) rows<F::kRows>(n, block, stop);
-        for (; n < last; n++) rows<1>(n, block, stop);
+      const int64_t last = std::min(end, panel + kPanel), whole = last - (last - panel) % F::kRows;
+      auto across = [&](int64_t m) {
+        for (int64_t n = panel; n < whole; n += F::kRows) upto<F::kRows, F::kInputs>(n, m);
+        for (int64_t n = whole; n < last; n++) upto<1, F::kInputs>(n, m);
+      };
+      auto down = [&](auto rows, int64_t n, int64_t from, int64_t to) {
+        for (int64_t m = from; m < to; m += F::kInputs) upto<rows, F::kInputs>(n, m);
+      };
+      // The side whose numbers a tile has fewer of is read more often, and stays in the nearest cache.
+      if constexpr (F::kInputs > F::kRows) {
+        for (int64_t m = 0; m < M; m += F::kInputs) across(m);
+      } else {
+        for (int64_t block = 0; block < M; block += kBlock) {
+          const int64_t stop = std::min(M, block + kBlock);
+          for (int64_t n = panel; n < whole; n += F::kRows) down(std::integral_constant<int, F::kRows>(), n, block, stop);
+          for (int64_t n = whole; n < last; n++) down(std::integral_constant<int, 1>(), n, block, stop);
+        }
       }
     }
   }

@@ -26,7 +26,7 @@ inline void dots(const float* q, const T* const* key, int64_t count, float* out)
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     Floats part = load<Floats>(q + i);
-    for (int j = 0; j < keys; j++) totals[j] += part * read(key[j] + i);
+    for (int j = 0; j < keys; j++) totals[j] = multiply_add(totals[j], part, read(key[j] + i));
   }
   for (int j = 0; j < keys; j++) {
     out[j] = sum(totals[j]);
@@ -39,8 +39,10 @@ template <int width, class T>
 inline void add_values(float* out, const float* weights, const T* const* values, int64_t count) {
   Floats totals[width];
   for (int i = 0; i < width; i++) totals[i] = load<Floats>(out + i * kLanes);
-  for (int64_t j = 0; j < count; j++)
-    for (int i = 0; i < width; i++) totals[i] += weights[j] * read(values[j] + i * kLanes);
+  for (int64_t j = 0; j < count; j++) {
+    const Floats weight = spread<Floats>(weights[j]);
+    for (int i = 0; i < width; i++) totals[i] = multiply_add(totals[i], weight, read(values[j] + i * kLanes));
+  }
   for (int i = 0; i < width; i++) store(out + i * kLanes, totals[i]);
 }
 
