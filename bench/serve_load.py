@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,14 @@ def connections(folder: Path, count: int) -> dict[str, Any]:
         started = time.perf_counter()
         streams = asyncio.run(load(port))
         total = time.perf_counter() - started - 3
-    gaps = [after - before for found in streams for before, after in zip(found.times, found.times[1:], strict=False)]
-    first = sorted(found.times[0] for found in streams if found.times)
+    # The head of an answer comes when the engine has taken the request, its first text when its turn has come.
+    texts = [found.times[1:] for found in streams if len(found.times) > 2]
+    gaps = [after - before for times in texts for before, after in pairwise(times)]
+    first = sorted(times[0] for times in texts)
     return {
         "connections": count, "whole_answers": sum(found.status == 200 for found in streams), "seconds": total,
-        "first_part_median": statistics.median(first), "first_part_longest": first[-1], "longest_gap": max(gaps),
+        "taken_longest": max(found.times[0] for found in streams if found.times),
+        "first_text_median": statistics.median(first), "first_text_longest": first[-1], "longest_gap": max(gaps),
     }  # fmt: skip
 
 
@@ -243,8 +247,8 @@ def main() -> None:
               f"{1000 * found['server']:.1f} | {found['overhead']:+.1%} (rounds {rounds})")  # fmt: skip
     print(f"same texts: {cost['same_texts']}")
     print(f"{crowd['connections']} connections | whole answers {crowd['whole_answers']} | {crowd['seconds']:.1f} s | "
-          f"first part median {crowd['first_part_median']:.2f} s, longest {crowd['first_part_longest']:.2f} s | "
-          f"longest gap {crowd['longest_gap']:.2f} s")  # fmt: skip
+          f"all taken in {crowd['taken_longest']:.2f} s | first text: median {crowd['first_text_median']:.2f} s, "
+          f"last {crowd['first_text_longest']:.2f} s | longest gap in a text {crowd['longest_gap']:.2f} s")  # fmt: skip
     print(f"{flat['requests']} requests | answered {flat['answered']} | {flat['seconds']:.0f} s | MiB after each "
           f"thousand: {' '.join(f'{size:.0f}' for size in flat['mebibytes'])}")  # fmt: skip
     write_record(options.json, {"overhead": cost, "connections": crowd, "memory": flat})
