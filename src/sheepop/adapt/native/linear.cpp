@@ -40,13 +40,14 @@ inline Ints add_pairs(Ints total, Shorts a, Shorts b) {
 
 // Kinds of weights. `kStep` of them, at place k of row n, are multiplied by as many inputs at a time; a tile has `kRows`
 // rows of weights and `kInputs` rows of inputs, or `kFewRows` and all inputs where these are fewer. Where sums are exact,
-// `kStreams` neighbouring steps of a row may then be added apart.
+// `kStreams` neighbouring steps of a row may then be added apart. `kFetches` where reading takes longer than computing.
 
 struct Float32 {
   using Input = float;
   using Total = Floats;
   using Weights = Floats;
   static constexpr int kStep = kLanes, kRows = 6, kInputs = 2, kFewRows = 6, kStreams = 1;
+  static constexpr bool kFetches = true;
   const float* weights;
   const void* address(int64_t place) const { return weights + place; }
   Weights read(int64_t place) const { return load<Floats>(weights + place); }
@@ -59,6 +60,7 @@ struct BFloat16 {
   using Total = Floats;
   using Weights = Floats;
   static constexpr int kStep = kLanes, kRows = 3, kInputs = 4, kFewRows = 4, kStreams = 1;
+  static constexpr bool kFetches = true;
   const uint16_t* weights;
   const void* address(int64_t place) const { return weights + place; }
   Weights read(int64_t place) const {
@@ -73,6 +75,7 @@ struct Int8 {
   using Total = Ints;
   using Weights = Shorts;
   static constexpr int kStep = 16, kRows = 2, kInputs = 4, kFewRows = 1, kStreams = 4;
+  static constexpr bool kFetches = true;
   const int8_t* weights;
   const float* scales;  // (N,)
   const void* address(int64_t place) const { return weights + place; }
@@ -89,6 +92,7 @@ struct Int4 {
     Floats8 scale;
   };
   static constexpr int kStep = kGroup, kRows = 2, kInputs = 4, kFewRows = 4, kStreams = 1;
+  static constexpr bool kFetches = false;
   const uint8_t* weights;  // of a group, byte i holds weight i in its lower half and weight i + 16 in its upper one
   const uint16_t* scales;  // (N, K / 32), bfloat16
   const void* address(int64_t place) const { return weights + place / 2; }
@@ -125,7 +129,11 @@ struct Product {
     };
     int64_t k = 0;
     for (; k + streams * F::kStep <= K; k += streams * F::kStep) {
-      if constexpr (R == 1) __builtin_prefetch(static_cast<const char*>(weights.address(n * K + k)) + kAhead);
+      if constexpr (R == 1) {
+        __builtin_prefetch(static_cast<const char*>(weights.address(n * K + k)) + kAhead);
+      } else if (F::kFetches && m == 0) {
+        for (int r = 0; r < R; r++) __builtin_prefetch(weights.address((n + R + r) * K + k));  // of the next tile
+      }
       for (int s = 0; s < streams; s++) step(totals[s], k + s * F::kStep);
     }
     for (; k < K; k += F::kStep) step(totals[0], k);

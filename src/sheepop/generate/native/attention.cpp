@@ -17,7 +17,15 @@ constexpr int64_t kWork = 1 << 14;  // numbers to read that are worth a thread
 typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
 
 inline Floats read(const float* from) { return load<Floats>(from); }
-inline Floats read(const int8_t* from) { return __builtin_convertvector(load<FewBytes>(from), Floats); }
+inline Floats read(const int8_t* from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  return __builtin_convertvector(load<FewBytes>(from), Floats);
+#endif
+}
 
 // The products of `count` numbers of q with those of several keys, added up.
 template <int keys, class T>
