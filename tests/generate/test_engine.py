@@ -245,7 +245,7 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
         alone = build_engine(network, max_tokens=64, max_sequences=8, **same)
         with torch.inference_mode():
             found = drive_one(alone, as_request(number, asked, network))
-        for one, other in zip(found, request.candidates, strict=True):
+        for one, other in zip(found, request.candidates, strict=asked.dropped is None):
             written = len(other.token_ids) if other.finish_reason == "abort" else None
             assert one.token_ids[:written] == other.token_ids
             assert one.logprobs[:written] == other.logprobs

@@ -96,7 +96,7 @@ SAMPLING = {
     "min_p": number(0, 1),
     "typical_p": number(1e-300, 1),
     "repetition_penalty": number(0.01, 100),
-    "min_tokens": integer(0, float("inf")),
+    "min_tokens": integer(0, 1),  # no more than max_tokens
     "priority": integer(0, 100),
 }
 FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {

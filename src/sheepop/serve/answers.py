@@ -12,6 +12,7 @@ from typing import Any
 
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError, SheepOpError, UsageError
+from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Candidate, Request
@@ -47,6 +48,10 @@ def sampling_config(asked: CompletionRequest | ChatRequest, **more: Any) -> Gene
         bias = {int(token): value for token, value in (asked.logit_bias or {}).items()}
     except ValueError:
         raise ApiError(400, "logit_bias: its keys must be token ids.", param="logit_bias") from None
+    if asked.min_tokens > more["max_new_tokens"]:
+        most = counted(more["max_new_tokens"], "token")
+        message = f"min_tokens: {asked.min_tokens} is more than the {most} that may be written."
+        raise ApiError(400, message, param="min_tokens")
     given = {
         "temperature": asked.temperature,
         "top_p": asked.top_p,
