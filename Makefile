@@ -60,7 +60,7 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/train_speed.py
-	$(BIN)/python bench/generate_speed.py
+	$(BIN)/python bench/generate_speed.py --written 32 --rounds 1
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

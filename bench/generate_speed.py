@@ -2,6 +2,7 @@
 
 python bench/generate_speed.py --json bench/results/generate_speed.json
 python bench/generate_speed.py --precisions int8 --peers ../peers
+python bench/generate_speed.py --device cuda --precisions bf16
 
 Peers are transformers, ctranslate2 and llama-cpp-python; --peers adds a directory that `pip install --target` filled.
 Weights are drawn; prompts have 64 tokens and 128 are written, greedily. Each program runs in a process of its own, and
@@ -67,15 +68,16 @@ def works(batches: list[int], written: int) -> list[Work]:
 class Contestant:
     """A program in its process."""
 
-    def __init__(self, name: str, files: Path, precision: str, threads: int, peers: Path | None) -> None:
+    def __init__(self, name: str, files: Path, precision: str, options: argparse.Namespace) -> None:
+        threads, peers = str(options.threads), options.peers
         paths = [str(Path(__file__).parents[1] / "src"), *([str(peers)] if peers else []), os.environ.get("PYTHONPATH")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("writers.py")), name, str(files), precision, str(threads)],
+            [sys.executable, Path(__file__).with_name("writers.py"), name, files, precision, threads, options.device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environment, "OMP_NUM_THREADS": str(threads)},
+            env={**environment, "OMP_NUM_THREADS": threads},
         )
         self._answer()
 
@@ -158,14 +160,14 @@ def _tokenizer() -> dict[str, Any]:
     }
 
 
-def bandwidth(threads: int) -> float:
-    """Bytes a second that the machine reads from memory: the best of several sums over a gigabyte."""
+def bandwidth(threads: int, device: str) -> float:
+    """Bytes a second that are read from memory: the best of several sums over a gigabyte."""
     torch.set_num_threads(threads)
-    content = torch.ones(2**28)
+    content = torch.ones(2**28, device=device)
     best = 0.0
     for _ in range(5):
         begin = time.perf_counter()
-        content.sum()
+        content.sum().item()
         best = max(best, content.nbytes / (time.perf_counter() - begin))
     return best
 
@@ -173,7 +175,7 @@ def bandwidth(threads: int) -> float:
 def measure(files: Path, options: argparse.Namespace, precision: str) -> list[dict[str, Any]]:
     """The figures of everyone who has this precision, taking turns."""
     names = [name for name in options.contestants if precision in PRECISIONS[name]]
-    contestants = {name: Contestant(name, files, precision, options.threads, options.peers) for name in names}
+    contestants = {name: Contestant(name, files, precision, options) for name in names}
     rows = []
     try:
         for work in works(options.batches, options.written):
@@ -242,13 +244,15 @@ def main() -> int:
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write for each prompt")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each, after one to warm up")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peers", type=Path, help="where other programs are installed")
     add_json_option(parser)
     options = parser.parse_args()
     if options.peers:
         sys.path.insert(0, str(options.peers))
-    options.contestants = ["SheepOp", *(name for name, module in MODULES.items() if importlib.util.find_spec(module))]
-    options.bandwidth = bandwidth(options.threads)
+    modules = MODULES if options.device == "cpu" else {"transformers": "transformers"}
+    options.contestants = ["SheepOp", *(name for name, module in modules.items() if importlib.util.find_spec(module))]
+    options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
     print(f"{', '.join(options.contestants)}; {options.threads} threads; {read}")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ Write = Callable[[Prompts, Sequence[int]], list[list[int]]]
 VOCABULARY = 50257
 
 
-def sheepop(files: Path, precision: str, threads: int) -> Write:
+def sheepop(files: Path, precision: str, threads: int, device: str) -> Write:
     """The engine; int8 and int4 weights are quantised here."""
     import torch
 
@@ -30,7 +30,7 @@ def sheepop(files: Path, precision: str, threads: int) -> Write:
 
     torch.set_num_threads(threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision)
-    loaded = load_model(files / "sheepop", dtype=dtype)
+    loaded = load_model(files / "sheepop", device, dtype)
     model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
     generator = Generator(model, loaded.tokenizer, max_batch_size=64)
 
@@ -41,7 +41,7 @@ def sheepop(files: Path, precision: str, threads: int) -> Write:
     return write
 
 
-def transformers(files: Path, precision: str, threads: int) -> Write:
+def transformers(files: Path, precision: str, threads: int, device: str) -> Write:
     """`generate` with its cache; prompts of different lengths are padded on the left, as its users do."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -50,22 +50,27 @@ def transformers(files: Path, precision: str, threads: int) -> Write:
     logging.set_verbosity_error()
     torch.set_num_threads(threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    model = AutoModelForCausalLM.from_pretrained(files / "transformers", dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(files / "transformers", dtype=dtype).to(device).eval()
 
     @torch.inference_mode()
     def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
         longest, most = max(map(len, prompts)), max(counts)
-        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+            torch.tensor(ids, device=device),
+            attention_mask=torch.tensor(mask, device=device),
+            max_new_tokens=most,
+            min_new_tokens=most,
+            do_sample=False,
+            pad_token_id=0,
         )
         return [row[longest : longest + count].tolist() for row, count in zip(out, counts, strict=True)]
 
     return write
 
 
-def ctranslate2(files: Path, precision: str, threads: int) -> Write:
+def ctranslate2(files: Path, precision: str, threads: int, _: str) -> Write:
     """Its generator of decoder-only models."""
     import ctranslate2 as library
 
@@ -88,7 +93,7 @@ def ctranslate2(files: Path, precision: str, threads: int) -> Write:
     return write
 
 
-def llama_cpp(files: Path, precision: str, threads: int) -> Write:
+def llama_cpp(files: Path, precision: str, threads: int, _: str) -> Write:
     """Its library called directly: several sequences a pass, logits where a token is chosen."""
     import llama_cpp as library
 
@@ -147,11 +152,11 @@ PRECISIONS = {
 
 def main() -> None:
     """Answers requests until there are no more."""
-    name, files, precision, threads = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    name, files, precision, threads, device = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
     # What a library prints belongs on standard error; the answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    write = CONTESTANTS[name](files, precision, threads)
+    write = CONTESTANTS[name](files, precision, threads, device)
     answers.write("{}\n")
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
