@@ -278,7 +278,7 @@ def test_a_grammar_that_explodes_is_refused_while_others_are_answered(client: ht
         assert answer.status_code in (200, 400), answer.text
         if answer.status_code == 400:
             refusal(answer)
-    assert any("takes longer than" in answer.text for answer in answers)
+    assert sum(answer.status_code == 400 for answer in answers) >= 3  # by size, time or memory, as the machine has it
     deep = '{"not":' * 10_000 + "{}" + "}" * 10_000
     body = f'{{"model": "chat", "messages": [], "response_format": {deep}}}'
     error = refusal(client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"}))

@@ -41,7 +41,7 @@ class HeldBlocks:
     def store(self, blocks: Tensor, slots: Tensor, x_NKC: Tensor) -> Tensor:
         """Puts what belongs to N tokens in their places; what will be read from there."""
         if self.scales is None:
-            self.numbers[blocks, :, slots] = x_NKC
+            self.numbers[blocks, :, slots] = x_NKC.to(self.dtype)  # another one under autocast
             return x_NKC
         scales_NK = x_NKC.abs().amax(-1).float().clamp(min=torch.finfo(torch.float32).tiny) / 127
         rounded_NKC = (x_NKC / scales_NK[..., None]).round().to(torch.int8)

@@ -102,7 +102,9 @@ class PagedCache:
                 for tail in self._tails.values():
                     tail[target] = tail[source]
 
-    def read(self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None, longest_source: int = 0) -> None:
+    def read(
+        self, chunks: Sequence[Chunk], sources: Sequence[int] | None = None, longest_source: int | None = None
+    ) -> None:
         """Says what the tokens of the next pass are, in this order.
 
         `sources` number the texts that an encoder read for each chunk; the longest has `longest_source` tokens.

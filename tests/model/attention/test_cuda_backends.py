@@ -124,7 +124,7 @@ def test_generation_never_falls_to_full_scores(gpu, kv_heads, dtype, settings, c
     with torch.no_grad():
         reader.read([torch.zeros(count, dtype=torch.long) for count in counts])
         reader.read([torch.zeros(1, dtype=torch.long)] * 2)
-    assert len(gpu.backends) == 3
+    assert len(gpu.backends) == 2  # one for both beginnings, packed, and one for both tokens behind them
     assert "math" not in gpu.backends
 
 
