@@ -97,14 +97,15 @@ def llama_cpp(files: Path, precision: str, threads: int, _: str) -> Write:
     """Its library called directly: several sequences a pass, logits where a token is chosen."""
     import llama_cpp as library
 
-    library.llama_log_set(library.llama_log_callback(lambda *_: None), None)
+    silent = library.llama_log_callback(lambda *_: None)
+    library.llama_log_set(silent, None)
     library.llama_backend_init()
     name = {"fp32": "f32", "int8": "q8_0", "bf16": "bf16"}[precision]
     model = library.llama_model_load_from_file(
         str(files / f"{name}.gguf").encode(), library.llama_model_default_params()
     )
 
-    def write(prompts: Prompts, counts: Sequence[int]) -> list[list[int]]:
+    def write(prompts: Prompts, counts: Sequence[int], _: object = silent) -> list[list[int]]:
         settings = library.llama_context_default_params()
         settings.n_ctx = sum(map(len, prompts)) + sum(counts) + 256 * len(prompts)
         settings.n_batch = settings.n_ubatch = 512
