@@ -118,6 +118,17 @@ def test_no_total_overflows() -> None:
         assert F.linear(torch.ones(1, length), weight)[0, 0].item() == pytest.approx(length, rel=1e-3)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_spoils_its_own_row_alone(form: Format, spoiled: float) -> None:
+    weight, x = stored_as(drawn(9, 32), form), drawn(6, 32, seed=4)
+    expected = F.linear(x, weight)
+    x[2, 7] = spoiled
+    found = F.linear(x, weight)
+    assert not found[2].isfinite().any()
+    assert torch.equal(found[[0, 1, 3, 4, 5]], expected[[0, 1, 3, 4, 5]])
+
+
 def test_products_keep_the_shape_and_type_of_what_goes_in() -> None:
     weight = quantized(drawn(6, 32), "int8")
     found = F.linear(drawn(2, 3, 32).to(torch.bfloat16), weight)

@@ -99,7 +99,8 @@ struct Int4 {
   Weights read(int64_t place) const {
     auto codes = load<Codes>(weights + place / 2);
     auto low = reinterpret_cast<Bytes>(codes << 4), high = reinterpret_cast<Bytes>(codes & 0xf0);  // 16 times as large
-    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts), spread<Floats8>(single(scales[place / kGroup]))};
+    return {__builtin_convertvector(low, Shorts), __builtin_convertvector(high, Shorts),
+            spread<Floats8>(single(scales[place / kGroup]))};
   }
   static Total add(Total total, const Weights& w, const Input* x) {
     Ints products = add_pairs(add_pairs(Ints{}, w.low, load<Shorts>(x)), w.high, load<Shorts>(x + 16));
@@ -199,9 +200,13 @@ struct Rounded {
     share(M, 1 + kWork / K, threads, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; m++) {
         const float* row = x + m * K;
-        float top = 0;
-        for (int64_t k = 0; k < K; k++) top = std::max(top, std::abs(row[k]));
-        scales[m] = top / largest;
+        float top = 0, spoiled = 0;  // NaN where a number is not finite, and then so are its products
+        for (int64_t k = 0; k < K; k++) {
+          top = std::max(top, std::abs(row[k]));
+          spoiled += row[k] * 0;
+        }
+        scales[m] = top / largest + spoiled;
+        if (std::isnan(spoiled)) continue;
         const float factor = top > 0 ? largest / top : 0;
         for (int64_t k = 0; k < K; k++) values[m * K + k] = static_cast<int16_t>(std::nearbyint(row[k] * factor));
       }
