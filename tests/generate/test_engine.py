@@ -20,6 +20,7 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
 from sheepop.generate.engine import Engine, Update
+from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.prompt import Prompt
 from sheepop.generate.request import Candidate, Request
@@ -237,7 +238,7 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
         pytest.skip("experts and encoder-decoders have no kernels of their own")
     rounded = kind % 2 == 1
     model = toy_model(max_seq_len=32, **NETWORKS[kind])
-    network = with_native_products(quantize(model, "int8") if rounded else model, always=True)
+    network = with_native_blocks(with_native_products(quantize(model, "int8") if rounded else model, always=True))
     same = {"num_blocks": 80, "batch_invariant": True, "cache_in_int8": rounded}
     together = build_engine(network, max_tokens=max_tokens, max_sequences=8, drafts=drafts, **same)
     requests, _ = drive(together, network, everything)

@@ -79,9 +79,10 @@ class OnRay:
         return str(self.ask(prompt, **more).raise_for_status().json()["choices"][0]["text"])
 
     def ask_for_long_texts(self, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
-        """Sixteen requests, every second one streamed; both replicas are at work on them."""
+        """Sixteen requests, every second one streamed; all have come, and both replicas are at work on them."""
         long = {"max_tokens": 240, "min_tokens": 240}
         asked = [pool.submit(self.ask, f"{n} once", stream=n % 2 == 0, **long) for n in range(16)]
+        wait_for(lambda: self.metric("sheepop_open_connections") == {"": 17})  # with the one that asks
         wait_for(lambda: min(self.metric("sheepop_running_requests").values()) > 0)
         return asked
 

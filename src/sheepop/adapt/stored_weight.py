@@ -77,8 +77,8 @@ class StoredWeight(Tensor):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W^T + b`` for x (..., K)."""
         count = x.numel() // self.row_length
-        kernel = self._kernel(x, count)
-        if kernel is None:
+        kernel = self.kernel
+        if kernel is None or not self.suits_kernel(x, count):
             return F.linear(x, self.rows().to(x.dtype), bias)
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
@@ -91,13 +91,16 @@ class StoredWeight(Tensor):
         )
         return out_MN.to(x.dtype)
 
-    def _kernel(self, x: Tensor, count: int) -> Callable[..., None] | None:
-        """The kernel for products with `count` rows."""
-        if x.device.type != "cpu" or x.dtype == torch.float64 or self.row_length % _ALIGNED or count == 0:
-            return None
-        if self.scales is None and count > _MOST_ROWS and not self.always_native:
-            return None
-        return _kernel(self.stored)
+    @property
+    def kernel(self) -> Any:
+        """The function that reads the matrix where it lies, on a CPU, or None; see ``linear.cpp`` for what it takes."""
+        return None if self.row_length % _ALIGNED else _kernel(self.stored)
+
+    def suits_kernel(self, x: Tensor, count: int) -> bool:
+        """Whether the kernel is to be taken for a product with the `count` rows of `x`."""
+        if x.device.type != "cpu" or x.dtype == torch.float64 or count == 0 or self.kernel is None:
+            return False
+        return self.scales is not None or count <= _MOST_ROWS or self.always_native
 
     @classmethod
     def __torch_function__(
@@ -137,7 +140,7 @@ class StoredWeight(Tensor):
 
 
 @cache
-def _kernel(stored: Format) -> Callable[..., None] | None:
+def _kernel(stored: Format) -> Any:
     library = native_library(_SOURCE)
     if library is None:
         return None

@@ -69,6 +69,16 @@ inline Floats8 multiply_add(Floats8 total, Floats8 a, Floats8 b) {
 inline Floats multiply_add(Floats total, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, total); }
 #endif
 
+// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and a Taylor series for e^r whose error is below 2e-7.
+inline Floats exponential(Floats x) {
+  Floats scaled = x * 1.44269504f;
+  Floats n = __builtin_convertvector(__builtin_convertvector(scaled - 0.5f, FloatBits), Floats);
+  Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
+  Floats e = 1.f + r * (1.f + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
+  FloatBits bits = (__builtin_convertvector(n, FloatBits) + 127) << 23;
+  return (x < -87.f) ? Floats{} : e * reinterpret_cast<Floats>(bits);
+}
+
 // bfloat16 is the upper half of a float32.
 inline float single(uint16_t bits) {
   uint32_t wide = static_cast<uint32_t>(bits) << 16;

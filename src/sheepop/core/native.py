@@ -1,7 +1,8 @@
 """Kernels in C++ that are compiled when they are first used, where the machine has a compiler.
 
-A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own. What is
-compiled is kept by source, compiler and processor, so each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids
+A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own: threads of
+a second one would stand in the way of its. What is compiled is kept by source, compiler, processor and that library, so
+each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids
 the kernels, and ``SHEEPOP_NATIVE=1`` uses them for the smallest network too.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import subprocess
 import tempfile
@@ -20,7 +22,8 @@ from sheepop.core.machine import compiler_command
 
 _HEADER = Path(__file__).with_name("native.h")
 # Sums of products are rounded as the source says, not as suits the place where a compiler puts them.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC", "-fopenmp")
+_OPENMP = ("libgomp*", "libiomp*", "libomp*")
 _SECONDS = 120
 
 
@@ -43,17 +46,30 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
 def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
-    key = repr((content, compiler, _FLAGS, _processor())).encode()
+    threads = _openmp()
+    key = repr((content, compiler, _FLAGS, _processor(), threads)).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop" / "native"
     target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            built = Path(work) / target.name
-            command = [*compiler, *_FLAGS, f"-I{_HEADER.parent}", str(source), "-o", str(built)]
-            subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+            part, built = Path(work) / "part.o", Path(work) / target.name
+            for command in (
+                [*compiler, *_FLAGS, f"-I{_HEADER.parent}", "-c", str(source), "-o", str(part)],
+                [*compiler, "-shared", str(part), threads, "-o", str(built)],
+            ):
+                subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
             built.replace(target)
     return target
+
+
+def _openmp() -> str:
+    """What to link with for the threads: the library that came with PyTorch, under whatever name, or the compiler's."""
+    found = importlib.util.find_spec("torch")
+    folders = (found and found.submodule_search_locations) or []
+    beside = [Path(folder) / part for folder in folders for part in ("lib", "../torch.libs")]
+    libraries = sorted(path.resolve() for folder in beside for name in _OPENMP for path in folder.glob(name))
+    return str(libraries[0]) if libraries else "-fopenmp"
 
 
 def _processor() -> str:

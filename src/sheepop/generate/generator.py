@@ -16,6 +16,7 @@ from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP, Engine, Update
+from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
@@ -262,7 +263,7 @@ class Generator:
                 "batch_invariant is for decoders without experts, in float32 or integers, on a CPU of a machine with a "
                 "C++ compiler. Leave it out."
             )
-        return with_native_products(self.model, always=True).eval()
+        return with_native_blocks(with_native_products(self.model, always=True).eval())
 
     def _bytes_per_block(self, guesses: int, *, in_int8: bool) -> int:
         models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
@@ -289,7 +290,7 @@ class TextStream:
 def _prepared(model: Transformer) -> Transformer:
     """A copy over the same memory that writes fastest on its device."""
     if wants_native_kernels(model):
-        return with_native_products(model).eval()
+        return with_native_blocks(with_native_products(model).eval())
     copy = model.sharing_copy().eval()
     if copy.device.type == "cuda":
         copy.pack_projections()

@@ -115,13 +115,18 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Native:
-    """Tokens of a pass whose keys are read where they lie: the blocks of each, and the first and last place it sees."""
+class Places:
+    """Tokens of a pass, those of `rows`, whose keys are read where they lie.
+
+    The blocks of the text of each (R, M), the first and last place that it sees, and where it is stored itself.
+    """
 
     rows: Tensor
     table: Tensor
     firsts: Tensor
     lasts: Tensor
+    blocks: Tensor
+    slots: Tensor
 
 
 class PagedAttending:
@@ -138,7 +143,7 @@ class PagedAttending:
         blocks = now.blocks(number, now.sequences, now.positions)
         self.targets = blocks.to(now.device), (now.positions % now.block_size).to(now.device)
         self._groups: list[_Group] = []
-        self._native: _Native | None = None
+        self._native: Places | None = None
         sequences = range(len(now.chunks))
         long = [number for number in sequences if now.chunks[number].count > _LONGEST_TOGETHER and not apart]
         self._add_beginnings([number for number in long if now.chunks[number].start == 0])
@@ -171,7 +176,9 @@ class PagedAttending:
         if self._reads_blocks:
             window = self._kind.window
             firsts = torch.zeros_like(places) if window is None else (places - window + 1).clamp(min=0)
-            self._native = _Native(rows, table[self._now.sequences[rows]].contiguous(), firsts, places)
+            blocks, slots = (target[rows] for target in self.targets)
+            table = table[self._now.sequences[rows]].contiguous()
+            self._native = Places(rows, table, firsts, places, blocks, slots)
             return
         firsts = torch.tensor([_first_block(place, self._kind.window, size) for place in places.tolist()])
         starts = places - firsts * size
@@ -191,13 +198,18 @@ class PagedAttending:
         """Where the new tokens are stored: their blocks and places (N,)."""
         return self.targets
 
+    @property
+    def places(self) -> Places | None:
+        """Those of all tokens of the pass, where the keys of all are read where they lie."""
+        return None if self._groups else self._native
+
     def over(
         self, keys: HeldBlocks, values: HeldBlocks, q_NH1C: Tensor, k_NK1C: Tensor, v_NK1C: Tensor, score: Score
     ) -> Tensor:
         """Attends to the blocks of a layer, which already hold the new `k_NK1C` and `v_NK1C`; (N, H, 1, C)."""
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], v_NK1C.shape[-1])
         if self._native is not None:
-            rows, alone = self._native.rows, not self._groups
+            rows, alone = self._native.rows, self.places is not None
             q_RHC = (q_NH1C if alone else q_NH1C[rows])[:, :, 0].contiguous()
             out_RHC = _attend_to_blocks(q_RHC, keys, values, self._native, score, self._kind.slopes)
             if alone:
@@ -234,7 +246,8 @@ def _reads_blocks(kind: AttentionKind) -> bool:
 
 
 @cache
-def _kernel(in_int8: bool) -> Callable[..., None]:
+def attention_kernel(in_int8: bool) -> Callable[..., None]:
+    """The kernel that reads keys and values of this kind where they lie; see ``attention.cpp`` for what it takes."""
     found = getattr(native_library(_SOURCE), "attend_int8" if in_int8 else "attend_float32")
     places, sizes, factors = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 7, [ctypes.c_float] * 2
     found.argtypes, found.restype = [*places, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
@@ -242,7 +255,7 @@ def _kernel(in_int8: bool) -> Callable[..., None]:
 
 
 def _attend_to_blocks(
-    q_RHC: Tensor, keys: HeldBlocks, values: HeldBlocks, native: _Native, score: Score, slopes: Tensor | None
+    q_RHC: Tensor, keys: HeldBlocks, values: HeldBlocks, native: Places, score: Score, slopes: Tensor | None
 ) -> Tensor:
     """Attends from R tokens to the places of their texts that they see; (R, H, C)."""
     rows, heads, width = q_RHC.shape
@@ -250,7 +263,7 @@ def _attend_to_blocks(
     out = q_RHC.new_empty(rows, heads, value_width)
     sinks = None if score.sinks is None else score.sinks.float().contiguous()
     held = keys.numbers, values.numbers, keys.scales, values.scales
-    _kernel(keys.scales is not None)(
+    attention_kernel(keys.scales is not None)(
         *map(pointer, (q_RHC, *held, native.table, native.firsts, native.lasts, out)),
         *(rows, heads, kv_heads, size, width, value_width, native.table.shape[1]),
         width**-0.5 if score.scale is None else score.scale,

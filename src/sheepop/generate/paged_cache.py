@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.generate.blocks import Chunk, Copy
-from sheepop.generate.paged_attention import HeldBlocks, PagedAttending, Pass
+from sheepop.generate.paged_attention import HeldBlocks, PagedAttending, Pass, Places
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
@@ -162,6 +162,10 @@ class PagedCache:
         """A kernel for each long chunk, and one for all short ones."""
         number = self._kind_of_window[kind.window]
         return PagedAttending(kind, self._now, number, native=self._native, apart=self._apart)
+
+    def places(self, attending: Attending) -> Places | None:
+        """Where the keys of all tokens of the pass are, if a kernel reads all of them there."""
+        return attending.places if isinstance(attending, PagedAttending) else None
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score

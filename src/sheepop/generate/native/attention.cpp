@@ -27,41 +27,31 @@ inline Floats read(const int8_t* from) {
 #endif
 }
 
-// The products of `count` numbers of q with those of several keys, added up.
+// The products of q with several keys of `width` numbers that lie behind one another.
 template <int keys, class T>
-inline void dots(const float* q, const T* const* key, int64_t count, float* out) {
+inline void dots(const float* q, const T* key, int64_t width, float* out) {
   Floats totals[keys] = {};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+  for (; i + kLanes <= width; i += kLanes) {
     Floats part = load<Floats>(q + i);
-    for (int j = 0; j < keys; j++) totals[j] = multiply_add(totals[j], part, read(key[j] + i));
+    for (int j = 0; j < keys; j++) totals[j] = multiply_add(totals[j], part, read(key + j * width + i));
   }
   for (int j = 0; j < keys; j++) {
     out[j] = sum(totals[j]);
-    for (int64_t rest = i; rest < count; rest++) out[j] += q[rest] * static_cast<float>(key[j][rest]);
+    for (int64_t rest = i; rest < width; rest++) out[j] += q[rest] * static_cast<float>(key[j * width + rest]);
   }
 }
 
-// Adds weights[j] times `width` vectors of each value, which stay in registers meanwhile.
-template <int width, class T>
-inline void add_values(float* out, const float* weights, const T* const* values, int64_t count) {
-  Floats totals[width];
-  for (int i = 0; i < width; i++) totals[i] = load<Floats>(out + i * kLanes);
+// Adds weights[j] times `vectors` vectors of each value, which stay in registers meanwhile.
+template <int vectors, class T>
+inline void add_values(float* out, const float* weights, const T* values, int64_t width, int64_t count) {
+  Floats totals[vectors];
+  for (int i = 0; i < vectors; i++) totals[i] = load<Floats>(out + i * kLanes);
   for (int64_t j = 0; j < count; j++) {
     const Floats weight = spread<Floats>(weights[j]);
-    for (int i = 0; i < width; i++) totals[i] = multiply_add(totals[i], weight, read(values[j] + i * kLanes));
+    for (int i = 0; i < vectors; i++) totals[i] = multiply_add(totals[i], weight, read(values + j * width + i * kLanes));
   }
-  for (int i = 0; i < width; i++) store(out + i * kLanes, totals[i]);
-}
-
-// e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and a Taylor series for e^r whose error is below 2e-7.
-inline Floats exponential(Floats x) {
-  Floats scaled = x * 1.44269504f;
-  Floats n = __builtin_convertvector(__builtin_convertvector(scaled - 0.5f, FloatBits), Floats);
-  Floats r = x - n * 0.693145752f - n * 1.42860677e-6f;
-  Floats e = 1.f + r * (1.f + r * (1.f / 2 + r * (1.f / 6 + r * (1.f / 24 + r * (1.f / 120 + r * (1.f / 720))))));
-  FloatBits bits = (__builtin_convertvector(n, FloatBits) + 127) << 23;
-  return (x < -87.f) ? Floats{} : e * reinterpret_cast<Floats>(bits);
+  for (int i = 0; i < vectors; i++) store(out + i * kLanes, totals[i]);
 }
 
 template <class T>
@@ -81,65 +71,68 @@ struct Attention {
   float scale, cap;             // no cap where 0
   const float *slopes, *sinks;  // (H,) or null
 
-  struct Memory {
-    std::vector<float> scores, factors;
-    std::vector<const T*> found;
-  };
-
-  // Where the keys or values of head k lie for the places that token r sees, and their scales.
-  void find(const Held<T>& held, int64_t r, int64_t k, Memory& memory) const {
-    memory.found.clear();
-    memory.factors.clear();
+  // Calls `work(entry, j, count, ahead)` for the entries of head k in each block that token r sees, the first of them its
+  // j-th; `ahead` are those that come after these.
+  template <class Work>
+  void by_block(int64_t r, int64_t k, const Work& work) const {
+    auto entry = [&](int64_t place) { return (table[r * M + place / S] * K + k) * S + place % S; };
     for (int64_t place = first[r]; place <= last[r];) {
-      const int64_t begin = (table[r * M + place / S] * K + k) * S, end = std::min(last[r] + 1, (place / S + 1) * S);
-      for (int64_t entry = begin + place % S; place < end; place++, entry++) {
-        memory.found.push_back(held.numbers + entry * held.width);
-        if (held.scales) memory.factors.push_back(held.scales[entry]);
-      }
+      const int64_t count = std::min(last[r] + 1 - place, S - place % S);
+      work(entry(place), place - first[r], count, entry(std::min(last[r], place + count)));
+      place += count;
     }
+  }
+
+  static void fetch(const Held<T>& held, int64_t entry, int64_t count) {
+    auto from = reinterpret_cast<const char*>(held.numbers + entry * held.width);
+    for (int64_t i = 0; i < count * held.width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
   }
 
   // The query heads of token r that share key-value head k.
-  void group(int64_t r, int64_t k, Memory& memory) const {
+  void group(int64_t r, int64_t k, std::vector<float>& memory) const {
     const int64_t heads = H / K, head = r * H + k * heads, count = last[r] - first[r] + 1;
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
-    memory.scores.assign(heads * width, -std::numeric_limits<float>::infinity());
-    find(keys, r, k, memory);
-    for (int64_t g = 0; g < heads; g++) {
-      float* scores = memory.scores.data() + g * width;
-      const float* query = queries + (head + g) * keys.width;
-      int64_t j = 0;
-      for (; j + 4 <= count; j += 4) dots<4>(query, memory.found.data() + j, keys.width, scores + j);
-      for (; j < count; j++) dots<1>(query, memory.found.data() + j, keys.width, scores + j);
-      for (j = 0; j < count; j++) scores[j] *= keys.scales ? scale * memory.factors[j] : scale;
-      if (cap > 0)
-        for (j = 0; j < count; j++) scores[j] = cap * std::tanh(scores[j] / cap);
-      if (slopes)
-        for (j = 0; j < count; j++) scores[j] -= slopes[k * heads + g] * static_cast<float>(count - 1 - j);
-      softmax(scores, width, sinks ? sinks + k * heads + g : nullptr);
-    }
-    find(values, r, k, memory);
-    for (int64_t g = 0; g < heads; g++) {
-      float* weights = memory.scores.data() + g * width;
-      if (values.scales)
-        for (int64_t j = 0; j < count; j++) weights[j] *= memory.factors[j];
-      sum_values(out + (head + g) * values.width, weights, memory.found);
-    }
+    memory.assign(heads * width, -std::numeric_limits<float>::infinity());
+    by_block(r, k, [&](int64_t entry, int64_t begin, int64_t several, int64_t ahead) {
+      for (int64_t g = 0; g < heads; g++) {
+        const float* query = queries + (head + g) * keys.width;
+        const T* key = keys.numbers + entry * keys.width;
+        float* scores = memory.data() + g * width + begin;
+        int64_t j = 0;
+        for (; j + 4 <= several; j += 4) {
+          if (g == 0) fetch(keys, ahead + j, 4);
+          dots<4>(query, key + j * keys.width, keys.width, scores + j);
+        }
+        for (; j < several; j++) dots<1>(query, key + j * keys.width, keys.width, scores + j);
+        for (j = 0; j < several; j++) scores[j] *= keys.scales ? scale * keys.scales[entry + j] : scale;
+      }
+    });
+    fetch(values, (table[r * M + first[r] / S] * K + k) * S + first[r] % S, S);
+    for (int64_t g = 0; g < heads; g++) weigh(memory.data() + g * width, width, count, k * heads + g);
+    std::fill_n(out + head * values.width, heads * values.width, 0.f);
+    by_block(r, k, [&](int64_t entry, int64_t begin, int64_t several, int64_t ahead) {
+      fetch(values, ahead, S);
+      for (int64_t g = 0; g < heads; g++) {
+        float* weights = memory.data() + g * width + begin;
+        for (int64_t j = 0; values.scales && j < several; j++) weights[j] *= values.scales[entry + j];
+        sum_values(out + (head + g) * values.width, weights, values.numbers + entry * values.width, several);
+      }
+    });
   }
 
-  void sum_values(float* to, const float* weights, std::vector<const T*>& found) const {
-    const int64_t count = static_cast<int64_t>(found.size()), width = values.width;
-    std::fill_n(to, width, 0.f);
+  void weigh(float* scores, int64_t width, int64_t count, int64_t head) const {
+    for (int64_t j = 0; cap > 0 && j < count; j++) scores[j] = cap * std::tanh(scores[j] / cap);
+    for (int64_t j = 0; slopes && j < count; j++) scores[j] -= slopes[head] * static_cast<float>(count - 1 - j);
+    softmax(scores, width, sinks ? sinks + head : nullptr);
+  }
+
+  void sum_values(float* to, const float* weights, const T* from, int64_t count) const {
+    const int64_t width = values.width;
     int64_t i = 0;
-    auto skip = [&](int64_t by) {
-      i += by;
-      for (auto& value : found) value += by;
-    };
-    for (; i + 4 * kLanes <= width; skip(4 * kLanes)) add_values<4>(to + i, weights, found.data(), count);
-    for (; i + kLanes <= width; skip(kLanes)) add_values<1>(to + i, weights, found.data(), count);
-    for (; i < width; skip(1))
-      for (int64_t j = 0; j < count; j++) to[i] += weights[j] * static_cast<float>(*found[j]);
-    skip(-width);
+    for (; i + 8 * kLanes <= width; i += 8 * kLanes) add_values<8>(to + i, weights, from + i, width, count);
+    for (; i + kLanes <= width; i += kLanes) add_values<1>(to + i, weights, from + i, width, count);
+    for (; i < width; i++)
+      for (int64_t j = 0; j < count; j++) to[i] += weights[j] * static_cast<float>(from[j * width + i]);
   }
 
   // A sink is one more score, whose weight goes nowhere.
@@ -161,7 +154,7 @@ template <class T>
 void run(const Attention<T>& attention, int64_t threads) {
   const int64_t numbers = attention.S * (attention.keys.width + attention.values.width);
   share(attention.R * attention.K, 1 + kWork / numbers, threads, [&](int64_t begin, int64_t end) {
-    typename Attention<T>::Memory memory;
+    std::vector<float> memory;
     for (int64_t i = begin; i < end; i++) attention.group(i / attention.K, i % attention.K, memory);
   });
 }

@@ -1,0 +1,274 @@
+// A transformer block for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
+// keys and values, and the feed-forward network, without a return to Python between them.
+//
+// Products and attention are handed in: each format of weights and of keys has kernels of its own.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "native.h"
+
+extern "C" {
+
+typedef void (*Product)(const float* x, const void* weights, const void* scales, const float* bias, float* y, int64_t M,
+                        int64_t K, int64_t N, int64_t threads);
+typedef void (*Attend)(const float* queries, const void* keys, const void* values, const float* key_scales,
+                       const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,
+                       float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,
+                       float scale, float cap, const float* slopes, const float* sinks, int64_t threads);
+
+struct Linear {
+  Product product;  // null where the block has no such layer
+  const void *weights, *scales;
+  const float* bias;
+  int64_t K, N;
+};
+
+enum NormKind : int64_t { kNone, kLayerNorm, kRMSNorm, kZeroCenteredRMSNorm };
+
+struct Norm {
+  NormKind kind;
+  const float *weight, *bias;
+  int64_t width;
+  double eps;
+};
+
+enum Activation : int64_t { kReLU, kReLUSquared, kGELU, kGELUTanh, kSiLU };
+
+// The norms of a branch: of what it reads, of what it gives, and of the sum with the residual stream.
+struct Branch {
+  Norm before, behind, sum;
+};
+
+struct Layer {
+  Branch attention, feed_forward;
+  Norm query, key;
+  Linear q, k, v, o, gate, up, down;
+  int64_t width, heads, kv_heads, key_width, value_width, parallel;
+  Activation activation;
+  double scale, cap;
+  const float *slopes, *sinks;
+};
+
+// Keys or values of a layer: (blocks, K, S, C), and for int8 a scale for each head of a token.
+struct Held {
+  void* numbers;
+  float* scales;
+};
+
+// The R tokens: where each is stored, and what it sees; its angles, where there are any.
+struct Tokens {
+  int64_t count, block_size, table_width, angles;
+  const int64_t *block, *slot, *table, *first, *last;
+  const float *cos, *sin;
+};
+}
+
+namespace {
+
+constexpr int64_t kWork = 1 << 14;  // numbers to change that are worth a thread
+
+template <class Term>
+float total(int64_t count, const Term& term) {
+  Floats totals = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Floats terms;
+    for (int j = 0; j < kLanes; j++) terms[j] = term(i + j);
+    totals += terms;
+  }
+  float found = sum(totals);
+  for (; i < count; i++) found += term(i);
+  return found;
+}
+
+void normalise(const Norm& norm, const float* x, float* y) {
+  const int64_t width = norm.width;
+  const float mean = norm.kind == kLayerNorm ? total(width, [&](int64_t i) { return x[i]; }) / width : 0.f;
+  const float square = total(width, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / width;
+  const float factor = 1.f / std::sqrt(square + static_cast<float>(norm.eps)), more = norm.kind == kZeroCenteredRMSNorm;
+  for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * (norm.weight[i] + more);
+  if (norm.bias)
+    for (int64_t i = 0; i < width; i++) y[i] += norm.bias[i];
+}
+
+// e^-|x| and 1 / (1 + e^-x).
+inline Floats sigmoid(Floats x) {
+  const Floats small = exponential(x < 0.f ? x : -x), other = 1.f / (1.f + small);
+  return x < 0.f ? small * other : other;
+}
+
+// Abramowitz and Stegun 7.1.26, wrong by at most 1.5e-7.
+inline Floats error_function(Floats x) {
+  const Floats size = x < 0.f ? -x : x, t = 1.f / (1.f + 0.3275911f * size);
+  const Floats series =
+      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const Floats found = 1.f - series * exponential(-size * size);
+  return x < 0.f ? -found : found;
+}
+
+inline Floats activated(Activation activation, Floats x) {
+  switch (activation) {
+    case kReLU:
+      return x < 0.f ? Floats{} : x;
+    case kReLUSquared:
+      return x < 0.f ? Floats{} : x * x;
+    case kGELU:
+      return 0.5f * x * (1.f + error_function(x * 0.707106781f));
+    case kGELUTanh:
+      return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
+    default:
+      return x * sigmoid(x);
+  }
+}
+
+// hidden = act(hidden), or with a gate act(gate) * hidden.
+void activate(Activation activation, float* hidden, const float* gate, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats found = activated(activation, load<Floats>((gate ? gate : hidden) + i));
+    store(hidden + i, gate ? found * load<Floats>(hidden + i) : found);
+  }
+}
+
+// Turns pairs (i, i + count) by their angles.
+void rotate(float* x, const float* cos, const float* sin, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    const float one = x[i], other = x[i + count];
+    x[i] = one * cos[i] - other * sin[i];
+    x[i + count] = other * cos[i] + one * sin[i];
+  }
+}
+
+void hold(const Held& held, int64_t entry, const float* x, int64_t width) {
+  if (!held.scales) {
+    std::copy_n(x, width, static_cast<float*>(held.numbers) + entry * width);
+    return;
+  }
+  float top = std::numeric_limits<float>::min();
+  for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
+  const float scale = held.scales[entry] = top / 127;
+  int8_t* numbers = static_cast<int8_t*>(held.numbers) + entry * width;
+  for (int64_t i = 0; i < width; i++)
+    numbers[i] = std::isfinite(top) ? static_cast<int8_t>(std::nearbyint(x[i] / scale)) : 1;
+}
+
+// Memory that grows to what the largest pass needs, and is used again.
+class Scratch {
+ public:
+  explicit Scratch(std::vector<float>& memory) : memory_(memory) {}
+  int64_t reserve(int64_t count) {
+    const int64_t begin = used_;
+    used_ += (count + kLanes - 1) / kLanes * kLanes;
+    if (static_cast<int64_t>(memory_.size()) < used_) memory_.resize(used_);
+    return begin;
+  }
+  float* at(int64_t place) { return memory_.data() + place; }
+
+ private:
+  std::vector<float>& memory_;
+  int64_t used_ = 0;
+};
+
+struct Block {
+  const Layer& layer;
+  const Tokens& tokens;
+  const Held &keys, &values;
+  Attend attend;
+  int64_t threads;
+  float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
+
+  template <class Work>
+  void by_row(int64_t width, const Work& work) const {
+    share(tokens.count, 1 + kWork / width, threads, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++) work(r);
+    });
+  }
+
+  void product(const Linear& linear, const float* x, float* y) const {
+    linear.product(x, linear.weights, linear.scales, linear.bias, y, tokens.count, linear.K, linear.N, threads);
+  }
+
+  const float* before(const Norm& norm, const float* x) const {
+    if (norm.kind == kNone) return x;
+    by_row(layer.width, [&](int64_t r) { normalise(norm, x + r * layer.width, normed + r * layer.width); });
+    return normed;
+  }
+
+  // x += what a branch found, with the norms behind it.
+  void add(const Branch& branch, float* x) const {
+    by_row(layer.width, [&](int64_t r) {
+      float *from = found + r * layer.width, *to = x + r * layer.width;
+      if (branch.behind.kind != kNone) normalise(branch.behind, from, from);
+      for (int64_t i = 0; i < layer.width; i++) to[i] += from[i];
+      if (branch.sum.kind != kNone) normalise(branch.sum, to, to);
+    });
+  }
+
+  // Norm and rotation of the heads of a row of queries or keys.
+  void place(const Norm& norm, float* x, int64_t heads, int64_t r) const {
+    if (norm.kind != kNone)
+      for (int64_t i = 0; i < heads * layer.key_width; i += norm.width) normalise(norm, x + i, x + i);
+    const int64_t angle = r * tokens.angles;
+    for (int64_t h = 0; tokens.angles && h < heads; h++)
+      rotate(x + h * layer.key_width, tokens.cos + angle, tokens.sin + angle, tokens.angles);
+  }
+
+  void attention(const float* x) const {
+    product(layer.q, x, q);
+    product(layer.k, x, k);
+    product(layer.v, x, v);
+    by_row(layer.q.N + layer.k.N + layer.v.N, [&](int64_t r) {
+      place(layer.query, q + r * layer.q.N, layer.heads, r);
+      place(layer.key, k + r * layer.k.N, layer.kv_heads, r);
+      for (int64_t head = 0; head < layer.kv_heads; head++) {
+        const int64_t entry = (tokens.block[r] * layer.kv_heads + head) * tokens.block_size + tokens.slot[r];
+        hold(keys, entry, k + r * layer.k.N + head * layer.key_width, layer.key_width);
+        hold(values, entry, v + r * layer.v.N + head * layer.value_width, layer.value_width);
+      }
+    });
+    attend(q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last, attended,
+           tokens.count, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width,
+           tokens.table_width, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
+           threads);
+    product(layer.o, attended, found);
+  }
+
+  void feed_forward(const float* x) const {
+    const int64_t width = layer.up.N;
+    product(layer.up, x, hidden);
+    if (layer.gate.product) product(layer.gate, x, gate);
+    by_row(4 * width, [&](int64_t r) {
+      activate(layer.activation, hidden + r * width, layer.gate.product ? gate + r * width : nullptr, width);
+    });
+    product(layer.down, hidden, found);
+  }
+
+  void run(const float* x, float* out) const {
+    std::copy_n(x, tokens.count * layer.width, out);
+    attention(before(layer.attention.before, x));
+    add(layer.attention, out);
+    feed_forward(before(layer.feed_forward.before, layer.parallel ? x : out));
+    add(layer.feed_forward, out);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// out = the residual stream x (R, D) behind the block.
+void run_block(const Layer* layer, const Tokens* tokens, const Held* keys, const Held* values, const float* x, float* out,
+               Attend attend, int64_t threads) {
+  thread_local std::vector<float> memory;
+  Scratch scratch(memory);
+  const int64_t widths[] = {layer->width, layer->q.N, layer->k.N, layer->v.N, layer->o.K, layer->width, layer->up.N,
+                            layer->gate.N};
+  int64_t places[8];
+  for (int i = 0; i < 8; i++) places[i] = scratch.reserve(tokens->count * widths[i]);
+  auto at = [&](int i) { return scratch.at(places[i]); };
+  Block{*layer, *tokens, *keys, *values, attend, threads, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)}.run(x,
+                                                                                                                   out);
+}
+}

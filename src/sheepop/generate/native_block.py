@@ -1,0 +1,203 @@
+"""Blocks of the network in one call each, for the few tokens of a pass that writes text on a CPU.
+
+Between the products of such a pass lies less arithmetic than Python takes to ask for it. What a block does then is
+written in C++ once; a pass of long chunks, a block of another kind, and one that is watched run as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.adapt.stored_weight import StoredWeight, pointer
+from sheepop.core.native import native_library
+from sheepop.generate.paged_attention import HeldBlocks, attention_kernel
+from sheepop.generate.paged_cache import PagedCache
+from sheepop.model import Transformer
+from sheepop.model.attention.layer import Attention
+from sheepop.model.block import Block, BlockInputs
+from sheepop.model.cache import Cache
+from sheepop.model.experts import Routing
+from sheepop.model.feedforward import FeedForward
+from sheepop.model.norms import ZeroCenteredRMSNorm
+from sheepop.model.probe import someone_watches
+
+_SOURCE = Path(__file__).parent / "native" / "block.cpp"
+_NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
+_ACTIVATIONS = {
+    name: number
+    for number, names in enumerate(
+        (("relu",), ("relu_squared",), ("gelu", "geglu"), ("gelu_tanh", "geglu_tanh"), ("swiglu",))
+    )
+    for name in names
+}
+_POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("product", "weights", "scales", "bias")),
+        ("inputs", _COUNT),
+        ("outputs", _COUNT),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("kind", _COUNT), ("weight", _POINTER), ("bias", _POINTER), ("width", _COUNT), ("eps", _NUMBER)]
+
+
+class _Branch(ctypes.Structure):
+    _fields_ = [(name, _Norm) for name in ("before", "behind", "sum")]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, _Branch) for name in ("attention", "feed_forward")),
+        *((name, _Norm) for name in ("query", "key")),
+        *((name, _Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, _COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
+        ("activation", _COUNT),
+        *((name, _NUMBER) for name in ("scale", "cap")),
+        *((name, _POINTER) for name in ("slopes", "sinks")),
+    ]
+
+
+class _Held(ctypes.Structure):
+    _fields_ = [("numbers", _POINTER), ("scales", _POINTER)]
+
+
+class _Tokens(ctypes.Structure):
+    _fields_ = [
+        *((name, _COUNT) for name in ("count", "block_size", "table_width", "angles")),
+        *((name, _POINTER) for name in ("block", "slot", "table", "first", "last", "cos", "sin")),
+    ]
+
+
+class NativeBlock(Block):
+    """A block of decoders over the modules of another, which is run by one call where a pass allows it."""
+
+    def __init__(self, block: Block, activation: str, slopes: Tensor | None) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(block.__dict__)
+        self._layer = _layer(block, activation, slopes)
+        self._weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+
+    def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
+        """As `Block.forward`."""
+        places = cache.places(inputs.attending) if isinstance(cache, PagedCache) else None
+        count = x_BTD.numel() // self._layer.width
+        if (
+            places is None
+            or someone_watches()
+            or not all(weight.suits_kernel(x_BTD, count) for weight in self._weights)
+        ):
+            return super().forward(x_BTD, inputs, cache)
+        assert isinstance(cache, PagedCache) and places is not None
+        keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
+        x_BTD = x_BTD.contiguous()
+        out_BTD = torch.empty_like(x_BTD)
+        cos, sin = (angles.contiguous() for angles in inputs.rotary) if inputs.rotary is not None else (None, None)
+        tokens = (places.blocks, places.slots, places.table, places.firsts, places.lasts, cos, sin)
+        angles = 0 if cos is None else cos.shape[-1]
+        _run()(
+            ctypes.byref(self._layer),
+            ctypes.byref(_Tokens(count, cache.block_size, places.table.shape[1], angles, *map(pointer, tokens))),
+            *(ctypes.byref(_held(blocks)) for blocks in (keys, values)),
+            *map(pointer, (x_BTD, out_BTD)),
+            attention_kernel(keys.scales is not None),
+            torch.get_num_threads(),
+        )
+        return out_BTD, None
+
+
+def with_native_blocks(model: Transformer) -> Transformer:
+    """The network, whose weights are read by the kernels, with such blocks in the places of those that can be so."""
+    if model.architecture == "decoder" and native_library(_SOURCE) is not None:
+        for layer, block in enumerate(model.layers):
+            if _suits(block):
+                model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
+    return model
+
+
+def _suits(block: Block) -> bool:
+    """Whether there is nothing in the block that the kernel does not know."""
+    attention, feed_forward = block.attention, block.feed_forward
+    norms = [module for module in block.modules() if type(module) in _NORMS]
+    linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
+    known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *_NORMS}
+    return (
+        all(type(module) in known for module in block.modules())
+        and isinstance(feed_forward, FeedForward)
+        and block.cross_attention is None
+        and attention.convolutions is None
+        and all(isinstance(layer.weight, StoredWeight) and layer.weight.kernel is not None for layer in linear)
+        and all(parameter.dtype == torch.float32 for parameter in block.parameters())
+        and all(norm.weight is not None for norm in norms)
+    )
+
+
+def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
+    """What the kernel is told of a block, once."""
+    attention, feed_forward = block.attention, block.feed_forward
+    assert isinstance(feed_forward, FeedForward)
+    norms = (
+        (block.attention_norm, block.attention_output_norm),
+        (block.feed_forward_norm, block.feed_forward_output_norm),
+    )
+    branches = []
+    for norm, output_norm in norms:
+        is_last = block.position == "post"
+        behind_sum = _norm(norm if is_last and not block.parallel else None)
+        branches.append(_Branch(_norm(None if is_last else norm), _norm(output_norm), behind_sum))
+    linear = (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
+    )
+    width, value_width = attention.head_dim, attention.value_dim
+    return _Layer(
+        *branches,
+        *map(_norm, (attention.q_norm, attention.k_norm)),
+        *map(_linear, linear),
+        attention.q_proj.in_features,
+        *(attention.q_proj.out_features // width, attention.k_proj.out_features // width, width, value_width),
+        block.parallel,
+        _ACTIVATIONS[activation],
+        width**-0.5 if attention.scale is None else attention.scale,
+        attention.soft_cap or 0.0,
+        *map(pointer, (slopes, attention.sinks)),
+    )
+
+
+def _linear(layer: nn.Linear | None) -> _Linear:
+    if layer is None:
+        return _Linear()
+    weight = layer.weight
+    assert isinstance(weight, StoredWeight)
+    numbers = map(pointer, (weight.numbers, weight.scales, layer.bias))
+    return _Linear(ctypes.cast(weight.kernel, _POINTER), *numbers, weight.row_length, weight.num_rows)
+
+
+def _norm(norm: nn.Module | None) -> _Norm:
+    if norm is None:
+        return _Norm()
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
+    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+    return _Norm(_NORMS[type(norm)], pointer(norm.weight), pointer(bias), norm.weight.numel(), eps)
+
+
+def _held(blocks: HeldBlocks) -> _Held:
+    return _Held(pointer(blocks.numbers), pointer(blocks.scales))
+
+
+@cache
+def _run() -> Callable[..., Any]:
+    found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
+    found.argtypes, found.restype = [_POINTER] * 7 + [_COUNT], None
+    return found

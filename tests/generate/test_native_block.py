@@ -1,0 +1,112 @@
+"""Blocks that are one call against the network in float64: every norm, activation, kind of heads and of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.adapt.native_products import with_native_products
+from sheepop.adapt.quantization import quantize
+from sheepop.adapt.stored_weight import has_kernels
+from sheepop.generate.blocks import BlockManager, Chunk
+from sheepop.generate.native_block import NativeBlock, with_native_blocks
+from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.model import Transformer
+from sheepop.model.block import Block
+from sheepop.model.probe import record
+
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "layer norm, gelu": {"norm": "layernorm", "activation": "gelu"},
+    "layer norm without bias": {"norm": "layernorm", "norm_bias": False, "activation": "gelu_tanh"},
+    "norm behind the sum": {"norm": "layernorm", "norm_position": "post", "activation": "relu"},
+    "norms on both sides": {"norm": "rmsnorm_zero_centered", "norm_position": "sandwich", "activation": "geglu_tanh"},
+    "norms behind": {"norm": "rmsnorm", "norm_position": "output", "activation": "relu_squared"},
+    "parallel branches": {"norm": "layernorm", "parallel_residual": True, "activation": "swiglu"},
+    "grouped, rotary": {"num_kv_heads": 2, "position_encoding": "rope", "activation": "geglu", "qk_norm": "head"},
+    "half of a head rotated": {"position_encoding": "rope", "rotary_fraction": 0.5, "qk_norm": "width"},
+    "alibi, window": {"position_encoding": "alibi", "sliding_window": 5, "bias": False},
+    "sinks, cap, scale": {"attention_sinks": True, "attention_soft_cap": 4.0, "attention_scale": 0.4},
+    "wide values": {"value_head_dim": 12, "norm": "rmsnorm"},
+}
+TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
+
+
+def read_apart(model: Transformer, *, in_int8: bool = False) -> list[Tensor]:
+    """The hidden states of all texts, read token by token, several of a text in the first passes."""
+    reaches = reaches_of(model)
+    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, apart=True)
+    manager = BlockManager([32] * len(reaches), reaches, 4)
+    tables = [manager.open([]) for _ in TEXTS]
+    found: list[list[Tensor]] = [[] for _ in TEXTS]
+    with torch.inference_mode():
+        while ready := [n for n, text in enumerate(TEXTS) if tables[n].num_tokens < len(text)]:
+            counts = [min(5 if tables[n].num_tokens == 0 else 1, len(TEXTS[n]) - tables[n].num_tokens) for n in ready]
+            chunks = [Chunk(tables[n], tables[n].num_tokens, count) for n, count in zip(ready, counts, strict=True)]
+            for n, count in zip(ready, counts, strict=True):
+                manager.reserve(tables[n], count)
+            cache.read(chunks)
+            tokens = [t for n, chunk in zip(ready, chunks, strict=True) for t in TEXTS[n][chunk.start : chunk.end]]
+            hidden = model.hidden_states(torch.tensor(tokens)[:, None], cache=cache)[:, 0]
+            for n, chunk, states in zip(ready, chunks, hidden.split(counts), strict=True):
+                found[n].append(states)
+                manager.advance(tables[n], TEXTS[n], chunk.end)
+    return [torch.cat(states) for states in found]
+
+
+def whole(model: Transformer) -> list[Tensor]:
+    with torch.inference_mode():
+        return [model.hidden_states(torch.tensor([text]))[0] for text in TEXTS]
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor], error: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= error * other.abs().max()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_block_in_one_call_is_the_block(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = toy_model(**NETWORKS[name])
+    rounded = quantize(model, "int8")
+    exact = whole(toy_model(**NETWORKS[name]).double())
+    native = with_native_blocks(with_native_products(model, always=True).eval())
+    in_int8 = with_native_blocks(with_native_products(rounded, always=True).eval())
+    plain = with_native_products(rounded, always=True).eval()
+    expected = read_apart(plain), read_apart(plain, in_int8=True)
+    monkeypatch.setattr(Block, "forward", None)  # no pass needs it
+    assert all(type(block) is NativeBlock for block in (*native.layers, *in_int8.layers))
+    assert_near(read_apart(native), exact, 2e-5)
+    assert_near(read_apart(in_int8), expected[0], 2e-4)
+    assert_near(read_apart(in_int8, in_int8=True), expected[1], 2e-2)
+
+
+def test_what_the_kernel_does_not_know_runs_as_it_is(toy_model: Callable[..., Transformer]) -> None:
+    for settings in ({"experts": {"count": 4, "per_token": 2}}, {"short_convolution": 3}, {"d_ff": 72}):
+        model = with_native_blocks(with_native_products(toy_model(**settings), always=True))
+        assert {type(block) for block in model.layers} == {Block}
+
+
+def test_a_watched_block_shows_its_numbers(toy_model: Callable[..., Transformer]) -> None:
+    model = toy_model()
+    native = with_native_blocks(with_native_products(model, always=True).eval())
+    with record(native, ["blocks.*.middle"]) as seen:
+        found = read_apart(native)
+    assert len(seen) == len(model.layers)
+    assert_near(found, whole(model), 2e-5)
+
+
+def test_a_number_that_is_not_finite_spoils_its_text_alone(toy_model: Callable[..., Transformer]) -> None:
+    for in_int8 in (False, True):
+        model = toy_model()
+        with torch.no_grad():
+            model.embedding.weight[TEXTS[1][4]] = torch.nan
+        found = read_apart(with_native_blocks(with_native_products(model, always=True).eval()), in_int8=in_int8)
+        assert found[0].isfinite().all() and found[2].isfinite().all()
+        assert found[1][:4].isfinite().all() and found[1][4:].isnan().all()
