@@ -39,7 +39,8 @@ def test_every_dependency_has_a_tested_version_within_its_range(project: dict[st
         if requirement.name == "sheepop":  # an extra that consists of others
             assert requirement.extras <= project["optional-dependencies"].keys()
             continue
-        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, line
+        if requirement.name != "triton":  # builds of torch for a GPU name the one that goes with them
+            assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, line
 
 
 def test_every_dependency_has_a_range(project: dict[str, Any]):

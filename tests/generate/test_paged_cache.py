@@ -11,7 +11,7 @@ import torch
 
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
-from sheepop.generate.paged_attention import HeldBlocks
+from sheepop.generate.held_blocks import HeldBlocks
 from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.model import Transformer
 

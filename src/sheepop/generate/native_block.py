@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import StoredWeight, pointer
 from sheepop.core.native import native_library
-from sheepop.generate.paged_attention import HeldBlocks, attention_kernel
+from sheepop.generate.held_blocks import HeldBlocks
+from sheepop.generate.native_attention import attention_kernel
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention

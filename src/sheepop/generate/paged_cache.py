@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.generate.blocks import Chunk, Copy
-from sheepop.generate.paged_attention import HeldBlocks, PagedAttending, Pass, Places
+from sheepop.generate.held_blocks import HeldBlocks, Places
+from sheepop.generate.paged_attention import PagedAttending, Pass, StandingPass
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
 
@@ -65,16 +66,18 @@ class PagedCache:
         in_int8: bool = False,
         apart: bool = False,
     ) -> None:
-        config, self._device = model.config, model.device
+        config, self.device = model.config, model.device
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self._native, self._apart = apart or wants_native_kernels(model), apart
         self._kind_of_layer = [self.reaches.index(window) for window in model.windows]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
+        self._spare_blocks = list(num_blocks)  # behind those that are managed
+
         def held(width: int) -> list[HeldBlocks]:
             counts = [num_blocks[kind] for kind in self._kind_of_layer]
-            shapes = [(count, config.kv_heads, block_size, width) for count in counts]
+            shapes = [(count + 1, config.kv_heads, block_size, width) for count in counts]
             return [HeldBlocks(shape, model.dtype, model.device, in_int8=in_int8) for shape in shapes]
 
         self.keys, self.values = held(config.head_size), held(config.value_size)
@@ -86,12 +89,13 @@ class PagedCache:
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         self._sources: list[int] = []
         self._pass: Pass | None = None
+        self._standing: StandingPass | None = None
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copies blocks, as `BlockManager.reserve` asks for it."""
         for kind in {copy.kind for copy in copies}:
             source, target = (
-                torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind], device=self._device)
+                torch.tensor([getattr(copy, end) for copy in copies if copy.kind == kind], device=self.device)
                 for end in ("source", "target")
             )
             for layer, of_layer in enumerate(self._kind_of_layer):
@@ -109,13 +113,13 @@ class PagedCache:
 
         `sources` number the texts that an encoder read for each chunk; the longest has `longest_source` tokens.
         """
-        self._pass = Pass(chunks, self.block_size, self._device)
+        self._pass, self._standing = Pass(chunks, self.block_size, self.device), None
         numbers = sources or [0] * len(chunks)
         before = self._sources
         self._sources = [source for source, chunk in zip(numbers, chunks, strict=True) for _ in range(chunk.count)]
         if set(self._sources) <= set(before):
             if self._sources != before:
-                rows = torch.tensor([before.index(source) for source in self._sources], device=self._device)
+                rows = torch.tensor([before.index(source) for source in self._sources], device=self.device)
                 # Of those that ended one may have been the longest.
                 self._memory = {
                     layer: (keys_BKSC[rows, :, :longest_source], values_BKSC[rows, :, :longest_source])
@@ -124,6 +128,14 @@ class PagedCache:
         else:
             self._memory = {}
 
+    def standing_pass(self, count: int, longest: int) -> StandingPass:
+        """One of `count` single tokens, of texts with at most `longest`."""
+        return StandingPass(count, longest, self.block_size, self.reaches, self._spare_blocks, self.device)
+
+    def read_again(self, standing: StandingPass) -> None:
+        """Says that the tokens of the next pass are those that are named in memory that stays."""
+        self._standing = standing
+
     @property
     def _now(self) -> Pass:
         assert self._pass is not None, "the cache was not told which tokens come"
@@ -131,6 +143,8 @@ class PagedCache:
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """The positions (N, 1) of the tokens that `read` told of, and how many the longest sequence will hold."""
+        if self._standing is not None:
+            return self._standing.device_positions[:, None], self._standing.longest
         now = self._now
         if (num_rows, num_tokens) != (len(now.positions), 1):
             raise ValueError(
@@ -161,7 +175,10 @@ class PagedCache:
     def prepare(self, kind: AttentionKind) -> Attending:
         """A kernel for each long chunk, and one for all short ones."""
         number = self._kind_of_window[kind.window]
-        return PagedAttending(kind, self._now, number, native=self._native, apart=self._apart)
+        if self._standing is not None:
+            places = self._standing.places[number]
+            return PagedAttending(kind, (places.blocks, places.slots), places)
+        return PagedAttending.of_pass(kind, self._now, number, native=self._native, apart=self._apart)
 
     def places(self, attending: Attending) -> Places | None:
         """Where the keys of all tokens of the pass are, if a kernel reads all of them there."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sheepop.generate.decoding_graphs import DecodingGraphs
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.scheduler import Share
 from sheepop.model import EncoderDecoder, Memory, Transformer
@@ -25,8 +26,9 @@ class Runner(Protocol):
 class PagedRunner:
     """Reads every token once; keys and values stay in the blocks of `cache`."""
 
-    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache, graphs: DecodingGraphs | None = None) -> None:
         self._model, self._cache = model, cache
+        self._graphs = DecodingGraphs.of(model, cache) if graphs is None else graphs
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
     def run(self, shares: Sequence[Share]) -> Tensor:
@@ -40,6 +42,8 @@ class PagedRunner:
             reader, chunk = grant
             read += (reader.context + reader.drafts)[chunk.start : chunk.end]
             predicting += range(len(read) - grant.num_predictions, len(read))
+        if self._graphs is not None and self._graphs.suits(chunks):
+            return self._graphs.run(read, chunks)
         inputs: dict[str, Any] = {}
         numbers, longest = None, 0
         if self._sources is not None:

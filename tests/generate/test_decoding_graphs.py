@@ -1,0 +1,77 @@
+"""Recorded passes against passes that are made anew: the same log-probabilities to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sheepop.adapt.stored_weight import has_kernels
+from sheepop.generate import GenerationConfig, Generator, decoding_graphs
+from sheepop.generate.blocks import BlockTable, Chunk
+from sheepop.generate.decoding_graphs import DecodingGraphs
+from sheepop.generate.paged_cache import PagedCache
+from sheepop.model import Transformer
+from sheepop.tokenizer import CharTokenizer
+
+Work = Callable[[], None]
+NETWORKS: list[dict[str, Any]] = [
+    {"position_encoding": "rope", "num_kv_heads": 2},
+    {"position_encoding": "alibi", "sliding_window": 5, "sliding_layers": [0]},
+    {"position_encoding": "learned", "experts": {"count": 4, "per_token": 2}},
+    {"short_convolution": 3},
+]
+
+
+@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+def test_a_recorded_pass_writes_what_a_new_one_does(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """What is recorded is run again on the memory that it was recorded with, as a CUDA graph is."""
+    if not has_kernels():
+        pytest.skip("there is no C++ compiler for the kernels")
+    monkeypatch.setenv("SHEEPOP_NATIVE", "1")
+    tokenizer = CharTokenizer.train(["abcdefgh"])
+    model = toy_model(max_seq_len=32, vocab_size=tokenizer.vocab_size, **NETWORKS[kind])
+    prompts = [[5, 6, 7, 8], [6], [8, 8, 7], [5, 6, 7, 8, 9, 10, 9, 8, 7, 6, 5], [9, 9]]
+    configs = [
+        GenerationConfig(max_new_tokens=count, min_new_tokens=count, seed=1, temperature=1.0)
+        for count in (20, 9, 14, 17, 3)
+    ]
+    expected = Generator(model, tokenizer).generate(prompts, configs)
+    replayed: list[int] = []
+
+    def record(work: Work) -> Work:
+        work()
+
+        def replay() -> None:
+            replayed.append(1)
+            work()
+
+        return replay
+
+    def of(network: Transformer, cache: PagedCache) -> DecodingGraphs:
+        return DecodingGraphs(network, cache, record)
+
+    monkeypatch.setattr(decoding_graphs, "_PASSES_BEFORE", 1)
+    suited = kind < 2
+    if suited:
+        monkeypatch.setattr(DecodingGraphs, "of", of)
+    else:
+        monkeypatch.setattr(decoding_graphs, "attends_by_triton", lambda _: True)  # and still they are not recorded
+    found = Generator(model, tokenizer).generate(prompts, configs)
+    assert [one.token_ids for one in found] == [other.token_ids for other in expected]
+    assert [one.logprobs for one in found] == [other.logprobs for other in expected]
+    assert (len(replayed) > 10) == suited
+
+
+def test_many_texts_and_long_chunks_are_not_recorded(toy_model: Callable[..., Transformer]) -> None:
+
+    model = toy_model()
+    graphs = DecodingGraphs(model, PagedCache(model, [4], 4), lambda work: work)
+    table = BlockTable("", [[0]])
+    for _ in range(20):
+        assert not graphs.suits([Chunk(table, 0, 1)] * 257)
+        assert not graphs.suits([Chunk(table, 0, 1), Chunk(table, 0, 2)])
+    assert [graphs.suits([Chunk(table, 0, 1)] * 3) for _ in range(9)] == [False] * 8 + [True]

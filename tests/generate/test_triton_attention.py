@@ -1,0 +1,87 @@
+"""The kernel of GPUs against a loop over places in float64; without a GPU, Triton's interpreter runs it."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.generate.held_blocks import HeldBlocks, Places
+from sheepop.generate.triton_attention import attend_by_triton
+from sheepop.model.attention.kernel import Score
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZE = 4
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def by_hand(
+    q_RHC: Tensor, keys: HeldBlocks, values: HeldBlocks, places: Places, score: Score, slopes: Tensor | None
+) -> Tensor:
+    rows, heads, width = q_RHC.shape
+    group = heads // keys.numbers.shape[1]
+    out = torch.zeros(rows, heads, values.numbers.shape[-1], dtype=torch.float64)
+    for row, head in product(range(rows), range(heads)):
+        scores, found = [], []
+        for place in range(int(places.firsts[row]), int(places.lasts[row]) + 1):
+            block, slot = int(places.table[row, place // SIZE]), place % SIZE
+            key, value = (
+                held.numbers[block, head // group, slot].double().cpu()
+                * (1.0 if held.scales is None else float(held.scales[block, head // group, slot]))
+                for held in (keys, values)
+            )
+            s = float(q_RHC[row, head].double().cpu() @ key) * (score.scale or width**-0.5)
+            s = s if score.soft_cap is None else score.soft_cap * math.tanh(s / score.soft_cap)
+            s -= 0.0 if slopes is None else float(slopes[head]) * (int(places.lasts[row]) - place)
+            scores.append(s)
+            found.append(value)
+        sinks = [] if score.sinks is None else [float(score.sinks[head])]
+        weights = torch.tensor([*scores, *sinks], dtype=torch.float64).softmax(0)[: len(scores)]
+        out[row, head] = (weights[:, None] * torch.stack(found)).sum(0)
+    return out
+
+
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"heads": 3, "kv_heads": 3, "width": 16, "value_width": 16},
+        {"heads": 6, "kv_heads": 2, "width": 12, "value_width": 20, "window": 7},
+        {"heads": 4, "kv_heads": 1, "width": 8, "value_width": 8, "sloped": True, "cap": 2.0},
+        {"heads": 2, "kv_heads": 2, "width": 8, "value_width": 8, "sinks": True, "scale": 0.7},
+    ],
+)
+def test_every_token_attends_to_its_places(kind: dict[str, int], in_int8: bool) -> None:
+    draws = torch.Generator().manual_seed(2)
+    heads, kv_heads = kind["heads"], kind["kv_heads"]
+    lasts = torch.tensor([0, 5, 70, 211])
+    firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
+    table = torch.randperm(4 * 80, generator=draws).view(4, 80)
+
+    def held(width: int) -> HeldBlocks:
+        made = HeldBlocks((320, kv_heads, SIZE, width), torch.float32, DEVICE, in_int8=in_int8)
+        blocks, slots = torch.arange(320).repeat_interleave(SIZE), torch.arange(SIZE).repeat(320)
+        drawn = torch.randn(320 * SIZE, kv_heads, width, generator=draws)
+        made.store(blocks.to(DEVICE), slots.to(DEVICE), drawn.to(DEVICE))
+        return made
+
+    keys, values = held(kind["width"]), held(kind["value_width"])
+    q_RHC = torch.randn(4, heads, kind["width"], generator=draws).to(DEVICE)
+    nothing = torch.empty(0)
+    places = Places(nothing, table.to(DEVICE), firsts.to(DEVICE), lasts.to(DEVICE), nothing, nothing)
+    sinks = torch.randn(heads, generator=draws).to(DEVICE) if "sinks" in kind else None
+    slopes = torch.rand(heads, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
+    score = Score(kind.get("scale"), kind.get("cap"), sinks)
+    found = attend_by_triton(q_RHC, keys, values, places, score, slopes)
+    expected = by_hand(q_RHC, keys, values, places, score, slopes)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)
