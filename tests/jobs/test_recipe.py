@@ -82,6 +82,19 @@ def test_tables_of_ngrams_fit_the_text(num_bytes: int, rows: int, completed: Com
     assert completed({"model": {"ngrams": None}}).config.model.ngrams is None
 
 
+def test_text_that_is_read_again_and_again_gets_no_tables_of_ngrams(completed: Completer) -> None:
+    def tables(**budget: float) -> NgramConfig | None:
+        return completed({"training": budget}).config.model.ngrams
+
+    assert tables(max_epochs=1) is not None
+    assert tables(max_epochs=4) is None
+    # 105 kB of text are 35,000 tokens for the recipe. A token costs the smallest model 6 * (98,304 + 65,536) operations,
+    # so that 50 GFLOP/s read the text in 0.69 seconds.
+    assert tables(max_minutes=1.4 * 0.69 / 60) is not None
+    assert tables(max_minutes=1.6 * 0.69 / 60) is None
+    assert tables(max_minutes=5) is None
+
+
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size.d_model}x{size.num_layers}")
 def test_every_size_is_a_valid_configuration(
     size: recipe.Size, completed: Completer, monkeypatch: pytest.MonkeyPatch

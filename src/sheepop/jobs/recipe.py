@@ -30,6 +30,8 @@ _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
 _MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
 _BYTES_PER_NGRAM_ROW = 48
+# Tables of n-grams learn a text by heart when it is read again and again.
+_MOST_PASSES_OF_NGRAMS = 1.5
 _HEAD_DIM = 32
 # Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
 # the same text teaches a small model little more.
@@ -112,7 +114,8 @@ def complete(
     num_bytes = text_bytes(asked.data)
     flops_per_second = speed(resolve_device(asked.device))
     size = choose_size(flops_per_second, asked.training, num_bytes)
-    chosen = _choices(size, given, num_bytes, keeps_model)
+    passes = _passes(flops_per_second, asked.training, size, num_bytes)
+    chosen = _choices(size, given, num_bytes, keeps_model, passes)
     config = validate(SheepOpConfig, merge(chosen, given))
     found = dict(leaves(chosen))
     settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
@@ -188,7 +191,16 @@ def _most_tokens(training: TrainingConfig, size: Size, num_bytes: int) -> float:
     return min(tokens, default=math.inf if training.max_minutes else num_bytes / _BYTES_PER_TOKEN)
 
 
-def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: bool) -> dict[str, dict[str, Any]]:
+def _passes(flops_per_second: float, training: TrainingConfig, size: Size, num_bytes: int) -> float:
+    """How often the budget lets a model of this size read the text, about."""
+    seconds = math.inf if training.max_minutes is None else 60 * training.max_minutes
+    tokens = min(_most_tokens(training, size, num_bytes), flops_per_second * seconds / size.cost(1))
+    return tokens * _BYTES_PER_TOKEN / max(1, num_bytes)
+
+
+def _choices(
+    size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: bool, passes: float = 1.0
+) -> dict[str, dict[str, Any]]:
     """What the recipe says of the keys that `given`, which may not be valid, leaves open, as a tree."""
     model, tokenizer, data = (_section(given, name) for name in ("model", "tokenizer", "data"))
     preset = PRESETS.get(str(model.get("preset")), {})
@@ -198,7 +210,8 @@ def _choices(size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: 
         choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
         if reads_text:
             tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
-            choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables}
+            ngrams = tables if passes <= _MOST_PASSES_OF_NGRAMS else None
+            choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": ngrams}
     size = _nearest(size, {**choices.get("model", {}), **preset, **model})
     paths = data.get("paths") or ()
     finished = any(is_corpus(path) for path in ([paths] if isinstance(paths, str) else paths))
