@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -143,3 +145,26 @@ def test_a_stored_weight_cannot_be_changed() -> None:
         weight.add_(1.0)
     assert isinstance(weight.detach(), StoredWeight)
     assert isinstance(torch.nn.Parameter(weight, requires_grad=False), StoredWeight)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize(("count", "length", "num_rows"), [(1, 64, 50), (3, 160, 32), (17, 96, 7)])
+def test_products_on_a_gpu_are_those_of_the_storage(
+    monkeypatch: pytest.MonkeyPatch, form: Format, count: int, length: int, num_rows: int
+) -> None:
+    """Without a GPU, Triton's interpreter runs the kernel."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    weight, x, bias = stored_as(drawn(num_rows, length), form), drawn(count, length, seed=1), drawn(num_rows, seed=2)
+    matrix = torch.tensor(decoded(weight), dtype=torch.float64)
+    expected = x.double() @ matrix.T
+    on_device = weight.to(device)
+    assert isinstance(on_device, StoredWeight)
+    for given, wanted in ((None, expected), (bias, expected + bias.double())):
+        found = on_device.product_by_triton(x.to(device), None if given is None else given.to(device))
+        torch.testing.assert_close(found.double().cpu(), wanted, rtol=1e-5, atol=1e-5)
+    in_half = on_device.product_by_triton(x.half().to(device), None)
+    assert in_half.dtype == torch.half
+    torch.testing.assert_close(in_half.double().cpu(), expected, rtol=2e-3, atol=2e-3 * length**0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ GROUP = 32
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 # Products of more rows are faster in PyTorch's own kernels, where the processor computes in the type of the weights.
 _MOST_ROWS = 128
+_MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # a kernel takes as many of a row's numbers at a time
 
 
@@ -77,6 +79,8 @@ class StoredWeight(Tensor):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W^T + b`` for x (..., K)."""
         count = x.numel() // self.row_length
+        if x.device.type == "cuda" and 0 < count <= _MOST_ROWS_ON_GPU and self.scales is not None and _has_triton():
+            return self.product_by_triton(x, bias)
         kernel = self.kernel
         if kernel is None or not self.suits_kernel(x, count):
             return F.linear(x, self.rows().to(x.dtype), bias)
@@ -90,6 +94,24 @@ class StoredWeight(Tensor):
             torch.get_num_threads(),
         )
         return out_MN.to(x.dtype)
+
+    def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The same for a few rows by a kernel of GPUs, which reads the integers where they lie."""
+        # Triton takes a second to load, and not every machine has it.
+        from sheepop.adapt.triton_kernels import int4_product, int8_product
+
+        assert self.scales is not None
+        rows_MK = x.reshape(-1, self.row_length)
+        out_MN = x.new_empty(len(rows_MK), self.num_rows)
+        # A kernel multiplies tiles of 16 rows at least.
+        most = max(16, 1 << (len(rows_MK) - 1).bit_length())
+        kernel, sizes = (int8_product, {"STEP": 128}) if self.stored == "int8" else (int4_product, {"HALF": GROUP // 2})
+        kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
+            *(rows_MK.contiguous(), self.numbers, self.scales, self.scales if bias is None else bias, out_MN),
+            *(len(rows_MK), self.row_length, self.num_rows),
+            **{"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None, **sizes},
+        )
+        return out_MN.view(*x.shape[:-1], self.num_rows)
 
     @property
     def kernel(self) -> Any:
@@ -137,6 +159,11 @@ class StoredWeight(Tensor):
         made = StoredWeight(self.stored, values, scales, self.dtype)
         made.always_native = self.always_native
         return made
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 @cache

@@ -1,0 +1,71 @@
+"""Products with integer weights on a GPU, in Triton, which is loaded where there is a GPU only.
+
+A program computes ROWS rows of weights times all of at most MOST inputs. Integers up to 8 bits are exact in every data
+type of the inputs; scales are applied to sums in float32.
+"""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def int8_product(
+    x, weights, scales, bias, y, num_inputs, length, num_rows,
+    MOST: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """``x W^T + b`` for x (M, K), W (N, K) with a scale for each row."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inputs = tl.arange(0, MOST)
+    total = tl.zeros((MOST, ROWS), tl.float32)
+    for begin in range(0, length, STEP):
+        column = begin + tl.arange(0, STEP)
+        part = tl.load(
+            x + inputs[:, None] * length + column[None, :],
+            mask=(inputs < num_inputs)[:, None] & (column < length)[None, :],
+            other=0.0,
+        )
+        weight = tl.load(
+            weights + rows[None, :].to(tl.int64) * length + column[:, None],
+            mask=(rows < num_rows)[None, :] & (column < length)[:, None],
+            other=0,
+        )
+        total += tl.dot(part, weight.to(part.dtype), input_precision="ieee")
+    total *= tl.load(scales + rows, mask=rows < num_rows, other=0.0)[None, :]
+    _finish(total, bias, y, inputs, rows, num_inputs, num_rows, BIASED)
+
+
+@triton.jit
+def int4_product(
+    x, weights, scales, bias, y, num_inputs, length, num_rows,
+    MOST: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """The same for W with a scale for every 2 HALF weights: byte i of these holds weight i and weight i + HALF."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inputs, half = tl.arange(0, MOST), tl.arange(0, HALF)
+    groups = length // (2 * HALF)
+    total = tl.zeros((MOST, ROWS), tl.float32)
+    for group in range(groups):
+        at = x + inputs[:, None] * length + (group * 2 * HALF + half)[None, :]
+        low = tl.load(at, mask=(inputs < num_inputs)[:, None], other=0.0)
+        high = tl.load(at + HALF, mask=(inputs < num_inputs)[:, None], other=0.0)
+        codes = tl.load(
+            weights + (rows[None, :].to(tl.int64) * groups + group) * HALF + half[:, None],
+            mask=(rows < num_rows)[None, :],
+            other=0,
+        ).to(tl.int32)
+        first, second = ((codes & 15) ^ 8) - 8, ((codes >> 4) ^ 8) - 8
+        found = tl.dot(low, first.to(low.dtype), input_precision="ieee")
+        found += tl.dot(high, second.to(high.dtype), input_precision="ieee")
+        scale = tl.load(scales + rows.to(tl.int64) * groups + group, mask=rows < num_rows, other=0.0)
+        total += found * scale.to(tl.float32)[None, :]
+    _finish(total, bias, y, inputs, rows, num_inputs, num_rows, BIASED)
+
+
+@triton.jit
+def _finish(total, bias, y, inputs, rows, num_inputs, num_rows, BIASED: tl.constexpr):
+    if BIASED:
+        total += tl.load(bias + rows, mask=rows < num_rows, other=0.0).to(tl.float32)[None, :]
+    mask = (inputs < num_inputs)[:, None] & (rows < num_rows)[None, :]
+    tl.store(y + inputs[:, None] * num_rows + rows[None, :], total.to(y.dtype.element_ty), mask=mask)
