@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from sheepop.core.machine import compiler_command
+from sheepop.core.machine import compiler_command, find_compiler
 
 _HEADER = Path(__file__).with_name("native.h")
 # Sums of products are rounded as the source says, not as suits the place where a compiler puts them.
@@ -47,7 +47,7 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 def _compiled(source: Path, compiler: Sequence[str]) -> Path:
     content = source.read_bytes() + _HEADER.read_bytes()
     threads = _openmp()
-    key = repr((content, compiler, _FLAGS, _processor(), threads)).encode()
+    key = repr((content, compiler, find_compiler(), _FLAGS, _processor(), threads)).encode()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop" / "native"
     target = folder / f"{source.stem}-{hashlib.sha256(key).hexdigest()[:24]}.so"
     if not target.exists():

@@ -42,33 +42,26 @@ inline Ints add_pairs(Ints total, Shorts a, Shorts b) {
 // rows of weights and `kInputs` rows of inputs, or `kFewRows` and all inputs where these are fewer. Where sums are exact,
 // `kStreams` neighbouring steps of a row may then be added apart. `kFetches` where reading takes longer than computing.
 
-struct Float32 {
-  using Input = float;
-  using Total = Floats;
-  using Weights = Floats;
-  static constexpr int kStep = kLanes, kRows = 6, kInputs = 2, kFewRows = 6, kStreams = 1;
-  static constexpr bool kFetches = true;
-  const float* weights;
-  const void* address(int64_t place) const { return weights + place; }
-  Weights read(int64_t place) const { return load<Floats>(weights + place); }
-  static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Floats>(x)); }
-  float finish(Total total, int64_t) const { return sum(total); }
-};
+inline Floats wide(const float* weights) { return load<Floats>(weights); }
+inline Floats wide(const uint16_t* bfloat16) {
+  return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(bfloat16), FloatBits) << 16);
+}
 
-struct BFloat16 {
+template <class T, int rows, int inputs, int few_rows>
+struct Floating {
   using Input = float;
   using Total = Floats;
   using Weights = Floats;
-  static constexpr int kStep = kLanes, kRows = 3, kInputs = 4, kFewRows = 4, kStreams = 1;
+  static constexpr int kStep = kLanes, kRows = rows, kInputs = inputs, kFewRows = few_rows, kStreams = 1;
   static constexpr bool kFetches = true;
-  const uint16_t* weights;
+  const T* weights;
   const void* address(int64_t place) const { return weights + place; }
-  Weights read(int64_t place) const {
-    return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(weights + place), FloatBits) << 16);
-  }
+  Weights read(int64_t place) const { return wide(weights + place); }
   static Total add(Total total, Weights w, const Input* x) { return multiply_add(total, w, load<Floats>(x)); }
   float finish(Total total, int64_t) const { return sum(total); }
 };
+using Float32 = Floating<float, 6, 2, 6>;
+using BFloat16 = Floating<uint16_t, 3, 4, 4>;
 
 struct Int8 {
   using Input = int16_t;
