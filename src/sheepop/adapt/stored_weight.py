@@ -77,7 +77,10 @@ class StoredWeight(Tensor):
         return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x W^T + b`` for x (..., K)."""
+        """``x W^T + b`` for x (..., K), which may ask for a gradient."""
+        if x.requires_grad and torch.is_grad_enabled():
+            found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+            return found if bias is None else found + bias
         count = x.numel() // self.row_length
         if x.device.type == "cuda" and 0 < count <= _MOST_ROWS_ON_GPU and self.scales is not None and _has_triton():
             return self.product_by_triton(x, bias)
@@ -159,6 +162,21 @@ class StoredWeight(Tensor):
         made = StoredWeight(self.stored, values, scales, self.dtype)
         made.always_native = self.always_native
         return made
+
+
+class _Product(torch.autograd.Function):
+    """A product whose backward pass reads the matrix again, so that it is never kept in full."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: StoredWeight) -> Tensor:
+        ctx.weight = weight
+        with torch.no_grad():
+            return weight.product(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return gradient @ ctx.weight.rows().to(gradient.dtype), None
 
 
 @cache

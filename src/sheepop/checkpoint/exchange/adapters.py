@@ -1,0 +1,272 @@
+"""LoRA adapters in the format of Hugging Face's PEFT: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+Where the family of a model stores several of our layers as one, an adapter does so too. Reading cuts B into the rows of
+each. Writing puts their A one below the other and their B into blocks, which is exact, with the sum of their ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.adapt.lora import (
+    LoraConfig,
+    LoraEmbedding,
+    LowRank,
+    activate,
+    adapted_layers,
+    adapters,
+    full,
+    put,
+    row_lengths,
+)
+from sheepop.checkpoint.exchange.family import Family
+from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout, TensorGroup
+from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.lazy_tensor import LazyTensor
+from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.source_directory import read_table, source_file
+from sheepop.core.errors import CheckpointError, ConfigError, first_few
+from sheepop.core.files import write_json
+from sheepop.model import Transformer
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_LINEAR = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+_EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
+# What does not change what a finished adapter computes.
+_IRRELEVANT = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "qalora_group_size",
+    "runtime_config", "eva_config", "loftq_config", "megatron_core",
+}  # fmt: skip
+# Ways to begin that leave the weights beside the adapter as they were.
+_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal", "default")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A layer as the family has it: the paths of ours, how their rows lie in it, and the shape of its weight."""
+
+    ours: tuple[str, ...]
+    layout: Layout
+    rows: tuple[int, ...]
+    length: int
+
+
+def write_adapter(
+    directory: Path, model: Transformer, family: Family, *, name: str = "default", base: str = ""
+) -> None:
+    """Writes the adapter `name` into a directory, which the caller makes durable; `base` is where its model is from.
+
+    Raises `ConfigError` where the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
+    """
+    if name not in adapters(model):
+        known = ", ".join(adapters(model)) or "none"
+        raise ConfigError(f"The model has no adapter called {name!r}; it has: {known}.")
+    changes = {path: layer.changes[name] for path, layer in adapted_layers(model).items() if name in layer.changes}
+    tensors: dict[str, Tensor] = {}
+    sizes: dict[str, tuple[int, float]] = {}
+    for theirs, place in _places(model, family).items():
+        parts = [changes.get(path) for path in place.ours]
+        if any(part is not None for part in parts):
+            found, sizes[theirs] = _joined(model, place, parts)
+            tensors |= {f"{_PREFIX}{theirs}.{kind}": tensor for kind, tensor in found.items()}
+    config = next(iter(changes.values())).config
+    assert isinstance(config, LoraConfig)
+    write_json(directory / CONFIG, _described(config, sizes, base, family))
+    write_safetensors(directory / WEIGHTS, {name: LazyTensor.of(tensor) for name, tensor in tensors.items()})
+
+
+def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], base: str, family: Family) -> dict[str, Any]:
+    """The settings as PEFT has them; layers with another rank or alpha than most are named one by one."""
+    rank, alpha = max(set(sizes.values()), key=list(sizes.values()).count)
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": config.dropout,
+        "use_rslora": config.rank_stabilised,
+        "use_dora": config.dora,
+        "bias": "none",
+        "fan_in_fan_out": any(getattr(rule.layout, "transposed", False) for rule in family.tensors),
+        "target_modules": sorted(sizes),
+        "modules_to_save": None,
+        "rank_pattern": {name: size[0] for name, size in sizes.items() if size[0] != rank},
+        "alpha_pattern": {name: size[1] for name, size in sizes.items() if size[1] != alpha},
+    }
+
+
+def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[dict[str, Tensor], tuple[int, float]]:
+    """The tensors of one layer of theirs from the changes of ours, and its rank and alpha."""
+    present = [part for part in parts if part is not None]
+    rank, config = sum(part.config.rank for part in present), present[0].config
+    alpha = config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
+    down = torch.cat([part.down.detach() for part in present])
+    ups, begin = [], 0
+    for part, rows in zip(parts, place.rows, strict=True):
+        up = down.new_zeros(rows, rank)
+        if part is not None:
+            up[:, begin : begin + part.config.rank] = part.up.detach() * (part.config.scale / config.scale)
+            begin += part.config.rank
+        ups.append(up)
+    up = place.layout.to_theirs(ups, model.config)[0]
+    if isinstance(adapted_layers(model).get(place.ours[0]), LoraEmbedding):
+        return dict(zip(_EMBEDDING, (down.cpu(), up.cpu()), strict=True)), (rank, alpha)
+    found = dict(zip(_LINEAR, (down.cpu(), up.cpu()), strict=False))
+    if config.dora:
+        lengths = [
+            row_lengths(full(model.get_parameter(f"{path}.weight")).float())
+            if part is None
+            else part.magnitude.detach()
+            for path, part in zip(place.ours, parts, strict=True)
+        ]
+        found[_LINEAR[2]] = place.layout.to_theirs(lengths, model.config)[0].cpu()
+    return found, (rank, alpha)
+
+
+def read_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
+    """Puts the adapter in `directory` beside the layers of `model`, as the only one that is active.
+
+    Raises `CheckpointError` for another kind of adapter, for a setting that changes what is computed and is not known,
+    and for tensors that are missing, too many, or of another shape (each named); nothing is changed then.
+    """
+    keys = read_table(directory, CONFIG)
+    weights = source_file(directory, WEIGHTS)
+    if keys is None or weights is None:
+        raise CheckpointError(f"{directory} has no {CONFIG if keys is None else WEIGHTS}, so it is no LoRA adapter.")
+    given = Given(keys, str(directory / CONFIG))
+    # Older versions write the lengths of DoRA under a longer name.
+    tensors = {
+        tensor.replace("magnitude_vector.weight", "magnitude_vector"): value
+        for tensor, value in open_safetensors(weights).items()
+    }
+    changes: list[tuple[str, LowRank]] = []
+    for theirs, place in _places(model, family).items():
+        kinds = {kind: f"{_PREFIX}{theirs}.{kind}" for kind in (*_LINEAR, *_EMBEDDING)}
+        found = {kind: tensors.pop(full_name) for kind, full_name in kinds.items() if full_name in tensors}
+        if found:
+            changes += _cut(found, place, theirs, given, model)
+    _check(given)
+    _leave_out_copies(tensors, model, family, str(weights))
+    if tensors:
+        raise CheckpointError(
+            f"{weights}: SheepOp has no layer for {first_few(sorted(tensors), 4)}. Adapters change linear layers of "
+            "blocks, or an embedding that is not the output projection."
+        )
+    if not changes:
+        raise CheckpointError(f"{weights} has no tensors.")
+    if name in adapters(model):
+        raise ConfigError(f"The model has an adapter called {name!r} already. Choose another name.")
+    model.requires_grad_(False)
+    for path, change in changes:
+        put(model, path, name, change.to(model.get_parameter(f"{path}.weight").device))
+    activate(model, name)
+
+
+def _cut(
+    found: Mapping[str, LazyTensor], place: _Place, theirs: str, given: Given, model: Transformer
+) -> Iterator[tuple[str, LowRank]]:
+    """The changes of our layers from the tensors of one of theirs."""
+    kinds = _EMBEDDING if _EMBEDDING[0] in found else _LINEAR
+    dora = given.typed("use_dora", bool, False) and kinds is _LINEAR
+    wanted = kinds[: 3 if dora else 2]
+    if set(found) != set(wanted):
+        raise CheckpointError(f"{given.where}: {theirs} has the tensors {sorted(found)}, and needs {sorted(wanted)}.")
+    rank = _pattern(given, "rank_pattern", theirs, given.typed("r", int, 8))
+    alpha = _pattern(given, "alpha_pattern", theirs, given.typed("lora_alpha", float, 8))
+    shapes: dict[str, tuple[int, ...]] = {wanted[0]: (rank, place.length), wanted[1]: (sum(place.rows), rank)}
+    if dora:
+        shapes[wanted[2]] = (sum(place.rows),)
+    for kind, shape in shapes.items():
+        if found[kind].shape != shape:
+            raise CheckpointError(f"{given.where}: {theirs}.{kind} has the shape {found[kind].shape}, not {shape}.")
+    down, up, *magnitude = (found[kind].read().float() for kind in wanted)
+    ups = place.layout.to_ours([up], [(rows, rank) for rows in place.rows], model.config)
+    magnitudes = place.layout.to_ours(magnitude, [(rows,) for rows in place.rows], model.config) if dora else ups
+    for path, part, lengths in zip(place.ours, ups, magnitudes, strict=True):
+        config = LoraConfig(
+            rank=rank,
+            alpha=alpha,
+            dropout=given.typed("lora_dropout", float, 0.0),
+            targets=(path,),
+            rank_stabilised=given.typed("use_rslora", bool, False),
+            dora=dora,
+        )
+        yield path, LowRank(config, down.clone(), part.contiguous(), lengths.contiguous() if dora else None)
+
+
+def _leave_out_copies(tensors: dict[str, LazyTensor], model: Transformer, family: Family, where: str) -> None:
+    """Takes away the vocabulary's weights, which PEFT may save beside a change of the embedding; they must be ours."""
+    for group in family.tensor_groups(model.config):
+        ours = next(iter(group.ours))
+        theirs = next(iter(group.theirs), "").removesuffix(".weight")
+        for copied in (f"{_PREFIX}{theirs}.base_layer.weight", f"{_PREFIX}{theirs}.weight"):
+            if ours in ("embedding.weight", "lm_head.weight") and copied in tensors:
+                found, weight = tensors.pop(copied).read(), full(model.get_parameter(ours)).cpu()
+                if not torch.equal(found.to(weight.dtype), weight):
+                    raise CheckpointError(
+                        f"{where}: {copied} is not the {ours} of the model. Give the model it is for."
+                    )
+
+
+def _pattern(given: Given, key: str, module: str, default: float) -> Any:
+    """A number of one module; patterns are regular expressions for the end of its path."""
+    patterns = given.take(key, None) or {}
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        try:
+            matches = module == pattern or re.fullmatch(rf"(.*\.)?({pattern})", module)
+        except re.error:
+            raise given.problem(key, "has an entry that is no regular expression") from None
+        if matches:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
+                raise given.problem(key, "has an entry that is not a number above 0")
+            return value
+    return default
+
+
+def _check(given: Given) -> None:
+    """Refuses what would make the adapter compute something else."""
+    if given.take("peft_type", None) != "LORA":
+        raise given.problem("peft_type", "is not LORA, the kind of adapter that SheepOp reads")
+    if given.take("bias", "none") != "none":
+        raise given.problem("bias", "says that biases were trained, too, which SheepOp does not read")
+    if given.take("init_lora_weights", True) not in _BEGINNINGS:
+        raise given.problem("init_lora_weights", "changed the weights of the model; convert the adapter to plain LoRA")
+    for key in given.unread():
+        if key not in _IRRELEVANT and given.take(key) not in (None, False, [], {}):
+            raise given.problem(key, "is not known, and may change what the adapter computes")
+
+
+def _places(model: Transformer, family: Family) -> dict[str, _Place]:
+    """The layers that may be changed, by the path that the family gives them."""
+    found = {}
+    tied = {"embedding.weight", "lm_head.weight"} if model.config.tie_weights else {"lm_head.weight"}
+    for group in family.tensor_groups(model.config):
+        names = tuple(name.removesuffix(".weight") for name in group.ours)
+        if len(group.theirs) != 1 or group.layout is PER_EXPERT or not tied.isdisjoint(group.ours):
+            continue
+        if any(len(shape) != 2 or ".router." in name for name, shape in group.ours.items()):
+            continue
+        found[next(iter(group.theirs)).removesuffix(".weight")] = _place(names, group)
+    return found
+
+
+def _place(names: tuple[str, ...], group: TensorGroup) -> _Place:
+    shapes = list(group.ours.values())
+    # How the rows of weights lie is how those of B lie; weights that are stored as (in, out) change nothing in it.
+    layout = INTERLEAVED if group.layout is INTERLEAVED else SAME
+    if names == ("embedding",):
+        rows, length = shapes[0]
+        return _Place(names, layout, (length,), rows)
+    return _Place(names, layout, tuple(shape[0] for shape in shapes), shapes[0][1])
