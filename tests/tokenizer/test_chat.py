@@ -242,3 +242,39 @@ def test_threads_share_a_template():
         for thread in threads:
             thread.join()
         assert sorted(found) == [f"{number}!" for number in range(8)]
+
+
+def test_the_parts_that_a_model_writes_are_those_of_transformers():
+    """``{% generation %}`` in CHATML surrounds every message."""
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [
+        {"role": "user", "content": " 2+2? "},
+        {"role": "assistant", "content": "4 \0 <|im_end|>"},
+        {"role": "user", "content": "Käse 🧀"},
+        {"role": "assistant", "content": ""},
+    ]
+    (expected,), (parts,) = utilities.render_jinja_template(
+        conversations=[messages], chat_template=CHATML, return_assistant_tokens_mask=True
+    )
+    with ChatTemplate(CHATML) as chat:
+        found = chat.render_marked(messages)
+        assert found.text == expected == chat.render(messages)
+    assert found.written == tuple(parts)
+    written = [found.text[begin:end] for begin, end in found.written]
+    assert written == ["2+2?", "4 \0 <|im_end|>", "Käse 🧀", ""]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}",
+        "{% filter upper %}{% generation %}a{% endgeneration %}{% endfilter %}",
+        "{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x[:20] }}",
+        "{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x[-20:] }}",
+    ],
+)
+def test_parts_that_cannot_be_told_are_refused(template: str):
+    with ChatTemplate(template) as chat:
+        with pytest.raises(TokenizerError, match="generation blocks"):
+            chat.render_marked([{"role": "user", "content": "x"}])
+        chat.render([{"role": "user", "content": "x"}])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sheepop.core.bounded import (
     BoundedProcess,
@@ -43,6 +43,13 @@ _REASONS = {
 }
 
 Message = Mapping[str, Any]
+
+
+class Rendered(NamedTuple):
+    """A conversation as text, and the parts of it that a model writes, as first character and end."""
+
+    text: str
+    written: tuple[tuple[int, int], ...] = ()
 
 
 class ChatTemplate:
@@ -111,6 +118,28 @@ class ChatTemplate:
         Raises `UsageError` for what is no conversation, and `TokenizerError` when the template is damaged, refuses the
         conversation, or exceeds a limit.
         """
+        return self._render(
+            messages, False, tools, documents, {"add_generation_prompt": add_generation_prompt, **variables}
+        ).text
+
+    def render_marked(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> Rendered:
+        """As `render`, a whole conversation, and which parts of it a model writes.
+
+        These are the blocks ``{% generation %}`` of the template; raises `TokenizerError` as `render` does, and for
+        blocks that lie in one another.
+        """
+        return self._render(messages, True, tools, None, {"add_generation_prompt": False, **variables})
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        marked: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> Rendered:
         if not messages or not all(
             isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
         ):
@@ -122,12 +151,17 @@ class ChatTemplate:
             "messages": [_message(message) for message in messages],
             "tools": tools,
             "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
             **self._variables,
             **variables,
         }
         now = datetime.now().isoformat()  # the process has another time zone
-        request = {"template": self._template, "variables": seen, "now": now, "largest_output": self._limits[2]}
+        request = {
+            "template": self._template,
+            "variables": seen,
+            "now": now,
+            "largest_output": self._limits[2],
+            "marked": marked,
+        }
         try:
             return self._thread.submit(self._ask, request).result()
         except BoundedProcessError as error:
@@ -150,9 +184,10 @@ class ChatTemplate:
     ) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> str:
-        (text,) = self._process.request(request)
-        return str(text)
+    def _ask(self, request: dict[str, Any]) -> Rendered:
+        text, *parts = self._process.request(request)
+        begin_and_end = (str(part).split() for part in parts)
+        return Rendered(str(text), tuple((int(begin), int(end)) for begin, end in begin_and_end))
 
     def _error(self, error: BoundedProcessError) -> TokenizerError:
         seconds, memory_bytes, _ = self._limits

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Environment, Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -23,9 +24,16 @@ class OutputError(Exception):
 
 
 class _Generation(Extension):
-    """``{% generation %} ... {% endgeneration %}`` marks what a model writes, for training; the text is unchanged."""
+    """``{% generation %} ... {% endgeneration %}`` marks what a model writes, for training.
+
+    Where the environment has a `generation_mark`, the text has it at the beginning and the end of each such part.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        environment.extend(generation_mark="", num_generations=0)
 
     def parse(self, parser: Parser) -> nodes.Node:
         """The block, whose variables are its own."""
@@ -34,7 +42,10 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
 
     def _content(self, caller: Callable[[], str]) -> str:
-        return caller()
+        environment: Any = self.environment
+        mark = environment.generation_mark
+        environment.num_generations += 1
+        return f"{mark}<{caller()}{mark}>" if mark else caller()
 
 
 class _Dict:
@@ -65,8 +76,15 @@ class _Namespace(Namespace):
 
 
 def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
-    """The text that the template of `request` makes of its variables."""
+    """The text that the template of `request` makes of its variables; where asked for, the parts that a model writes.
+
+    These are given as ``begin end`` in characters.
+    """
     template = _compiled(request["template"])
+    # Nobody can write what nobody knows.
+    mark = f"\0{secrets.token_hex(16)}" if request.get("marked") else ""
+    environment: Any = template.environment
+    environment.generation_mark, environment.num_generations = mark, 0
     now = datetime.fromisoformat(request["now"])
     pieces, size = [], 0
     for piece in template.generate({"strftime_now": now.strftime, **request["variables"]}):
@@ -74,7 +92,29 @@ def render(request: dict[str, Any], alive: Alive) -> Iterator[str]:
         size += len(piece)
         if size > request["largest_output"]:
             raise OutputError(f"more than {request['largest_output']:,} characters")
-    yield "".join(pieces)
+    text = "".join(pieces)
+    if not mark:
+        yield text
+        return
+    text, parts = _without_marks(text, mark)
+    if len(parts) != environment.num_generations:
+        raise TemplateError("its generation blocks lie in one another, or are changed after they were written")
+    yield text
+    yield from (f"{begin} {end}" for begin, end in parts)
+
+
+def _without_marks(text: str, mark: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text as it is meant, and where the marked parts of it are, up to the first that is not whole."""
+    first, *rest = text.split(f"{mark}<")
+    clean, parts, size = [first], [], len(first)
+    for part in rest:
+        written, end, after = part.partition(f"{mark}>")
+        if not end:
+            break
+        clean += [written, after]
+        parts.append((size, size + len(written)))
+        size += len(written) + len(after)
+    return "".join(clean), parts
 
 
 @lru_cache(maxsize=8)
