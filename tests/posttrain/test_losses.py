@@ -56,8 +56,7 @@ def one_by_one(loss: PreferenceLoss, chosen: Completions, rejected: Completions)
                 "sigmoid": -(1 - e) * log_sigmoid(h) - e * log_sigmoid(-h),
                 "robust": (-(1 - e) * log_sigmoid(h) + e * log_sigmoid(-h)) / (1 - 2 * e),
                 "hinge": max(0.0, 1 - h),
-                "ipo": (ratio_c / int(chosen.lengths[i]) - ratio_r / int(rejected.lengths[i]) - 1 / (2 * loss.beta))
-                ** 2,
+                "ipo": (per_token - 1 / (2 * loss.beta)) ** 2,
             }[loss.kind]
         )
     return found
