@@ -30,7 +30,7 @@ _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
 _MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
 _BYTES_PER_NGRAM_ROW = 48
-# Tables of n-grams learn a text by heart when it is read again and again; bench/results/minutes.md has the measurements.
+# Tables of n-grams learn a text by heart when it is read again and again: bench/results/minutes.md.
 _MOST_PASSES_OF_NGRAMS = 3.0
 _HEAD_DIM = 32
 # Limits that the amount of text sets: what a vocabulary entry needs, what a weight needs, and the passes after which
