@@ -82,7 +82,9 @@ class StoredWeight(Tensor):
             found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
             return found if bias is None else found + bias
         count = x.numel() // self.row_length
-        if x.device.type == "cuda" and 0 < count <= _MOST_ROWS_ON_GPU and self.scales is not None and _has_triton():
+        if count == 0:
+            return x.new_empty(*x.shape[:-1], self.num_rows)
+        if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.scales is not None and _has_triton():
             return self.product_by_triton(x, bias)
         kernel = self.kernel
         if kernel is None or not self.suits_kernel(x, count):
@@ -123,7 +125,7 @@ class StoredWeight(Tensor):
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether the kernel is to be taken for a product with the `count` rows of `x`."""
-        if x.device.type != "cpu" or x.dtype == torch.float64 or count == 0 or self.kernel is None:
+        if x.device.type != "cpu" or x.dtype == torch.float64 or self.kernel is None:
             return False
         return self.scales is not None or count <= _MOST_ROWS or self.always_native
 
