@@ -26,9 +26,9 @@ class Runner(Protocol):
 class PagedRunner:
     """Reads every token once; keys and values stay in the blocks of `cache`."""
 
-    def __init__(self, model: Transformer, cache: PagedCache, graphs: DecodingGraphs | None = None) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self._model, self._cache = model, cache
-        self._graphs = DecodingGraphs.of(model, cache) if graphs is None else graphs
+        self._graphs = DecodingGraphs.of(model, cache)
         self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
 
     def run(self, shares: Sequence[Share]) -> Tensor:
