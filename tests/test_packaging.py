@@ -39,8 +39,7 @@ def test_every_dependency_has_a_tested_version_within_its_range(project: dict[st
         if requirement.name == "sheepop":  # an extra that consists of others
             assert requirement.extras <= project["optional-dependencies"].keys()
             continue
-        if requirement.name != "triton":  # builds of torch for a GPU name the one that goes with them
-            assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, line
+        assert constraints[canonicalize_name(requirement.name)] in requirement.specifier, line
 
 
 def test_every_dependency_has_a_range(project: dict[str, Any]):

@@ -150,13 +150,9 @@ def test_a_stored_weight_cannot_be_changed() -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize(("count", "length", "num_rows"), [(1, 64, 50), (3, 160, 32), (17, 96, 7)])
-def test_products_on_a_gpu_are_those_of_the_storage(
-    monkeypatch: pytest.MonkeyPatch, form: Format, count: int, length: int, num_rows: int
-) -> None:
+def test_products_on_a_gpu_are_those_of_the_storage(form: Format, count: int, length: int, num_rows: int) -> None:
     """Without a GPU, Triton's interpreter runs the kernel."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
     weight, x, bias = stored_as(drawn(num_rows, length), form), drawn(count, length, seed=1), drawn(num_rows, seed=2)
     matrix = torch.tensor(decoded(weight), dtype=torch.float64)
     expected = x.double() @ matrix.T

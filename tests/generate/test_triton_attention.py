@@ -19,12 +19,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZE = 4
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 def by_hand(
     q_RHC: Tensor, keys: HeldBlocks, values: HeldBlocks, places: Places, score: Score, slopes: Tensor | None
 ) -> Tensor:

@@ -118,7 +118,8 @@ def test_training_never_falls_to_full_scores(gpu, dropout, kv_heads, packed, win
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"position_encoding": "alibi"}, {"attention_sinks": True}], ids=str)
 @pytest.mark.parametrize("counts", [[12, 12], [12, 9]], ids=["even", "uneven"])
-def test_generation_never_falls_to_full_scores(gpu, kv_heads, dtype, settings, counts) -> None:
+def test_generation_never_falls_to_full_scores(gpu, kv_heads, dtype, settings, counts, monkeypatch) -> None:
+    monkeypatch.setattr("sheepop.generate.paged_attention.attends_by_triton", lambda kind: False)
     model = network(dtype, num_kv_heads=kv_heads, **settings).eval()
     reader = PieceReader(model, 2)
     with torch.no_grad():
