@@ -109,5 +109,5 @@ def kto_loss(
     z = divergence.detach().clamp(min=0)
     away = completions.log_ratios - z
     signed = torch.where(desirable, away, -away)
-    weight = torch.where(desirable, *(torch.tensor(value, dtype=away.dtype, device=away.device) for value in weights))
+    weight = torch.where(desirable, weights[0], weights[1]).to(away.dtype)
     return weight * (1 - torch.sigmoid(beta * signed))
