@@ -110,3 +110,13 @@ def test_a_number_that_is_not_finite_spoils_its_text_alone(toy_model: Callable[.
         found = read_apart(with_native_blocks(with_native_products(model, always=True).eval()), in_int8=in_int8)
         assert found[0].isfinite().all() and found[2].isfinite().all()
         assert found[1][:4].isfinite().all() and found[1][4:].isnan().all()
+
+
+def test_a_copy_is_a_network_of_plain_blocks_over_the_same_weights(toy_model: Callable[..., Transformer]) -> None:
+    """As batch-invariant mode makes one of a network that the kernels read already."""
+    native = with_native_blocks(with_native_products(toy_model(), always=True).eval())
+    again = native.sharing_copy()
+    assert {type(block) for block in again.layers} == {Block}
+    assert [id(weight) for weight in again.parameters()] == [id(weight) for weight in native.parameters()]
+    found = read_apart(with_native_blocks(with_native_products(again, always=True).eval()))
+    assert_near(found, read_apart(native), 0.0)

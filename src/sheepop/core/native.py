@@ -2,8 +2,8 @@
 
 A kernel is a file with C functions on plain pointers, and threads by OpenMP, whose library is PyTorch's own: threads of
 a second one would stand in the way of its. What is compiled is kept by source, compiler, processor and that library, so
-each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids
-the kernels, and ``SHEEPOP_NATIVE=1`` uses them for the smallest network too.
+each is compiled once on a machine. ``SHEEPOP_NATIVE=0`` forbids the kernels, and ``SHEEPOP_NATIVE=1`` uses them for the
+smallest network too.
 """
 
 from __future__ import annotations

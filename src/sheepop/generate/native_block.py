@@ -6,6 +6,7 @@ written in C++ once; a pass of long chunks, a block of another kind, and one tha
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from functools import cache
@@ -88,6 +89,14 @@ class NativeBlock(Block):
         self.__dict__.update(block.__dict__)
         self._layer = _layer(block, activation, slopes)
         self._weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        """A plain block: the weights of a copy need not be those that the kernel was told of."""
+        block = memo[id(self)] = Block.__new__(Block)
+        nn.Module.__init__(block)
+        told = ("_layer", "_weights")
+        block.__dict__.update(copy.deepcopy({key: value for key, value in vars(self).items() if key not in told}, memo))
+        return block
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> tuple[Tensor, Routing | None]:
         """As `Block.forward`."""
