@@ -138,6 +138,7 @@ def fastest_setting(shape: Shape, device: str, *, compiles: bool) -> tuple[str, 
     timing = measure_step(
         lambda: build_model(shape.model_config(), 0, device),
         LearnableRows(shape),
+        NextToken(),
         config,
         device,
         seconds=9.0,

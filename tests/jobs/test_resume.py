@@ -20,7 +20,8 @@ from sheepop.core.keys import may_change
 from sheepop.data import Corpus
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
-from sheepop.jobs.resume import find_resumable, refuse_changes, require_text
+from sheepop.jobs.pretraining import require_text
+from sheepop.jobs.resume import find_resumable, refuse_changes
 from sheepop.jobs.run_record import write_run_config
 from sheepop.jobs.train import run_training, train
 from sheepop.jobs.training_run import bytes_of_a_step
@@ -223,7 +224,7 @@ def test_a_finished_corpus_may_be_moved_but_not_exchanged(start: Start, text_fol
     resume(run, f"data.paths={tmp_path / 'moved'}", "training.max_steps=5")
     assert steps(run) == 5
     assert resolved(run)["data"]["paths"] == [str(tmp_path / "moved")]
-    with pytest.raises(CheckpointError, match="is not the one this run was started with"):
+    with pytest.raises(CheckpointError, match="is not what this run was started with"):
         resume(run, f"data.paths={tmp_path / 'another'}")
 
 

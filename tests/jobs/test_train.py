@@ -76,7 +76,7 @@ def test_an_interrupt_before_the_first_step_names_no_run_to_go_on_with(
     def interrupt(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("sheepop.jobs.train.fit_model_to_tokenizer", interrupt)
+    monkeypatch.setattr("sheepop.jobs.pretraining.fit_model_to_tokenizer", interrupt)
     with pytest.raises(Interrupted, match=r"No step was taken .* Run the command again\.$") as caught:
         train(configured(tmp_path / "run"))
     assert caught.value.exit_code == 130

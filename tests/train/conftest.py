@@ -31,7 +31,7 @@ from sheepop.train.metrics import JsonLines
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import initial_loss_scale
-from sheepop.train.source import CorpusSource
+from sheepop.train.source import PlannedSource
 from sheepop.train.step import StepRunner
 
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
@@ -115,7 +115,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
                 evaluation,
                 training.max_grad_norm,
             ),
-            source=CorpusSource(
+            source=PlannedSource(
                 plan,
                 objective,
                 resolved.micro_batch_size,

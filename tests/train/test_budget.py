@@ -8,6 +8,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
 from sheepop.train.budget import StepTime, measure_step, measuring_seconds, resolve_compile, resolve_training
+from sheepop.train.objective import NextToken
 
 
 def resolve(timing: StepTime | None = None, **settings: object) -> TrainingConfig:
@@ -117,6 +118,7 @@ def test_the_time_of_compiling_is_known_to_the_budget(monkeypatch: pytest.Monkey
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        NextToken(),
         TrainingConfig(precision="fp32", compile="auto"),
         "cpu",
         seconds=4.0,

@@ -19,6 +19,7 @@ from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, validate
 from sheepop.train.budget import StepTime, measure_step, needs_measuring, resolve_training
 from sheepop.train.metrics import read_json_lines
+from sheepop.train.objective import NextToken
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, use_float8
 from sheepop.train.step import Gradients
 
@@ -51,10 +52,11 @@ def test_a_cpu_times_bfloat16_only_where_its_products_are_faster(
 def test_the_precision_with_the_lower_median_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"fp32": [3.0, 0.5, 3.0], "bf16": [2.0, 9.0, 2.0]}
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: list(times))
-    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: (9.0, times[arguments[4]]))
+    monkeypatch.setattr("sheepop.train.budget._time_steps", lambda *arguments: (9.0, times[arguments[5]]))
     chosen = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        NextToken(),
         TrainingConfig(),
         "cpu",
         seconds=1.0,
@@ -70,7 +72,7 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
     shares, clock = [], iter([100.0, 131.5])
 
     def time_steps(*arguments: Any) -> tuple[float, list[float]]:
-        shares.append(arguments[5])
+        shares.append(arguments[6])
         return 1.0, [1.0]
 
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
@@ -79,6 +81,7 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        NextToken(),
         TrainingConfig(compile="auto"),
         "cpu",
         seconds=seconds,
@@ -192,12 +195,13 @@ def test_what_is_fastest_is_timed_compiled_too(
     times = {("fp32", False): 0.9, ("bf16", False): 0.5, ("bf16", True): compiled_seconds}
     monkeypatch.setattr("sheepop.train.budget.candidates", lambda precision, device: ["fp32", "bf16"])
     monkeypatch.setattr(
-        "sheepop.train.budget._time_steps", lambda *arguments: (9.0, [times[arguments[4], arguments[6]]])
+        "sheepop.train.budget._time_steps", lambda *arguments: (9.0, [times[arguments[5], arguments[7]]])
     )
     config = TrainingConfig(compile="auto", max_steps=10)
     timing = measure_step(
         lambda: None,  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        NextToken(),
         config,
         "cpu",
         seconds=1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ _FREE = frozenset({"dropout", "preset"})
 
 @dataclass(frozen=True)
 class Fork:
-    """The model that a new run begins with."""
+    """The model that a new run begins with: a model directory, a checkpoint, or the best one of a run."""
 
-    loaded: LoadedModel
+    path: Path
 
-    @classmethod
-    def read(cls, path: Path) -> Fork:
-        """Reads and verifies the model that `path` means: a model directory, a checkpoint, or the best one of a run."""
-        return cls(load_model(path))
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model, read and verified."""
+        return load_model(self.path)
 
     def inherit(self, config: SheepOpConfig) -> SheepOpConfig:
         """`config` with the model's sizes, and with its tokenizer where the text is not a finished corpus.

@@ -10,6 +10,7 @@ from sheepop.checkpoint.word_vectors import read_word_vectors, vector_dimension
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
+from sheepop.jobs.fork import Fork
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.config import TrainingConfig
@@ -50,12 +51,12 @@ def check_initial_embeddings(path: Path, d_model: int) -> None:
         )
 
 
-def refuse_both(training: TrainingConfig, fork: Path | None) -> None:
+def refuse_both(training: TrainingConfig, fork: Fork | None) -> None:
     """Raises `ConfigError` when a run would begin with word vectors and with the weights of another model."""
     if training.initial_embeddings is not None and fork is not None:
         raise ConfigError(
             f"training.initial_embeddings = {training.initial_embeddings} is for a new network, but the weights of "
-            f"{fork} already have embeddings. Leave out one of the two."
+            f"{fork.path} already have embeddings. Leave out one of the two."
         )
 
 

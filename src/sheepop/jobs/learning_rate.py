@@ -16,21 +16,16 @@ from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import RowSource, SampleOrder, StepPlan
 from sheepop.data.stages import Stages
-from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.initial_embeddings import set_initial_embeddings
-from sheepop.jobs.train import fit_model_to_tokenizer, prepare_process
-from sheepop.jobs.training_data import build_batches, open_corpus, refuse_ignored_settings
+from sheepop.jobs.train import kind_of, prepare_process
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates, initial_loss_scale
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
-from sheepop.train.source import CorpusSource
+from sheepop.train.source import PlannedSource
 from sheepop.train.step import StepRunner
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
@@ -68,12 +63,9 @@ def find_rate(config: SheepOpConfig, *, console: Console | None = None) -> Found
 
 
 def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Console) -> RangeTest:
-    asked, config = config, fit_data_to_architecture(config, config)
-    corpus = open_corpus(config, scratch, console)
-    refuse_ignored_settings(asked, corpus)
-    require_fitting_corpus(config, corpus)
-    config = fit_model_to_tokenizer(config, corpus)
-    batches = build_batches(config, corpus.train, corpus.tokenizer())
+    config, data = kind_of(config).open(config, scratch, None, console)
+    config = data.settle(config, console)
+    batches = data.batches(config)
     precision = candidates(config.training.precision, device)[-1]
     training = config.training.replace(precision=precision)
     training = resolve_activation_checkpointing(
@@ -81,10 +73,9 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
     )
     order = SampleOrder(batches.num_samples, config.seed)
     model = build_network(config, training, device)
-    if training.initial_embeddings is not None:
-        set_initial_embeddings(model, corpus.tokenizer(), Path(training.initial_embeddings), console)
+    data.begin(model, config, console)
     optimizers = build_optimizers(model, training)
-    objective = with_experts(NextToken.configured(training), config.model)
+    objective = data.objective(config)
     runner = StepRunner(
         OneDevice(model, precision=precision, device=device),
         objective,
@@ -93,7 +84,7 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
         training.max_grad_norm,
     )
     size = training.global_batch_size
-    source = CorpusSource(
+    source = PlannedSource(
         StepPlan([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),
         objective,
         training.micro_batch_size or size,

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves, validate
-from sheepop.core.errors import CheckpointError, ConfigError, DataError
+from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.keys import may_change
-from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_record import RunRecord, StoredRun, read_run_config
 
-if TYPE_CHECKING:
-    from sheepop.data import Corpus
-
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
+
+
+class Fingerprinted(Protocol):
+    """Data that has a place and a checksum."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The checksum of what it holds."""
 
 
 def find_resumable(path: Path) -> StoredRun | None:
@@ -55,40 +62,16 @@ def why_no_run(path: Path) -> str:
     return f"{path} does not hold a run that can be resumed. Use --resume auto to start one there."
 
 
-def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
-    """The configuration to open the corpus with, which may lie in another place by now.
-
-    Raises `ConfigError` when `wanted` names other text: it would not be read.
-    """
-    before, now = tuple(stored.record.asked["data"]["paths"]), wanted.data.paths
-    if now != before and not any(is_corpus(path) for path in now):
-        raise ConfigError(
-            f"A resumed run keeps its text, but data.paths was {list(before)} and is now {list(now)}. Leave it out "
-            "to keep the text that the run started with, or start a new run with another --output."
-        )
-    return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
-
-
-def require_text(run: RunDirectory, paths: Iterable[str]) -> None:
-    """Raises `DataError` when the text of a run that goes on, and that has no corpus of its own, is not there."""
-    missing = [path for path in paths if "://" not in path and not Path(path).exists()]
-    if missing and not is_corpus(run.corpus):
-        raise DataError(
-            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Resume in the directory "
-            "where the run was started, or use --data to say where its corpus is now."
-        )
-
-
-def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, corpus: Corpus, path: Path) -> SheepOpConfig:
+def refuse_changes(stored: StoredRun, wanted: SheepOpConfig, data: Fingerprinted, path: Path) -> SheepOpConfig:
     """The resolved configuration with which the run at `path` resumes; `wanted` is what the user asks for now.
 
     Raises `ConfigError` naming every setting that would make it another run, and `CheckpointError` when the
-    corpus is not the one the run was started with.
+    data is not what the run was started with.
     """
-    if corpus.fingerprint != stored.record.corpus_fingerprint:
+    if data.fingerprint != stored.record.corpus_fingerprint:
         raise CheckpointError(
-            f"The corpus in {corpus.directory} is not the one this run was started with "
-            f"({corpus.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). " + _how_to_fork(path)
+            f"The data in {data.directory} is not what this run was started with "
+            f"({data.fingerprint[:12]} instead of {stored.record.corpus_fingerprint[:12]}). " + _how_to_fork(path)
         )
     # A setting that the version which started the run did not know was at its default.
     usual = SheepOpConfig().model_dump(mode="json")

@@ -24,7 +24,6 @@ from sheepop.core.version_control import git_state
 from sheepop.jobs.config import SheepOpConfig
 
 if TYPE_CHECKING:
-    from sheepop.data import Corpus
     from sheepop.jobs.fork import Fork
 
 # The first line, a comment. Runs of before do not have it.
@@ -56,7 +55,7 @@ class RunRecord:
     """
 
     sheepop_version: str
-    corpus_fingerprint: str
+    corpus_fingerprint: str  # of whatever the run learns from
     tokenizer_fingerprint: str
     matrix_peak_flops: float
     step_seconds: float | None
@@ -79,7 +78,8 @@ class RunRecord:
     @classmethod
     def create(
         cls,
-        corpus: Corpus,
+        data_fingerprint: str,
+        tokenizer_fingerprint: str,
         *,
         asked: SheepOpConfig,
         step_seconds: float | None,
@@ -94,8 +94,8 @@ class RunRecord:
         """The record of a run that starts on this machine now."""
         return cls(
             sheepop_version=sheepop.__version__,
-            corpus_fingerprint=corpus.fingerprint,
-            tokenizer_fingerprint=corpus.tokenizer().fingerprint(),
+            corpus_fingerprint=data_fingerprint,
+            tokenizer_fingerprint=tokenizer_fingerprint,
             matrix_peak_flops=matrix_peak_flops,
             step_seconds=step_seconds,
             deadline=deadline,

@@ -18,27 +18,18 @@ from sheepop.core.freed_memory import keep_freed_memory
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
-from sheepop.data import Corpus
-from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
-from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both
-from sheepop.jobs.resume import corpus_settings, find_resumable, refuse_changes, require_text
+from sheepop.jobs.pretraining import Pretraining
+from sheepop.jobs.resume import find_resumable, refuse_changes
+from sheepop.jobs.run_kind import RunData, RunKind, with_training
 from sheepop.jobs.run_record import Budget, Request, RunRecord, StoredRun, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
-from sheepop.jobs.training_data import (
-    build_batches,
-    build_plan,
-    open_corpus,
-    refuse_ignored_settings,
-    warn_of_long_pairs,
-)
-from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, evaluation_batch, run_loop
-from sheepop.jobs.training_samples import check_samples, held_out_prompts, with_prompts
+from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, run_loop
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
-from sheepop.train import Scores, check_layers, validate
+from sheepop.train import Scores, check_layers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import (
     loop_seconds,
@@ -54,6 +45,7 @@ from sheepop.train.precision import check_precision, choose_matrix_arithmetic, t
 from sheepop.train.sinks import require_sinks
 
 _PROGRAM = Request()
+_PRETRAINING = Pretraining()
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,7 @@ def run_training(
                 console.warn(f"The report was not written: {error}")
             raise
         with times("Scoring"):
-            return score_run(ready.run, ready.corpus, config, device, console)
+            return score_run(ready.run, ready.data, config, device, console)
 
 
 def _started(
@@ -170,22 +162,26 @@ def _started(
     request: Request,
 ) -> ReadyRun:
     """A new run, with all that is derived or measured before its first step."""
+    kind, origin = kind_of(asked), None if fork is None else Fork(fork)
+    inputs = [Path(place) for place in (*kind.inputs(asked), fork) if place is not None]
     with (
         interrupts_advise(f"No step was taken and nothing was left in {path}. Run the command again."),
-        RunDirectory.starting(path, overwrite=overwrite, reading=_inputs(asked, fork)) as run,
+        RunDirectory.starting(path, overwrite=overwrite, reading=inputs) as run,
     ):
-        refuse_both(asked.training, fork)
-        origin = None if fork is None else Fork.read(fork)
-        config = fit_data_to_architecture(asked if origin is None else origin.inherit(asked), asked)
-        with times("Corpus and vocabulary"):
-            corpus = open_corpus(config, run, console)
-            refuse_ignored_settings(asked, corpus)
-            require_fitting_corpus(config, corpus)
-            if origin is not None:
-                origin.require(corpus)
+        with times(kind.stage):
+            config, data = kind.open(asked, run, origin, console)
         with times("Measuring"):
-            config, record = _start(config, asked, run, corpus, device, console, origin, request)
-    return ReadyRun(config, run, corpus, record, origin)
+            config = data.settle(config, console)
+            _check_settings(config, data, device)
+            config, record = _resolved(config, asked, run, data, device, console, origin, request)
+            record.write(run)
+            write_run_config(run, config)
+    return ReadyRun(config, run, data, record, origin)
+
+
+def kind_of(config: SheepOpConfig) -> RunKind:
+    """The kind of run that `config` describes."""
+    return _PRETRAINING
 
 
 def record_times(run: RunDirectory, times: StageTimes) -> RunRecord:
@@ -201,24 +197,18 @@ def _gone_on(
     """The run at `path`, with the settings that it goes on with."""
     run = RunDirectory.open(path)
     require_writable(run.checkpoints)
-    require_text(run, asked.data.paths)
-    corpus = open_corpus(corpus_settings(stored, asked), run, console)
-    config = refuse_changes(stored, asked, corpus, path)
+    data = kind_of(stored.config).reopen(stored, asked, run, console)
+    config = refuse_changes(stored, asked, data, path)
     keeps_steps = config.training.max_steps == stored.config.training.max_steps
     record = stored.record.going_on(
         asked=asked, step=stored.step, device=device, keeps_steps=keeps_steps, request=request
     )
-    _check_settings(config, corpus, device)
+    data.check(config)
+    _check_settings(config, data, device)
     _require_arithmetic(config, device)
     write_run_config(run, config)
     record.write(run)
-    return ReadyRun(config, run, corpus, record, resumes=True)
-
-
-def _inputs(config: SheepOpConfig, fork: Path | None) -> list[Path]:
-    """Everything that a new run is made from."""
-    places = (*config.data.paths, config.tokenizer.path, config.training.initial_embeddings, fork)
-    return [Path(place) for place in places if place is not None]
+    return ReadyRun(config, run, data, record, resumes=True)
 
 
 def default_run_path() -> Path:
@@ -226,34 +216,19 @@ def default_run_path() -> Path:
     return Path("runs") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
 
 
-def score_run(run: RunDirectory, corpus: Corpus, config: SheepOpConfig, device: str, console: Console) -> TrainOutcome:
-    """The best checkpoint's scores on the whole held-out split."""
+def score_run(run: RunDirectory, data: RunData, config: SheepOpConfig, device: str, console: Console) -> TrainOutcome:
+    """The best checkpoint's scores on everything that is held out."""
     loaded = load_model(run.path, device)
     steps, provenance = run.steps(), loaded.provenance
     early = steps[-1] < config.training.resolved().total_steps
     outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early)
-    if corpus.validation.num_tokens == 0:
+    held_out = data.held_out(config)
+    if held_out is None:
         return outcome
-    batches = build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
-    with console.progress("Scoring", batches.num_samples, "samples") as progress:
-        scores = validate(
-            loaded.model,
-            batches,
-            loaded.tokenizer.byte_lengths(),
-            batch_size=evaluation_batch(config),
-            precision=config.training.precision,
-            device=device,
-            on_batch=progress.advance,
-        )
+    with console.progress("Scoring", held_out.num_samples, "samples") as progress:
+        scores = data.score(loaded.model, held_out, config, device, on_batch=progress.advance)
     _log_score(run, outcome.best_step, scores)
-    return replace(outcome, scores=scores, prompt=_first_prompt(corpus, config))
-
-
-def _first_prompt(corpus: Corpus, config: SheepOpConfig) -> str | None:
-    """Something to try the model with; the document of a pair holds its target too."""
-    if config.model.architecture == "encoder_decoder":
-        return None
-    return next(iter(held_out_prompts(corpus)), None)
+    return replace(outcome, scores=scores, prompt=data.prompt(config))
 
 
 def _log_score(run: RunDirectory, step: int, scores: Scores) -> None:
@@ -263,23 +238,18 @@ def _log_score(run: RunDirectory, step: int, scores: Scores) -> None:
         metrics.sync()
 
 
-def _start(
+def _resolved(
     config: SheepOpConfig,
     asked: SheepOpConfig,
     run: RunDirectory,
-    corpus: Corpus,
+    data: RunData,
     device: str,
     console: Console,
     fork: Fork | None,
     request: Request,
 ) -> tuple[SheepOpConfig, RunRecord]:
-    """Resolves what is derived or measured, and writes it down before the first step."""
-    config = with_prompts(fit_model_to_tokenizer(config, corpus), corpus)
-    _check_settings(config, corpus, device)
-    if config.training.initial_embeddings is not None:
-        check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
-    batches = build_batches(config, corpus.train, corpus.tokenizer())
-    warn_of_long_pairs(config, corpus, console)
+    """Fills in what is derived or measured, before the first step."""
+    batches = data.batches(config)
     training = resolve_compile(config.training, device)
     with torch.device("meta"):
         check_layers(dict(blank_model(config.model).named_parameters()), training.layers)
@@ -298,13 +268,14 @@ def _start(
         timing = measure_step(
             lambda: build_network(config, training, device),
             batches,
+            data.objective(with_training(config, training)),
             training,
             device,
             seconds=measuring_seconds(training),
             console=console,
         )
-    validation_tokens = corpus.validation.num_tokens
-    num_samples = build_plan(config, corpus, run, console).num_samples
+    validation_tokens = data.held_out_tokens
+    num_samples = data.plan(config, run, console).num_samples
     training = resolve_training(
         training,
         timing,
@@ -327,7 +298,8 @@ def _start(
     seconds = loop_seconds(config.training, timing)
     most = most_steps(config.training, num_samples, batches.tokens_per_sample)
     record = RunRecord.create(
-        corpus,
+        data.fingerprint,
+        data.tokenizer().fingerprint(),
         asked=asked,
         step_seconds=timing.seconds if timing else None,
         deadline=None if seconds is None else Budget(seconds, most),
@@ -338,31 +310,14 @@ def _start(
         num_parameters=num_parameters(config.model),
         request=request,
     )
-    config = config.replace(training=training.model_dump())
-    record.write(run)
-    write_run_config(run, config)
-    return config, record
+    return with_training(config, training), record
 
 
-def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
-    """`config` with the vocabulary of the corpus; raises `ConfigError` for a smaller one."""
-    vocab_size = corpus.tokenizer().vocab_size
-    if config.model.vocab_size is None:
-        return config.replace(model={**config.model.model_dump(), "vocab_size": vocab_size})
-    if config.model.vocab_size < vocab_size:
-        raise ConfigError(
-            f"model.vocab_size = {config.model.vocab_size} is smaller than the tokenizer's {vocab_size} tokens. "
-            "Leave it out to take the tokenizer's size."
-        )
-    return config
-
-
-def _check_settings(config: SheepOpConfig, corpus: Corpus, device: str) -> None:
+def _check_settings(config: SheepOpConfig, data: RunData, device: str) -> None:
     """Refuses before a step is taken what would end the run in its middle, or be ignored."""
     narrowest = min(config.model.head_size, config.model.value_size)
     require_backend(config.model.attention_backend, torch.device(device), narrowest)
-    check_samples(config, corpus.tokenizer())
-    if config.training.early_stopping is not None and corpus.validation.num_tokens == 0:
+    if config.training.early_stopping is not None and data.held_out_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss on held-out text, but no text is held out. "
             "Raise data.validation_fraction in a new run, or leave early_stopping out."

@@ -7,22 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, StorageError
-from sheepop.data import Corpus, StepPlan
+from sheepop.data import StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
-from sheepop.jobs.initial_embeddings import set_initial_embeddings
+from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
-from sheepop.jobs.training_data import (
-    build_batches,
-    build_plan,
-    documents_of_step,
-)
-from sheepop.jobs.training_samples import TrainingSamples
 from sheepop.model import Transformer, build_model
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.train import (
@@ -33,21 +26,17 @@ from sheepop.train import (
     TrainingState,
     build_evaluation_weights,
     build_optimizers,
-    validate,
 )
 from sheepop.train.activation_checkpointing import StepBytes, apply_activation_checkpointing, step_bytes
 from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.config import TrainingConfig
-from sheepop.train.expert_balance import with_experts
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines
-from sheepop.train.objective import NextToken
 from sheepop.train.pace import Deadline, Pace
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sinks import RunDescription, open_sinks
-from sheepop.train.source import CorpusSource
 from sheepop.train.step import StepRunner
 
 
@@ -60,7 +49,7 @@ class ReadyRun:
 
     config: SheepOpConfig
     run: RunDirectory
-    corpus: Corpus
+    data: RunData
     record: RunRecord
     fork: Fork | None = None
     resumes: bool = False
@@ -71,15 +60,14 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
 
     Returns the settings that the run has at its end: where the clock changed its steps, they are others than before.
     """
-    config, run, corpus, record, fork = ready.config, ready.run, ready.corpus, ready.record, ready.fork
-    tokenizer = corpus.tokenizer()
+    config, run, data, record, fork = ready.config, ready.run, ready.data, ready.record, ready.fork
+    tokenizer = data.tokenizer()
     model = build_network(config, config.training, device)
     if fork is not None:
         model.load_state_dict(fork.loaded.model.state_dict())
-    vectors = config.training.initial_embeddings
-    begins = not (ready.resumes and run.steps())  # a run may have been killed before it had saved its first weights
-    if vectors is not None and begins:
-        set_initial_embeddings(model, tokenizer, Path(vectors), console)
+    # A run may have been killed before it had saved its first weights.
+    has_begun = ready.resumes and bool(run.steps())
+    is_given = fork is not None or (not has_begun and data.begin(model, config, console))
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
@@ -87,14 +75,14 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     speaks = bool(config.training.sample_prompts)
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision), due=(SAMPLE,) if speaks else ())
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
-    objective = with_experts(NextToken.configured(config.training), config.model)
-    plan = build_plan(config, corpus, run, console)
-    _announce(config, corpus, model, plan, state, console)
+    objective = data.objective(config)
+    plan = data.plan(config, run, console)
+    _announce(config, data, model, plan, state, console)
     budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
         nonlocal ended_with
-        ended_with = config.replace(training=config.training.at_pace(pace).model_dump())
+        ended_with = with_training(config, config.training.at_pace(pace))
         write_run_config(run, ended_with)
 
     with ExitStack() as stack:
@@ -127,7 +115,9 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
                 console=console,
             )
             stack.callback(around_step.close)
-        validation = _validation(config, corpus, model, device)
+        validation: Callable[[], Scores] | None = None
+        if (held_out := data.held_out(config)) is not None:
+            validation = partial(data.score, model, held_out, config, device, max_tokens=config.training.eval_tokens)
         trainer = Trainer(
             runner=StepRunner(
                 OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile),
@@ -136,15 +126,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
                 evaluation,
                 config.training.max_grad_norm,
             ),
-            source=CorpusSource(
-                plan,
-                objective,
-                settings.micro_batch_size,
-                device,
-                ahead=config.training.prefetch,
-                hashed=config.training.log_batch_hash,
-                documents=partial(documents_of_step, corpus, plan),
-            ),
+            source=data.source(config, plan, objective, device),
             agenda=Agenda.of(config.training, settings, validates=validation is not None),
             schedule=Schedule(
                 config.training.schedule,
@@ -158,7 +140,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             journal=journal,
             checkpointer=checkpointer,
             validate=validation,
-            sample=TrainingSamples(model, tokenizer, config, device),
+            sample=data.samples(model, config, device),
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,
@@ -166,7 +148,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             deadline=None if budget is None else Deadline(budget.seconds, budget.most_steps, write_pace),
             around_step=around_step,
             console=console,
-            saves_the_beginning=fork is not None or vectors is not None,
+            saves_the_beginning=is_given,
         )
         with _saying_what_is_saved(run):
             trainer.run()
@@ -211,23 +193,6 @@ def _description(run: RunDirectory, record: RunRecord, config: SheepOpConfig, st
     return RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
 
 
-def _validation(config: SheepOpConfig, corpus: Corpus, model: Transformer, device: str) -> Callable[[], Scores] | None:
-    """The loop's view of the held-out split; None when nothing is held out."""
-    if corpus.validation.num_tokens == 0:
-        return None
-    tokenizer = corpus.tokenizer()
-    batches = build_batches(config, corpus.validation, tokenizer, evaluation=True)
-    return lambda: validate(
-        model,
-        batches,
-        tokenizer.byte_lengths(),
-        batch_size=evaluation_batch(config),
-        precision=config.training.precision,
-        device=device,
-        max_tokens=config.training.eval_tokens,
-    )
-
-
 def _restore(
     run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console, fresh: TrainingState
 ) -> TrainingState:
@@ -253,7 +218,7 @@ def _restore(
 
 def _announce(
     config: SheepOpConfig,
-    corpus: Corpus,
+    data: RunData,
     model: Transformer,
     plan: StepPlan,
     state: TrainingState,
@@ -263,13 +228,8 @@ def _announce(
     epochs = plan.sizes.total(steps) / plan.num_samples
     console.info(
         f"Model: {sum(p.numel() for p in model.parameters()):,} parameters. "
-        f"Data: {corpus.train.num_tokens:,} training tokens, {corpus.validation.num_tokens:,} held out. "
+        f"Data: {data.describe()}. "
         f"{steps - state.step:,} of {steps:,} steps to go ({epochs:.2f} epochs), {config.training.precision}."
     )
     if state.step >= steps:
         console.warn(f"All {steps:,} steps of this run have been taken. To train for longer, raise training.max_steps.")
-
-
-def evaluation_batch(config: SheepOpConfig) -> int:
-    """Rows in a forward pass of validation."""
-    return config.training.micro_batch_size or config.training.global_batch_size

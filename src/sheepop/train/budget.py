@@ -21,8 +21,7 @@ from sheepop.model import Transformer
 from sheepop.model.fused import fuses
 from sheepop.train.config import TrainingConfig
 from sheepop.train.evaluation_weights import build_evaluation_weights
-from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken
+from sheepop.train.objective import Objective
 from sheepop.train.optimizers import build_optimizers, optimizer_settings
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import candidates
@@ -57,6 +56,7 @@ class StepTime:
 def measure_step(
     make_model: Callable[[], Transformer],
     batches: Batches,
+    objective: Objective,
     config: TrainingConfig,
     device: str,
     *,
@@ -72,7 +72,7 @@ def measure_step(
     share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
     def time_candidate(precision: str, compiled: bool) -> StepTime:
-        first, times = _time_steps(make_model(), batches, config, device, precision, share, compiled)
+        first, times = _time_steps(make_model(), batches, objective, config, device, precision, share, compiled)
         seconds = statistics.median(times)
         return StepTime(precision, seconds, compiled, compiled_in=first - seconds if compiled else 0.0)
 
@@ -236,6 +236,7 @@ def _training_seconds(minutes: float, timing: StepTime) -> float:
 def _time_steps(
     model: Transformer,
     batches: Batches,
+    objective: Objective,
     config: TrainingConfig,
     device: str,
     precision: str,
@@ -244,7 +245,6 @@ def _time_steps(
 ) -> tuple[float, list[float]]:
     """The seconds of the first step, which compiles, and of each after the second."""
     optimizers = build_optimizers(model, config)
-    objective = with_experts(NextToken.configured(config), model.config)
     runner = StepRunner(
         OneDevice(model, precision=precision, device=device, compiled=compiled),
         objective,

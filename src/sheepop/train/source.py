@@ -65,7 +65,7 @@ class StepSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class CorpusSource(StepSource):
+class PlannedSource(StepSource):
     """The batches of a plan, cut into micro-batches of `micro_batch_size` whole rows.
 
     `documents` names those of a batch; with `hashed` every step carries the hash of its batch.

@@ -1,0 +1,213 @@
+"""Pre-training: runs that learn the next token of a corpus, or the target of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, DataError
+from sheepop.data import Batches, Corpus, StepPlan, is_corpus
+from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.fork import Fork
+from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both, set_initial_embeddings
+from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
+from sheepop.jobs.run_record import StoredRun
+from sheepop.jobs.training_data import (
+    build_batches,
+    build_plan,
+    documents_of_step,
+    open_corpus,
+    refuse_ignored_settings,
+    warn_of_long_pairs,
+)
+from sheepop.jobs.training_samples import TrainingSamples, check_samples, held_out_prompts, with_prompts
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
+from sheepop.train import Scores, validate
+from sheepop.train.expert_balance import with_experts
+from sheepop.train.objective import NextToken, Objective
+from sheepop.train.source import PlannedSource, StepSource
+
+
+class Pretraining(RunKind):
+    """Runs on a corpus, from new weights or from those of another model."""
+
+    stage = "Corpus and vocabulary"
+
+    def inputs(self, config: SheepOpConfig) -> Sequence[str]:
+        """Text, tokenizer and word vectors."""
+        places = (*config.data.paths, config.tokenizer.path, config.training.initial_embeddings)
+        return [place for place in places if place is not None]
+
+    def open(
+        self, asked: SheepOpConfig, run: RunDirectory, origin: Fork | None, console: Console
+    ) -> tuple[SheepOpConfig, RunData]:
+        """The corpus of `data.paths`, built into the run where it is not finished already."""
+        refuse_both(asked.training, origin)
+        config = fit_data_to_architecture(asked if origin is None else origin.inherit(asked), asked)
+        corpus = open_corpus(config, run, console)
+        refuse_ignored_settings(asked, corpus)
+        require_fitting_corpus(config, corpus)
+        if origin is not None:
+            origin.require(corpus)
+        return config, CorpusData(corpus)
+
+    def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
+        """The corpus of the run, or the finished one that is named."""
+        require_text(run, asked.data.paths)
+        return CorpusData(open_corpus(corpus_settings(stored, asked), run, console))
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusData(RunData):
+    """A corpus: its rows, the cross-entropy of what comes next, and continuations of its held-out text."""
+
+    corpus: Corpus
+
+    @property
+    def directory(self) -> Path:
+        """Of the corpus."""
+        return self.corpus.directory
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the corpus."""
+        return self.corpus.fingerprint
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Those of the held-out documents."""
+        return self.corpus.validation.num_tokens
+
+    def tokenizer(self) -> Tokenizer:
+        """Of the corpus."""
+        return self.corpus.tokenizer()
+
+    def describe(self) -> str:
+        """The tokens of both splits."""
+        return f"{self.corpus.train.num_tokens:,} training tokens, {self.held_out_tokens:,} held out"
+
+    def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:
+        """`config` with the vocabulary of the corpus and a prompt from its held-out text."""
+        config = with_prompts(fit_model_to_tokenizer(config, self.corpus), self.corpus)
+        self.check(config)
+        if config.training.initial_embeddings is not None:
+            check_initial_embeddings(Path(config.training.initial_embeddings), config.model.d_model)
+        warn_of_long_pairs(config, self.corpus, console)
+        return config
+
+    def check(self, config: SheepOpConfig) -> None:
+        """Refuses prompts that the model cannot continue."""
+        check_samples(config, self.tokenizer())
+
+    def batches(self, config: SheepOpConfig) -> Batches:
+        """Rows of the training text."""
+        return build_batches(config, self.corpus.train, self.tokenizer())
+
+    def plan(self, config: SheepOpConfig, run: RunDirectory, console: Console) -> StepPlan:
+        """Rows in the order of the curriculum and the mixture."""
+        return build_plan(config, self.corpus, run, console)
+
+    def objective(self, config: SheepOpConfig) -> Objective:
+        """The cross-entropy of the next token."""
+        return with_experts(NextToken.configured(config.training), config.model)
+
+    def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
+        """Sets the token embeddings to word vectors, if some are given."""
+        vectors = config.training.initial_embeddings
+        if vectors is None:
+            return False
+        set_initial_embeddings(model, self.tokenizer(), Path(vectors), console)
+        return True
+
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+        """The batches of the plan."""
+        return PlannedSource(
+            plan,
+            objective,
+            config.training.resolved().micro_batch_size,
+            device,
+            ahead=config.training.prefetch,
+            hashed=config.training.log_batch_hash,
+            documents=partial(documents_of_step, self.corpus, plan),
+        )
+
+    def held_out(self, config: SheepOpConfig) -> Batches | None:
+        """Rows of the held-out text."""
+        if not self.held_out_tokens:
+            return None
+        return build_batches(config, self.corpus.validation, self.tokenizer(), evaluation=True)
+
+    def score(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        config: SheepOpConfig,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Scores:
+        """How well the held-out text is predicted."""
+        return validate(
+            model,
+            held_out,
+            self.tokenizer().byte_lengths(),
+            batch_size=evaluation_batch(config),
+            precision=config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+        )
+
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
+        """Continuations of `training.sample_prompts`."""
+        return TrainingSamples(model, self.tokenizer(), config, device)
+
+    def prompt(self, config: SheepOpConfig) -> str | None:
+        """The beginning of a held-out document; that of a pair holds its target too, so there is none."""
+        if config.model.architecture == "encoder_decoder":
+            return None
+        return next(iter(held_out_prompts(self.corpus)), None)
+
+
+def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:
+    """The configuration to open the corpus with, which may lie in another place by now.
+
+    Raises `ConfigError` when `wanted` names other text: it would not be read.
+    """
+    before, now = tuple(stored.record.asked["data"]["paths"]), wanted.data.paths
+    if now != before and not any(is_corpus(path) for path in now):
+        raise ConfigError(
+            f"A resumed run keeps its text, but data.paths was {list(before)} and is now {list(now)}. Leave it out "
+            "to keep the text that the run started with, or start a new run with another --output."
+        )
+    return stored.config.replace(data={**stored.config.data.model_dump(), "paths": now})
+
+
+def require_text(run: RunDirectory, paths: Iterable[str]) -> None:
+    """Raises `DataError` when the text of a run that goes on, and that has no corpus of its own, is not there."""
+    missing = [path for path in paths if "://" not in path and not Path(path).exists()]
+    if missing and not is_corpus(run.corpus):
+        raise DataError(
+            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Resume in the directory "
+            "where the run was started, or use --data to say where its corpus is now."
+        )
+
+
+def fit_model_to_tokenizer(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
+    """`config` with the vocabulary of the corpus; raises `ConfigError` for a smaller one."""
+    vocab_size = corpus.tokenizer().vocab_size
+    if config.model.vocab_size is None:
+        return config.replace(model={**config.model.model_dump(), "vocab_size": vocab_size})
+    if config.model.vocab_size < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {config.model.vocab_size} is smaller than the tokenizer's {vocab_size} tokens. "
+            "Leave it out to take the tokenizer's size."
+        )
+    return config

@@ -1,0 +1,118 @@
+"""What one kind of run has of its own. The life of a run, in `train` and `training_run`, is the same for all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.data import Batches, StepPlan
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.fork import Fork
+from sheepop.jobs.run_record import StoredRun
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
+from sheepop.train import Scores, TrainingConfig
+from sheepop.train.objective import Objective
+from sheepop.train.source import StepSource
+
+Samples = Callable[[int], list[dict[str, Any]]]
+
+
+class RunData(Protocol):
+    """What a run learns from, opened, and what follows from it: steps, objective, scores, samples.
+
+    `fingerprint` names the data: a run goes on with the same data only. With 0 `held_out_tokens` nothing is scored.
+    """
+
+    @property
+    def directory(self) -> Path:
+        """Where the data lies, tokenised."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of what decides the batches."""
+
+    @property
+    def held_out_tokens(self) -> int:
+        """How many tokens are held out from training."""
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer whose ids the data consists of."""
+
+    def describe(self) -> str:
+        """How much there is, in words."""
+
+    def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:
+        """`config` with what the data decides; raises `ConfigError` or `DataError` for what cannot be trained."""
+
+    def check(self, config: SheepOpConfig) -> None:
+        """Raises `ConfigError` for what would end a run, new or resumed, in its middle."""
+
+    def batches(self, config: SheepOpConfig) -> Batches:
+        """The rows to train on."""
+
+    def plan(self, config: SheepOpConfig, run: RunDirectory, console: Console) -> StepPlan:
+        """Which rows every step reads."""
+
+    def objective(self, config: SheepOpConfig) -> Objective:
+        """What is minimised."""
+
+    def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
+        """Gives a model that was never trained the weights it begins with, where the seed does not; whether it did."""
+
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+        """Where every step's data comes from."""
+
+    def held_out(self, config: SheepOpConfig) -> Batches | None:
+        """The rows that a model is scored on; None where nothing is held out."""
+
+    def score(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        config: SheepOpConfig,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Scores:
+        """The scores of a model on those rows, or on about `max_tokens` of them; `on_batch` hears of finished rows."""
+
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
+        """Lets a model write while it learns: one row for each text, by the step."""
+
+    def prompt(self, config: SheepOpConfig) -> str | None:
+        """The beginning of a text that was held out, to try a finished model with."""
+
+
+class RunKind(Protocol):
+    """How runs of one kind come to their data. `stage` names that work where times are shown."""
+
+    stage: str
+
+    def inputs(self, config: SheepOpConfig) -> Sequence[str]:
+        """Every path that a new run is made from, which it must not replace."""
+
+    def open(
+        self, asked: SheepOpConfig, run: RunDirectory, origin: Fork | None, console: Console
+    ) -> tuple[SheepOpConfig, RunData]:
+        """Data for a new run, made in `run` where it is not finished already, and `asked` with the sizes of `origin`.
+
+        Raises `ConfigError` for settings that do not fit each other, the data or the model to begin with.
+        """
+
+    def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
+        """The data of a run that goes on, which may lie in another place by now."""
+
+
+def evaluation_batch(config: SheepOpConfig) -> int:
+    """Rows in a forward pass of validation."""
+    return config.training.micro_batch_size or config.training.global_batch_size
+
+
+def with_training(config: SheepOpConfig, training: TrainingConfig) -> SheepOpConfig:
+    """`config` with other settings of its training."""
+    return config.replace(training=training.model_dump())
