@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.lora import LoraConfig, LoraLinear, LowRank, activate, adapted_layers, adapters, add_lora, merged
+from sheepop.adapt.lora import LoraLinear, LowRank, activate, adapted_layers, adapters, add_lora, merged
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.quantization import quantize
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer, build_model

@@ -163,7 +163,7 @@ def test_another_optimizer_has_its_own_rate(completed: Completer) -> None:
 
 
 def test_a_fork_keeps_model_and_tokenizer(completed: Completer) -> None:
-    found = completed({}, keeps_model=True)
+    found = completed({}, fork=Path("parent"))
     assert {key.partition(".")[0] for key in found.chosen} == {"training"}
 
 

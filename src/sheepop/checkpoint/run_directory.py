@@ -71,6 +71,8 @@ class RunDirectory:
     """The corpus, when the run built its own."""
     corpus_in_work = _Entry(".corpus.building")
     """That corpus, while it is built."""
+    examples = _Entry("examples")
+    """The examples of post-training, tokenised."""
     difficulty = _Entry("difficulty.safetensors")
     """How difficult each row of the corpus is, for runs that begin with the easy ones."""
     checkpoints = _Entry("checkpoints")

@@ -30,6 +30,7 @@ from sheepop.cli import (
     serve,
     tokenizer,
     train,
+    tune,
 )
 from sheepop.cli.options import Command, ConfiguredCommand, Group
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
+app.add_typer(tune.app, name="tune")
 app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.command("chat", cls=ConfiguredCommand)(chat.chat)

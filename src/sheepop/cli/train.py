@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json, typed_command
 from sheepop.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheepop.jobs.train import TrainOutcome
 
 _PROFILE_STEPS = 5
 
@@ -67,61 +71,83 @@ def train(
 
       sheepop train --data notes/ --output runs/notes --profile
     """
-    from sheepop.checkpoint import RunDirectory
-    from sheepop.data.discovery import require_paths
-    from sheepop.jobs.config import load_config, read_settings
-    from sheepop.jobs.recipe import complete, draft
-    from sheepop.jobs.resume import find_resumable, why_no_run
-    from sheepop.jobs.run_record import Request, RunRecord, repeat_command
-
-    if resume is not None and overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it; give only one of them.")
+    if find_rate and (resume is not None or fork is not None or overwrite or profile):
+        raise UsageError(
+            "--find-learning-rate starts no run, so it cannot be combined with --resume, --fork, --overwrite or "
+            "--profile."
+        )
     if resume is not None and fork is not None:
         raise UsageError("--resume continues a run and --fork starts a new one; give only one of them.")
     if profile_steps is not None and not profile:
         raise UsageError("--profile-steps says how many steps --profile records; add --profile.")
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if data:
         options["data"] = {"paths": [str(path) for path in data]}
     if device is not None:
         options["device"] = device
-    path = output
-    if resume is not None and resume != "auto":
-        path = Path(resume)
-        if output is not None and output != path:
-            raise UsageError(f"--resume names {resume} and --output names {output}; give only one of them.")
-        if find_resumable(path) is None:
-            raise UsageError(why_no_run(path))
-    if path is not None:
-        options["output_dir"] = str(path)
-    given = read_settings(config, overrides or (), options=options)
-    settings = draft(given, keeps_model=fork is not None)
-    require_paths(path for path in data or () if "://" not in str(path))
     if find_rate:
-        if resume is not None or fork is not None or overwrite or profile:
-            raise UsageError(
-                "--find-learning-rate starts no run, so it cannot be combined with --resume, --fork, --overwrite or "
-                "--profile."
-            )
-        _find_rate(given, quiet, as_json)
+        if output is not None:
+            options["output_dir"] = str(output)
+        _find_rate(config, overrides or (), options, quiet, as_json)
         return
+    run_command(
+        options,
+        overrides=overrides or (),
+        config=config,
+        output=output,
+        resume=resume,
+        fork=fork,
+        overwrite=overwrite,
+        profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+def run_command(
+    options: dict[str, Any],
+    *,
+    overrides: Sequence[str],
+    config: Path | None,
+    output: Path | None,
+    resume: str | None,
+    fork: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    profile_steps: int | None = None,
+) -> None:
+    """Starts or resumes a run, of whatever kind its settings are, and prints what came of it.
+
+    `options` is the tree of what the options of the command set, `resume` what ``--resume`` was given.
+    """
+    from sheepop.checkpoint import RunDirectory
+    from sheepop.jobs.config import load_config, read_settings
+    from sheepop.jobs.recipe import complete, draft
+    from sheepop.jobs.resume import find_resumable
+    from sheepop.jobs.run_record import Request
+
+    path = _run_path(output, resume, overwrite)
+    if path is not None:
+        options = {**options, "output_dir": str(path)}
+    given = read_settings(config, overrides, options=options)
+    settings = draft(given, keeps_model=fork is not None)
+    _require_paths(options)
     console, request = make_console(quiet), Request(typed_command())
     stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
     if resume == "auto" and settings.output_dir is None:
         raise UsageError("--resume auto needs the run directory: give --output DIR.")
     if stored is not None:
-        settings = load_config(config, overrides or (), base=stored.record.asked, options=options)
+        settings = load_config(config, overrides, base=stored.record.asked, options=options)
     elif settings.output_dir is not None:
         RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
     # These load torch, which nothing above needs.
     from sheepop.jobs.bench import training_speed
     from sheepop.jobs.train import train as train_job
-    from sheepop.jobs.training_samples import generate_command
 
     if stored is None:
-        completed = complete(given, training_speed, console, keeps_model=fork is not None)
+        completed = complete(given, training_speed, console, fork=fork)
         settings, request = completed.config, Request(request.command, completed.chosen)
-
     outcome = train_job(
         settings,
         resume=resume is not None,
@@ -129,9 +155,38 @@ def train(
         fork=fork,
         console=console,
         request=request,
-        profile_steps=(profile_steps or _PROFILE_STEPS) if profile else None,
+        profile_steps=profile_steps,
     )
-    result = {
+    if as_json:
+        print_json(_result(outcome))
+    elif not quiet:
+        _print_outcome(outcome)
+
+
+def _require_paths(options: dict[str, Any]) -> None:
+    from sheepop.data.discovery import require_paths
+
+    require_paths(Path(path) for path in options.get("data", {}).get("paths", ()) if "://" not in path)
+
+
+def _run_path(output: Path | None, resume: str | None, overwrite: bool) -> Path | None:
+    """The run directory that the options name, if any; raises `UsageError` where they contradict each other."""
+    from sheepop.jobs.resume import find_resumable, why_no_run
+
+    if resume is not None and overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it; give only one of them.")
+    if resume is None or resume == "auto":
+        return output
+    path = Path(resume)
+    if output is not None and output != path:
+        raise UsageError(f"--resume names {resume} and --output names {output}; give only one of them.")
+    if find_resumable(path) is None:
+        raise UsageError(why_no_run(path))
+    return path
+
+
+def _result(outcome: TrainOutcome) -> dict[str, Any]:
+    return {
         **(outcome.scores.to_dict() if outcome.scores else {}),
         "run": str(outcome.run),
         "steps": outcome.steps,
@@ -140,20 +195,32 @@ def train(
         "ended": "early_stopping" if outcome.ended_early else "max_steps",
         **({"held_out_tokens": outcome.scores.tokens} if outcome.scores else {}),
     }
-    if as_json:
-        print_json(result)
-    elif not quiet:
-        early = ", stopped early because the held-out loss no longer improved" if outcome.ended_early else ""
-        typer.echo(f"Done: {outcome.run}{early}")
-        if outcome.scores is not None:
-            typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
-        typer.echo(f"Report: {outcome.report}")
-        typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
-        typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
 
 
-def _find_rate(given: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def _print_outcome(outcome: TrainOutcome) -> None:
+    from sheepop.checkpoint import RunDirectory
+    from sheepop.jobs.run_record import RunRecord, repeat_command
+    from sheepop.jobs.training_samples import generate_command
+
+    early = ", stopped early because the held-out loss no longer improved" if outcome.ended_early else ""
+    typer.echo(f"Done: {outcome.run}{early}")
+    if outcome.scores is not None:
+        typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
+    typer.echo(f"Report: {outcome.report}")
+    typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
+    typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
+
+
+def _find_rate(
+    config: Path | None, overrides: Sequence[str], options: dict[str, Any], quiet: bool, as_json: bool
+) -> None:
     """The range test of ``--find-learning-rate``."""
+    from sheepop.jobs.config import read_settings
+    from sheepop.jobs.recipe import draft
+
+    given = read_settings(config, overrides, options=options)
+    draft(given)
+    _require_paths(options)
     from sheepop.jobs.bench import training_speed
     from sheepop.jobs.learning_rate import PICTURE, find_rate
     from sheepop.jobs.recipe import complete

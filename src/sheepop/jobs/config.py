@@ -23,6 +23,7 @@ from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.original import is_original, translate_original
 from sheepop.model import ModelConfig
+from sheepop.posttrain.config import TuningConfig
 from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import TokenizerConfig
 from sheepop.train import TrainingConfig
@@ -39,6 +40,8 @@ class SheepOpConfig(Config):
     """Which text to use, what a document is, and how it is cleaned, split and cut into rows."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     """How the weights are trained: budget, batches, optimizer, schedule, precision, and what is written when."""
+    tuning: TuningConfig = Field(default_factory=TuningConfig)
+    """What a finished model is taught in post-training, and how."""
     generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
     """How text is written; the samples that a run writes during training use these settings too."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sheepop.core.config import leaves, merge, validate, value_text
@@ -14,6 +15,7 @@ from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.model import num_parameters
 from sheepop.model.presets import PRESETS
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
@@ -43,6 +45,10 @@ _MAX_EPOCHS = 16
 _BYTES_PER_TOKEN = 3
 # A run without minutes gets no model that would need more than these.
 _MINUTES_AT_MOST = 60.0
+# Post-training: the rate of a model of 1e9 weights, what a change of low rank may be faster, rows of a step, epochs.
+_TUNING_RATE, _LORA_FACTOR, _MOST_TUNING_RATE = 2e-5, 10.0, 1e-2
+_TUNING_BATCH, _TUNING_EPOCHS = 16, 3
+_FEW_WEIGHTS = 1_000_000
 # Held-out tokens of a validation while the minutes run.
 _EVAL_TOKENS = 16_384
 
@@ -99,16 +105,19 @@ def draft(given: Mapping[str, Any], *, keeps_model: bool = False) -> SheepOpConf
 
 
 def complete(
-    given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, keeps_model: bool = False
+    given: Mapping[str, Any], speed: Callable[[str], float], console: Console, *, fork: Path | None = None
 ) -> Completed:
     """Chooses what `given`, a tree of settings, leaves open, and says so in one line; keys that it has are kept.
 
     It chooses sizes, context, vocabulary, optimizer, learning rate and batch from the amount of text, the budget and
-    the `speed` of training steps on a device, in operations per second, which is called only where it is needed. With
-    `keeps_model`, for a run that keeps the model of another, it chooses only settings of the training. Raises
-    `ConfigError` for a tree that is not valid.
+    the `speed` of training steps on a device, in operations per second, which is called only where it is needed. For a
+    run that begins with the model `fork` means it chooses only settings of the training, and for post-training by the
+    size of that model alone. Raises `ConfigError` for a tree that is not valid.
     """
+    keeps_model = fork is not None
     asked = draft(given, keeps_model=keeps_model)
+    if asked.tuning.method is not None:
+        return _complete_tuning(given, fork, console)
     if not asked.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(asked, {})
     num_bytes = text_bytes(asked.data)
@@ -126,6 +135,20 @@ def complete(
         f"give a key to override it: {settings}"
     )
     return Completed(config, found)
+
+
+def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Console) -> Completed:
+    """Chooses rate, batch and epochs of post-training for a model of that size."""
+    from sheepop.checkpoint import resolve_model_directory
+    from sheepop.checkpoint.model_directory import read_model_config
+
+    weights = _FEW_WEIGHTS if fork is None else num_parameters(read_model_config(resolve_model_directory(fork)))
+    chosen = _choices(SIZES[0], given, 0, keeps_model=True, weights=weights)
+    found = dict(leaves(chosen))
+    settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+    if found:
+        console.info(f"Chosen for a model of {weights:,} parameters; give a key to override it: {settings}")
+    return Completed(validate(SheepOpConfig, merge(chosen, given)), found)
 
 
 def chosen_keys() -> frozenset[str]:
@@ -199,13 +222,21 @@ def _passes(flops_per_second: float, training: TrainingConfig, size: Size, num_b
 
 
 def _choices(
-    size: Size, given: Mapping[str, Any], num_bytes: int, keeps_model: bool, passes: float = 1.0
+    size: Size,
+    given: Mapping[str, Any],
+    num_bytes: int,
+    keeps_model: bool,
+    passes: float = 1.0,
+    weights: int = _FEW_WEIGHTS,
 ) -> dict[str, dict[str, Any]]:
     """What the recipe says of the keys that `given`, which may not be valid, leaves open, as a tree."""
     model, tokenizer, data = (_section(given, name) for name in ("model", "tokenizer", "data"))
     preset = PRESETS.get(str(model.get("preset")), {})
     reads_text = model.get("architecture", "decoder") == "decoder"
     choices: dict[str, dict[str, Any]] = {}
+    if (tuning := _section(given, "tuning")).get("method") is not None:
+        choices["training"] = _tuning(weights, tuning.get("lora") is not None, _section(given, "training"))
+        return _opened(choices, given)
     if not keeps_model and "preset" not in model:
         choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
         if reads_text:
@@ -223,6 +254,11 @@ def _choices(
     length = _size(data, "max_length") or _size({**choices.get("model", {}), **preset, **model}, "max_seq_len")
     if "eval_tokens" in choices["training"] and length and not keeps_model and reads_text:
         choices["training"]["eval_stride"] = max(1, length // 2)
+    return _opened(choices, given)
+
+
+def _opened(choices: Mapping[str, dict[str, Any]], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Those of the choices that `given` leaves open."""
     opened = {
         name: {key: value for key, value in section.items() if key not in _section(given, name)}
         for name, section in choices.items()
@@ -260,6 +296,18 @@ def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
         chosen |= {"optimizer": "muon", "learning_rate": rate, "schedule": "linear"}
     if given.get("max_minutes") is not None:
         chosen |= {"max_epochs": _MAX_EPOCHS, "eval_tokens": _EVAL_TOKENS}
+    return chosen
+
+
+def _tuning(weights: int, has_lora: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rate, batch and epochs of post-training; larger models take smaller steps, and a change of low rank larger."""
+    micro = _size(given, "micro_batch_size") or 1
+    chosen: dict[str, Any] = {"global_batch_size": -(-_TUNING_BATCH // micro) * micro}
+    if "optimizer" not in given:
+        rate = _TUNING_RATE * math.sqrt(1e9 / weights) * (_LORA_FACTOR if has_lora else 1.0)
+        chosen |= {"learning_rate": float(f"{min(rate, _MOST_TUNING_RATE):.1e}"), "weight_decay": 0.0}
+    if not any(given.get(f"max_{unit}") is not None for unit in ("steps", "epochs", "tokens", "minutes")):
+        chosen["max_epochs"] = _TUNING_EPOCHS
     return chosen
 
 

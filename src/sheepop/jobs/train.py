@@ -27,8 +27,10 @@ from sheepop.jobs.run_record import Budget, Request, RunRecord, StoredRun, resum
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, run_loop
+from sheepop.jobs.tuning import SupervisedTuning
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
+from sheepop.posttrain.config import Method
 from sheepop.train import Scores, check_layers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import (
@@ -45,7 +47,7 @@ from sheepop.train.precision import check_precision, choose_matrix_arithmetic, t
 from sheepop.train.sinks import require_sinks
 
 _PROGRAM = Request()
-_PRETRAINING = Pretraining()
+_KINDS: dict[Method | None, RunKind] = {None: Pretraining(), "sft": SupervisedTuning()}
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _started(
 
 def kind_of(config: SheepOpConfig) -> RunKind:
     """The kind of run that `config` describes."""
-    return _PRETRAINING
+    return _KINDS[config.tuning.method]
 
 
 def record_times(run: RunDirectory, times: StageTimes) -> RunRecord:

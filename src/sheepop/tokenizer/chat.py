@@ -6,6 +6,7 @@ and output, in Jinja's sandbox.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -99,6 +100,11 @@ class ChatTemplate:
         if name not in templates:
             raise TokenizerError(f"This model has no chat template {name!r}; it has {', '.join(sorted(templates))}.")
         return cls(templates[name], _special_texts(tokenizer.settings()))
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the template has ``{% generation %}`` blocks around what the model writes."""
+        return re.search(r"\{%[-+]?\s*generation\b", self._template) is not None
 
     def render(
         self,

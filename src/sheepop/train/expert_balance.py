@@ -93,7 +93,7 @@ class _Recording:
     """A network for one call of an objective, which remembers what its forward passes gave."""
 
     def __init__(self, network: Network) -> None:
-        self.head = network.head
+        self.head, self.modules = network.head, network.modules
         self._network = network
         self._runs: list[Outputs] = []
 

@@ -20,11 +20,15 @@ from sheepop.train.precision import autocast, working_dtype
 
 
 class Network(Protocol):
-    """What an objective computes its loss with: forward passes, and the output projection."""
+    """What an objective computes its loss with: forward passes, the modules they run, and the output projection."""
 
     @property
     def head(self) -> OutputHead:
         """The output projection as steps use it."""
+
+    @property
+    def modules(self) -> Transformer:
+        """The modules that steps run, in training mode; their buffers are those of the model."""
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         """As `run` of the model, which `inputs` are the arguments of."""
@@ -43,10 +47,6 @@ class Placement(Network, Protocol):
 
     device: str
     model: Transformer  # with the weights that the optimizers move, in evaluation mode for good
-
-    @property
-    def modules(self) -> Transformer:
-        """The modules that steps run, in training mode; their buffers are those of the model."""
 
     @property
     def may_be_left(self) -> bool:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sheepop.adapt.lora import LoraConfig, adapted_layers, add_lora, merged
+from sheepop.adapt.lora import adapted_layers, add_lora, merged
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint.exchange import FAMILIES, read_hugging_face
 from sheepop.checkpoint.exchange.adapters import read_adapter, write_adapter
 from sheepop.core.errors import CheckpointError, ConfigError

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.lora import (
-    LoraConfig,
     LoraEmbedding,
     LowRank,
     activate,
@@ -27,6 +26,7 @@ from sheepop.adapt.lora import (
     put,
     row_lengths,
 )
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.tensor_rules import INTERLEAVED, PER_EXPERT, SAME, Layout, TensorGroup
 from sheepop.checkpoint.given import Given

@@ -1,0 +1,273 @@
+"""Post-training: runs that begin with a finished model and learn from examples."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sheepop.checkpoint import RunDirectory, resolve_model_directory
+from sheepop.core.config import leaves
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
+from sheepop.core.files import atomic_directory
+from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.fork import Fork
+from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
+from sheepop.jobs.run_record import StoredRun
+from sheepop.jobs.training_samples import TrainingSamples, check_samples
+from sheepop.model import Transformer
+from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
+from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
+from sheepop.posttrain.example_store import ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.supervised import NoisyEmbeddings
+from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.train import Scores, validate
+from sheepop.train.expert_balance import with_experts
+from sheepop.train.objective import NextToken, Objective
+from sheepop.train.source import PlannedSource, StepSource
+
+_TOKENIZER, _EXAMPLES = "tokenizer", "tokens"
+# What of the settings under `data` and `training` means something to a run on examples; the rest is about text.
+_DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length", "num_workers"}
+_TEXT_KEYS = {
+    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
+    "initial_embeddings", "eval_stride",
+}  # fmt: skip
+
+
+class SupervisedTuning(RunKind):
+    """Supervised fine-tuning: the model learns to write the answers of examples."""
+
+    stage = "Examples"
+
+    def inputs(self, config: SheepOpConfig) -> Sequence[str]:
+        """The examples and the template."""
+        places = (*config.data.paths, *config.tuning.validation_paths, config.tuning.chat_template)
+        return [place for place in places if place is not None]
+
+    def open(
+        self, asked: SheepOpConfig, run: RunDirectory, origin: Fork | None, console: Console
+    ) -> tuple[SheepOpConfig, RunData]:
+        """The examples of `data.paths`, tokenised into the run with the tokenizer of the model that it begins with."""
+        if origin is None:
+            raise ConfigError(
+                f"tuning.method = {asked.tuning.method} teaches a finished model. Say which: sheepop tune "
+                f"{asked.tuning.method} MODEL --data FILE, or --fork MODEL."
+            )
+        _refuse_text_settings(asked)
+        if not asked.data.paths:
+            raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
+        config = origin.inherit(asked)
+        if config.model.architecture != "decoder":
+            raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
+        config = config.replace(tokenizer={**config.tokenizer.model_dump(), "path": None})
+        if not (run.examples / _EXAMPLES).is_dir():
+            with atomic_directory(run.examples, replace=True) as place:
+                self._build(config, origin.loaded.tokenizer, place, console)
+        return config, ExampleData.open(run.examples)
+
+    def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
+        """The examples that the run has kept."""
+        return ExampleData.open(run.examples)
+
+    def _build(self, config: SheepOpConfig, tokenizer: Tokenizer, place: Path, console: Console) -> None:
+        tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, console)
+        with ChatTemplate.of(tokenizer) as template:
+            build_examples(
+                [Path(path) for path in config.data.paths],
+                place / _EXAMPLES,
+                ExampleEncoder(tokenizer, template),
+                max_length=_row_length(config),
+                long_examples=config.tuning.long_examples,
+                validation_fraction=config.data.validation_fraction,
+                validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                console=console,
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleData(RunData):
+    """Examples, of which the answers are learnt."""
+
+    place: Path
+    store: ExampleStore
+
+    @classmethod
+    def open(cls, directory: Path) -> ExampleData:
+        """The examples in `directory`, verified."""
+        return cls(directory, ExampleStore.open(directory / _EXAMPLES))
+
+    @property
+    def directory(self) -> Path:
+        """Of the run's examples."""
+        return self.place
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the examples as tokens."""
+        return self.store.fingerprint
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Those of the held-out examples, prompts too."""
+        return self.store.validation.num_tokens
+
+    def tokenizer(self) -> Tokenizer:
+        """That of the model, with the template that the tuned model is to have."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.place / _TOKENIZER)
+
+    def describe(self) -> str:
+        """How many examples there are, and how many of their tokens are learnt."""
+        train = self.store.train
+        return (
+            f"{train.num_examples:,} examples of {train.num_tokens:,} tokens, {train.num_supervised:,} of them "
+            f"supervised; {self.store.validation.num_examples:,} examples held out"
+        )
+
+    def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:
+        """`config` with the prompt of a held-out example, where none is given."""
+        if config.training.sample_prompts is None:
+            prompt = self.prompt(config)
+            prompts = [] if prompt is None else [prompt]
+            config = config.replace(training={**config.training.model_dump(), "sample_prompts": prompts})
+        self.check(config)
+        return config
+
+    def check(self, config: SheepOpConfig) -> None:
+        """Refuses prompts that the model cannot continue."""
+        check_samples(config, self.tokenizer())
+
+    def batches(self, config: SheepOpConfig) -> Batches:
+        """Rows of training examples."""
+        return self._rows(self.store.train, config)
+
+    def plan(self, config: SheepOpConfig, run: RunDirectory, console: Console) -> StepPlan:
+        """Rows in random order."""
+        rows, training = self.batches(config), config.training
+        return StepPlan(
+            [RowSource(rows, SampleOrder(rows.num_samples, config.seed))],
+            training.batch_sizes(),
+            training.row_lengths(rows.max_length),
+            config.seed,
+        )
+
+    def objective(self, config: SheepOpConfig) -> Objective:
+        """The cross-entropy of the answers."""
+        objective = with_experts(NextToken.configured(config.training), config.model)
+        alpha = config.tuning.neftune_alpha
+        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
+
+    def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
+        """Nothing: the weights are those of the model that is tuned."""
+        return False
+
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+        """The batches of the plan."""
+        training = config.training
+        micro_batch_size = training.resolved().micro_batch_size
+        return PlannedSource(
+            plan, objective, micro_batch_size, device, ahead=training.prefetch, hashed=training.log_batch_hash
+        )
+
+    def held_out(self, config: SheepOpConfig) -> Batches | None:
+        """Rows of held-out examples."""
+        return self._rows(self.store.validation, config) if self.held_out_tokens else None
+
+    def score(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        config: SheepOpConfig,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Scores:
+        """How well the held-out answers are predicted."""
+        return validate(
+            model,
+            held_out,
+            self.tokenizer().byte_lengths(),
+            batch_size=evaluation_batch(config),
+            precision=config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+        )
+
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
+        """Continuations of `training.sample_prompts`."""
+        return TrainingSamples(model, self.tokenizer(), config, device)
+
+    def prompt(self, config: SheepOpConfig) -> str | None:
+        """What stands before the answer of a held-out example, or of one that is learnt."""
+        split = self.store.validation if self.store.validation.num_examples else self.store.train
+        ids, supervised = split.example(0)
+        begin = supervised.tolist().index(1)
+        return self.tokenizer().decode(ids[:begin].tolist(), skip_special=False) or None
+
+    def _rows(self, split: ExampleSplit, config: SheepOpConfig) -> Batches:
+        cut = PackedExamples if config.data.packing else PaddedExamples
+        return cut(split, max_length=_row_length(config), pad_id=self.tokenizer().filler_id)
+
+
+def first_of(config: SheepOpConfig, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
+    """The first examples that a run from `model` would learn from, with their places, to look at before it."""
+    if not config.data.paths:
+        raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
+    console = Console.silent()
+    with tempfile.TemporaryDirectory() as place:
+        source = load_tokenizer(resolve_model_directory(model))
+        tokenizer = _with_template(source, config.tuning.chat_template, Path(place) / _TOKENIZER, console)
+        with ChatTemplate.of(tokenizer) as template:
+            encoder = ExampleEncoder(tokenizer, template)
+            for where, example in first_examples([Path(path) for path in config.data.paths], encoder, count):
+                yield where, example, tokenizer
+
+
+def _row_length(config: SheepOpConfig) -> int:
+    length = config.data.max_length or config.model.max_seq_len
+    if length > config.model.max_seq_len:
+        raise ConfigError(
+            f"data.max_length = {length} is more than the {config.model.max_seq_len} tokens that the model reads "
+            "(model.max_seq_len). Lower it."
+        )
+    return length
+
+
+def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, console: Console) -> Tokenizer:
+    """The tokenizer, written to `place` with the chat template that conversations are written with."""
+    place.mkdir()
+    tokenizer.save(place)
+    if template is not None:
+        text = Path(template).read_text(encoding="utf-8")
+    elif not chat_templates(tokenizer):
+        text = default_template(tokenizer)
+        console.info("The model has no chat template, so it learns a simple one, which is kept with it.")
+    else:
+        return tokenizer
+    (place / "chat_template.jinja").write_text(text, encoding="utf-8")
+    return load_tokenizer(place)
+
+
+def _refuse_text_settings(asked: SheepOpConfig) -> None:
+    """Raises `ConfigError` for a setting that is about text and would have no effect on examples."""
+    usual = SheepOpConfig()
+    for section in ("data", "training"):
+        given = dict(leaves(getattr(asked, section).model_dump(mode="json")))
+        default = dict(leaves(getattr(usual, section).model_dump(mode="json")))
+        for key, value in given.items():
+            name = key.split(".")[0]
+            means_nothing = name not in _DATA_KEYS if section == "data" else name in _TEXT_KEYS
+            if value != default.get(key) and means_nothing:
+                raise ConfigError(
+                    f"{section}.{key} = {value!r} is about running text and has no effect on examples. Leave it out."
+                )

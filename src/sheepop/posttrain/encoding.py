@@ -1,0 +1,170 @@
+"""Examples as tokens, and which of these a model learns to write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sheepop.core.errors import SheepOpError, TokenizerError
+from sheepop.posttrain.rows import Message, RowError, Supervised
+from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer.chat import Rendered
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, and for each whether a model learns to write it."""
+
+    ids: list[int]
+    supervised: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, length: int) -> Example:
+        """The first `length` tokens."""
+        return Example(self.ids[:length], self.supervised[:length])
+
+
+def default_template(tokenizer: Tokenizer) -> str:
+    """A chat template for a model without one: roles in plain words, and the model's own end token behind each turn.
+
+    It needs no token that the model does not have. Raises `TokenizerError` where there is no end token.
+    """
+    end = next(text for text, token_id in tokenizer.special_tokens.items() if token_id == tokenizer.eos_id)
+    return (
+        "{%- for message in messages %}"
+        "{{- message['role'] | capitalize + ':\\n' }}"
+        "{%- if message['role'] == 'assistant' %}"
+        "{% generation %}{{- message['content'] + " + repr(end) + " }}{% endgeneration %}"
+        "{%- else %}{{- message['content'] + " + repr(end) + " }}{% endif %}"
+        "{{- '\\n' }}{% endfor %}"
+        "{%- if add_generation_prompt %}{{- 'Assistant:\\n' }}{% endif %}"
+    )
+
+
+class ExampleEncoder:
+    """Turns rows into examples with a model's tokenizer and chat template.
+
+    What a model writes is marked by the template's ``{% generation %}`` blocks. For a template without them it is found
+    by rendering: what an assistant's message adds to the text that asks for it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer, self._template = tokenizer, template
+        self._specials = [text for text in tokenizer.special_tokens if text]
+
+    def __call__(self, row: Supervised) -> Example:
+        """The example of a row; raises `RowError` for one that cannot be learnt as it is."""
+        if isinstance(row.answer, str):
+            example = self._plain(row.prompt, row.answer)
+        else:
+            example = self.conversation(row.answer, row.tools, row.learnt_from)
+        if not any(example.supervised):
+            raise RowError("has no token to learn")
+        return example
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[object] = (), learnt_from: int = 0) -> Example:
+        """A conversation, of which the assistant's messages from `learnt_from` on are learnt."""
+        self._refuse_specials(messages)
+        try:
+            rendered = self._marked(messages, tools)
+        except SheepOpError as error:
+            raise RowError(str(error)) from None
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        spans = list(rendered.written)
+        learnt = [number for number in answers if number >= learnt_from]
+        if len(spans) == len(answers):
+            spans = [span for span, number in zip(spans, answers, strict=True) if number >= learnt_from]
+        elif learnt_from:
+            raise RowError(
+                f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those "
+                "of the prompt cannot be told from those to learn"
+            )
+        self._require_all(messages, learnt, rendered.text, spans)
+        return self._cut_at(rendered.text, spans)
+
+    def _marked(self, messages: Sequence[Message], tools: Sequence[object]) -> Rendered:
+        given = {"tools": list(tools)} if tools else {}
+        rendered = self._template.render_marked(messages, **given)  # type: ignore[arg-type]
+        if self._template.marks_answers:
+            return rendered
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._template.render(messages[:number], add_generation_prompt=True, **given)  # type: ignore[arg-type]
+            after = self._template.render(messages[: number + 1], **given)  # type: ignore[arg-type]
+            if not after.startswith(before) or not rendered.text.startswith(after.rstrip()):
+                raise TokenizerError(
+                    "The chat template writes a conversation otherwise once it goes on, so what the assistant wrote "
+                    "cannot be found. Mark it in the template with {% generation %} ... {% endgeneration %}, and "
+                    "give the template with tuning.chat_template=FILE."
+                )
+            spans.append((len(before), len(after.rstrip())))
+        return Rendered(rendered.text, tuple(spans))
+
+    def _require_all(
+        self, messages: Sequence[Message], learnt: Sequence[int], text: str, spans: Sequence[tuple[int, int]]
+    ) -> None:
+        """Refuses a template that leaves out what the assistant said, or does not mark it."""
+        marked = [text[begin:end] for begin, end in spans]
+        for number in learnt:
+            content = messages[number].get("content")
+            said = content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+            if said.strip() and not any(said.strip() in part for part in marked):
+                raise RowError(
+                    f"messages[{number}]: the chat template leaves out what the assistant says there, or does not mark "
+                    "it as written by the model"
+                )
+
+    def _refuse_specials(self, messages: Sequence[Message]) -> None:
+        """A special token in somebody's words would end a turn, or begin one, that is none."""
+        for number, message in enumerate(messages):
+            content = message.get("content") or ""
+            said = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            for special in self._specials:
+                if special in said:
+                    raise RowError(f"messages[{number}].content: holds the special token {special!r}")
+
+    def _plain(self, prompt: str, answer: str) -> Example:
+        """Text as generation sees it: the prompt, then what continues it and ends."""
+        text = self._segments(prompt + answer, [(len(prompt), len(prompt) + len(answer))], allow_special=False)
+        before = [*self.tokenizer.prefix_ids]
+        return Example([*before, *text.ids, self.tokenizer.eos_id], [False] * len(before) + [*text.supervised, True])
+
+    def _cut_at(self, text: str, spans: Sequence[tuple[int, int]]) -> Example:
+        return self._segments(text, spans, allow_special=True)
+
+    def _segments(self, text: str, spans: Sequence[tuple[int, int]], *, allow_special: bool) -> Example:
+        """Tokens of a text whose `spans` are learnt, so cut that what stands before one has the tokens it has alone.
+
+        A tokenizer that puts a space in front of every text cannot encode a part alone; there the tokens of the whole
+        text are taken, and those are learnt in which it differs from what stands before.
+        """
+        if self.tokenizer.leading_spaces:
+            return self._by_prefixes(text, spans, allow_special)
+        ids: list[int] = []
+        supervised: list[bool] = []
+        place = 0
+        for begin, end in (*spans, (len(text), len(text))):
+            for part, learnt in ((text[place:begin], False), (text[begin:end], True)):
+                found = self.tokenizer.encode(part, allow_special=allow_special) if part else []
+                ids += found
+                supervised += [learnt] * len(found)
+            place = end
+        return Example(ids, supervised)
+
+    def _by_prefixes(self, text: str, spans: Sequence[tuple[int, int]], allow_special: bool) -> Example:
+        ids = self.tokenizer.encode(text, allow_special=allow_special)
+        supervised = [False] * len(ids)
+        for begin, end in spans:
+            first, last = (self._agreeing(ids, text[:place], allow_special) for place in (begin, end))
+            supervised[first:last] = [True] * (last - first)
+        return Example(ids, supervised)
+
+    def _agreeing(self, ids: Sequence[int], text: str, allow_special: bool) -> int:
+        """How many of `ids` are those of `text` alone."""
+        alone = self.tokenizer.encode(text, allow_special=allow_special) if text else []
+        pairs = zip(ids, alone, strict=False)
+        return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(alone)))

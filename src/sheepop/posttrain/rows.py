@@ -1,0 +1,323 @@
+"""The lines of a post-training file, read and validated: conversations, completions of prompts, preferences."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import orjson
+
+from sheepop.core.errors import DataError, first_few
+from sheepop.core.facts import counted
+from sheepop.posttrain.shapes import NoShapeError, recognised
+
+Message = Mapping[str, Any]
+Turns = str | tuple[Message, ...]
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_PARQUET_ROWS = 1024
+_FIRST_PROBLEMS = 5
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """A prompt and the answer to learn, both plain text; or a conversation.
+
+    Of a conversation (`prompt` is empty then) what the assistant says in the messages from `learnt_from` on is learnt.
+    """
+
+    place: str
+    prompt: str
+    answer: Turns
+    tools: tuple[Mapping[str, Any], ...] = ()
+    learnt_from: int = 0
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two answers to one prompt, the first of which is better, by `margin` where that is known."""
+
+    place: str
+    prompt: Turns
+    chosen: Turns
+    rejected: Turns
+    margin: float | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Something to answer, with whatever else its line says, such as the right answer."""
+
+    place: str
+    prompt: Turns
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = Supervised | Preference | Prompt
+T = TypeVar("T", Supervised, Preference, Prompt)
+
+
+class RowError(Exception):
+    """What is wrong with a line; the message begins with the field."""
+
+
+def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
+    """The lines of all files as rows of one kind, in order; memory holds a few of them at a time.
+
+    Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz``), a JSON list (``.json``), or Parquet. Every line
+    is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line and field.
+    """
+    problems: list[str] = []
+    num_bad = num_rows = 0
+    for path in paths:
+        for place, value in _lines(path):
+            num_rows += 1
+            try:
+                row = _row(value, place, wanted)
+            except RowError as error:
+                num_bad += 1
+                if len(problems) < _FIRST_PROBLEMS:
+                    problems.append(f"{place}: {error}")
+                continue
+            if not num_bad:
+                yield row
+    if num_bad:
+        more = "" if num_bad == len(problems) else f"\n... and {counted(num_bad - len(problems), 'further line')}."
+        raise DataError(
+            f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Mend or remove:\n" + "\n".join(problems) + more
+        )
+    if not num_rows:
+        raise DataError(f"There are no examples in {', '.join(map(str, paths))}.")
+
+
+def _row(value: Any, place: str, wanted: type[T]) -> T:
+    if isinstance(value, UnreadableLine):
+        raise RowError(value.reason)
+    if not isinstance(value, dict):
+        raise RowError("is not a JSON object")
+    try:
+        found = recognised(value)
+    except NoShapeError as error:
+        raise RowError(str(error)) from None
+    row: Row
+    if wanted is Supervised:
+        row = _supervised(found, place)
+    elif wanted is Preference:
+        row = _preference(found, place)
+    else:
+        row = _prompt(found, place)
+    assert isinstance(row, wanted)
+    return row
+
+
+def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
+    if "messages" in found:
+        messages = check_messages(found["messages"], "messages", ends_with=("assistant",))
+        return Supervised(place, "", messages, _tools(found))
+    if "chosen" in found:
+        raise RowError("is a preference, with a chosen and a rejected answer; `sheepop tune dpo` learns from those")
+    if "completion" not in found:
+        raise RowError("has a prompt, but no answer to learn (completion)")
+    prompt, answer = found.get("prompt", ""), found["completion"]
+    if isinstance(answer, str) and isinstance(prompt, str):
+        if not answer.strip():
+            raise RowError("completion: is empty")
+        return Supervised(place, prompt, answer)
+    before = _as_messages(prompt, "prompt", "user")
+    after = _as_messages(answer, "completion", "assistant")
+    joined = check_messages([*before, *after], "prompt + completion", ends_with=("assistant",))
+    return Supervised(place, "", joined, _tools(found), learnt_from=len(before))
+
+
+def _preference(found: Mapping[str, Any], place: str) -> Preference:
+    if "chosen" not in found or "rejected" not in found:
+        raise RowError("has no chosen and rejected answer")
+    prompt, chosen, rejected = found.get("prompt", ""), found["chosen"], found["rejected"]
+    if chosen == rejected:
+        raise RowError("rejected: is the same as chosen")
+    margin = found.get("margin")
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+        raise RowError("margin: is not a number")
+    if margin is not None and not math.isfinite(margin):
+        raise RowError("margin: is not a finite number")
+    if all(isinstance(part, str) for part in (prompt, chosen, rejected)):
+        for name, part in (("chosen", chosen), ("rejected", rejected)):
+            if not part.strip():
+                raise RowError(f"{name}: is empty")
+        return Preference(place, prompt, chosen, rejected, margin)
+    before = _as_messages(prompt, "prompt", "user") if prompt else []
+    answers = [_as_messages(part, name, "assistant") for name, part in (("chosen", chosen), ("rejected", rejected))]
+    if not before:
+        shared = _shared(*answers)
+        before, answers = answers[0][:shared], [answer[shared:] for answer in answers]
+        if not before:
+            raise RowError("prompt: chosen and rejected begin differently, so there is no prompt that both answer")
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        check_messages([*before, *answer], name, ends_with=("assistant",))
+    return Preference(place, tuple(before), tuple(answers[0]), tuple(answers[1]), margin, _tools(found))
+
+
+def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
+    others = {name: value for name, value in found.items() if name not in ("prompt", "messages")}
+    if "messages" in found:
+        return Prompt(place, check_messages(found["messages"], "messages", ends_with=("user", "tool")), others)
+    if "prompt" not in found:
+        raise RowError("has no prompt")
+    prompt = found["prompt"]
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise RowError("prompt: is empty")
+        return Prompt(place, prompt, others)
+    return Prompt(place, check_messages(prompt, "prompt", ends_with=("user", "tool")), others)
+
+
+def check_messages(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
+    """`messages` as a conversation: the system first, then user and assistant in turn, tools after their calls.
+
+    Raises `RowError` naming the field.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f"{name}: is not a list of messages")
+    before = ""
+    for number, message in enumerate(messages):
+        where = f"{name}[{number}]"
+        if not isinstance(message, dict):
+            raise RowError(f"{where}: is not an object with role and content")
+        role = message.get("role")
+        if role not in _ROLES:
+            raise RowError(f"{where}.role: is {role!r}, not one of {', '.join(_ROLES)}")
+        _check_content(message, where)
+        allowed = _FOLLOWS[before]
+        if before == "assistant" and messages[number - 1].get("tool_calls"):
+            allowed = allowed | {"tool"}
+        if role not in allowed:
+            raise RowError(f"{where}.role: is {role}, where {' or '.join(sorted(allowed))} must stand")
+        before = "system" if role == "developer" else role
+    if before not in ends_with:
+        raise RowError(f"{name}[{len(messages) - 1}].role: is {before}, but the last message is the {ends_with[0]}'s")
+    return tuple(messages)
+
+
+_FOLLOWS = {
+    "": {"system", "developer", "user"},
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user"},
+    "tool": {"tool", "assistant"},
+}
+
+
+def _check_content(message: Message, where: str) -> None:
+    content = message.get("content")
+    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
+        return
+    if isinstance(content, list):
+        for number, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise RowError(f"{where}.content[{number}]: is not a part of type text")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise RowError(f"{where}.content: is not a text")
+    if not content.strip() and not message.get("tool_calls"):
+        raise RowError(f"{where}.content: is empty")
+
+
+def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
+    if isinstance(turns, str):
+        return [{"role": role, "content": turns}]
+    if isinstance(turns, dict):
+        return [turns]
+    if not isinstance(turns, list):
+        raise RowError(f"{name}: is neither a text nor a list of messages")
+    return turns
+
+
+def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """How many messages both begin with, at most all but the last of each."""
+    most = min(len(first), len(second)) - 1
+    return next((number for number in range(most) if first[number] != second[number]), most)
+
+
+def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = found.get("tools")
+    if isinstance(tools, str):  # Parquet files often hold them as JSON
+        try:
+            tools = orjson.loads(tools)
+        except orjson.JSONDecodeError:
+            raise RowError("tools: is a text that is not JSON") from None
+    if tools is None:
+        return ()
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError("tools: is not a list of objects")
+    return tuple(tools)
+
+
+@dataclass(frozen=True)
+class UnreadableLine:
+    """Stands for a line that is no JSON."""
+
+    reason: str
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every line of a file with its place; raises `DataError` for a file that cannot be read at all."""
+    name = path.name.lower()
+    try:
+        if name.endswith(".parquet"):
+            yield from _parquet_rows(path)
+        elif name.endswith(".json"):
+            yield from _list_rows(path)
+        elif name.endswith((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")):
+            with cast(IO[bytes], gzip.open(path)) if name.endswith(".gz") else path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield f"{path}, line {number:,}", _parsed(line)
+        else:
+            raise DataError(
+                f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it."
+            )
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return UnreadableLine(f"is not valid JSON ({error})")
+
+
+def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    value = _parsed(path.read_bytes())
+    if isinstance(value, UnreadableLine) or not isinstance(value, list):
+        raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
+    for number, entry in enumerate(value, 1):
+        yield f"{path}, entry {number:,}", entry
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{path}: Parquet needs pyarrow. Install it with: pip install 'sheepop[data]'") from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number:,}", _without_absent(row)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is not a Parquet file, or damaged: {first_few([str(error)], 1)}.") from None
+
+
+def _without_absent(value: Any) -> Any:
+    """Parquet gives every object all keys of its column; those that were never there are null."""
+    if isinstance(value, dict):
+        return {key: _without_absent(entry) for key, entry in value.items() if entry is not None}
+    return [_without_absent(entry) for entry in value] if isinstance(value, list) else value

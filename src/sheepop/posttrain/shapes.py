@@ -1,0 +1,177 @@
+"""The shapes that published files of examples have, each recognised by its keys and turned into the plain ones.
+
+The plain ones are ``messages``, ``prompt`` with ``completion``, and ``prompt`` with ``chosen`` and ``rejected``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Fields = Mapping[str, Any]
+_SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+_HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+
+
+class NoShapeError(Exception):
+    """The keys of an object are those of no known shape, or its values do not fit them."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape: the keys that it must have, and how an object of it becomes a plain one."""
+
+    name: str
+    keys: frozenset[str]
+    convert: Callable[[Fields], Fields]
+
+
+def recognised(fields: Fields) -> Fields:
+    """`fields` in a plain shape; raises `NoShapeError` naming the keys that are there and the shapes that are known."""
+    present = {key for key, value in fields.items() if value is not None}
+    for shape in SHAPES:
+        if shape.keys <= present:
+            return shape.convert(fields)
+    known = "; ".join(f"{shape.name}: {', '.join(sorted(shape.keys))}" for shape in SHAPES)
+    raise NoShapeError(f"has the keys {', '.join(sorted(fields)) or 'none'}, which is no shape that is known ({known})")
+
+
+def _as_it_is(fields: Fields) -> Fields:
+    return fields
+
+
+def _sharegpt(fields: Fields) -> Fields:
+    turns = fields["conversations"]
+    if not isinstance(turns, list):
+        raise NoShapeError("conversations: is not a list")
+    messages = []
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, dict):
+            raise NoShapeError(f"conversations[{number}]: is not an object")
+        if "role" in turn:
+            messages.append(turn)
+            continue
+        role = _SHAREGPT_ROLES.get(turn.get("from", ""))
+        if role is None:
+            raise NoShapeError(
+                f"conversations[{number}].from: is {turn.get('from')!r}, not one of {', '.join(_SHAREGPT_ROLES)}"
+            )
+        messages.append({"role": role, "content": turn.get("value")})
+    system = fields.get("system")
+    if isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    return {**_rest(fields, "conversations", "system"), "messages": messages}
+
+
+def _instruction(answer: str, context: str) -> Callable[[Fields], Fields]:
+    """Of Alpaca and Dolly: an instruction, perhaps something that it is about, and the answer."""
+
+    def convert(fields: Fields) -> Fields:
+        parts = [fields["instruction"], fields.get(context)]
+        asked = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": fields[answer]}]
+        return {**_rest(fields, "instruction", context, answer), "messages": messages}
+
+    return convert
+
+
+def _flan(fields: Fields) -> Fields:
+    return {**_rest(fields, "inputs", "targets"), "prompt": fields["inputs"], "completion": fields["targets"]}
+
+
+def _hh(fields: Fields) -> Fields:
+    """Both answers with the whole dialogue before them, in one text."""
+    texts = fields["chosen"], fields["rejected"]
+    if not all(isinstance(text, str) and text.startswith(_HUMAN) for text in texts) or "prompt" in fields:
+        return _scored(fields)
+    dialogues = [_dialogue(text) for text in texts]
+    return {**_rest(fields, "chosen", "rejected"), "chosen": dialogues[0], "rejected": dialogues[1]}
+
+
+def _dialogue(text: str) -> list[Fields]:
+    messages: list[Fields] = []
+    for part in text.split(_HUMAN)[1:]:
+        asked, *answers = part.split(_ASSISTANT)
+        messages.append({"role": "user", "content": asked.strip()})
+        messages += [{"role": "assistant", "content": answer.strip()} for answer in answers]
+    return messages
+
+
+def _scored(fields: Fields) -> Fields:
+    """A preference whose answers have scores: their difference is the margin."""
+    scores = fields.get("score_chosen"), fields.get("score_rejected")
+    if fields.get("margin") is None and all(isinstance(score, int | float) for score in scores):
+        return {**fields, "margin": scores[0] - scores[1]}  # type: ignore[operator]
+    return fields
+
+
+def _ranked(answers: str, score: str) -> Callable[[Fields], Fields]:
+    """Several answers with scores: the best is chosen and the worst is rejected, as in UltraFeedback's binary form."""
+
+    def convert(fields: Fields) -> Fields:
+        entries = fields[answers]
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise NoShapeError(f"{answers}: is not a list of objects")
+        found = []
+        for number, entry in enumerate(entries):
+            value = entry.get(score)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise NoShapeError(f"{answers}[{number}].{score}: is not a number")
+            found.append((value, entry.get("response")))
+        if len(found) < 2 or min(found, key=_first)[0] == max(found, key=_first)[0]:
+            raise NoShapeError(f"{answers}: needs two answers with different scores")
+        best, worst = max(found, key=_first), min(found, key=_first)
+        return {
+            "prompt": fields["instruction"], "chosen": best[1], "rejected": worst[1], "margin": best[0] - worst[0],
+        }  # fmt: skip
+
+    return convert
+
+
+def _numbered(key: str, sign: int) -> Callable[[Fields], Fields]:
+    """Several answers beside a list of their scores, or of their ranks, of which the lowest is the best."""
+
+    def convert(fields: Fields) -> Fields:
+        answers, values = fields["completions"], fields[key]
+        if not isinstance(answers, list) or not isinstance(values, list) or len(answers) != len(values):
+            raise NoShapeError(f"completions and {key}: are not two lists of one length")
+        entries = [
+            {"response": answer, "score": sign * value if isinstance(value, int | float) else value}
+            for answer, value in zip(answers, values, strict=True)
+        ]
+        return _ranked("completions", "score")({"instruction": fields["prompt"], "completions": entries})
+
+    return convert
+
+
+def _first(pair: tuple[float, Any]) -> float:
+    return pair[0]
+
+
+def _rest(fields: Fields, *taken: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in taken}
+
+
+def _shape(name: str, keys: str, convert: Callable[[Fields], Fields] = _as_it_is) -> Shape:
+    return Shape(name, frozenset(keys.split()), convert)
+
+
+# The first whose keys are all there is taken.
+SHAPES = (
+    _shape("ranked answers", "prompt completions scores", _numbered("scores", 1)),
+    _shape("ranked answers by place", "prompt completions ranks", _numbered("ranks", -1)),
+    _shape("UltraFeedback", "instruction completions", _ranked("completions", "overall_score")),
+    _shape("preference, also Anthropic's HH", "chosen rejected", _hh),
+    _shape("ShareGPT", "conversations", _sharegpt),
+    _shape("conversation", "messages"),
+    _shape("Dolly", "instruction response", _instruction("response", "context")),
+    _shape("Alpaca", "instruction output", _instruction("output", "input")),
+    _shape("FLAN", "inputs targets", _flan),
+    _shape("prompt and completion", "prompt completion"),
+    _shape("prompt", "prompt"),
+)
