@@ -200,7 +200,6 @@ def _result(outcome: TrainOutcome) -> dict[str, Any]:
 def _print_outcome(outcome: TrainOutcome) -> None:
     from sheepop.checkpoint import RunDirectory
     from sheepop.jobs.run_record import RunRecord, repeat_command
-    from sheepop.jobs.training_samples import generate_command
 
     early = ", stopped early because the held-out loss no longer improved" if outcome.ended_early else ""
     typer.echo(f"Done: {outcome.run}{early}")
@@ -208,7 +207,7 @@ def _print_outcome(outcome: TrainOutcome) -> None:
         typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
     typer.echo(f"Report: {outcome.report}")
     typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
-    typer.echo(f"Next: {generate_command(outcome.run, outcome.prompt)}")
+    typer.echo(f"Next: {outcome.try_out}")
 
 
 def _find_rate(

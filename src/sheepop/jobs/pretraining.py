@@ -25,7 +25,13 @@ from sheepop.jobs.training_data import (
     refuse_ignored_settings,
     warn_of_long_pairs,
 )
-from sheepop.jobs.training_samples import TrainingSamples, check_samples, held_out_prompts, with_prompts
+from sheepop.jobs.training_samples import (
+    TrainingSamples,
+    check_samples,
+    generate_command,
+    held_out_prompts,
+    with_prompts,
+)
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, validate
@@ -103,7 +109,7 @@ class CorpusData(RunData):
 
     def check(self, config: SheepOpConfig) -> None:
         """Refuses prompts that the model cannot continue."""
-        check_samples(config, self.tokenizer())
+        check_samples(config, self.tokenizer(), config.training.sample_prompts or ())
 
     def batches(self, config: SheepOpConfig) -> Batches:
         """Rows of the training text."""
@@ -165,15 +171,15 @@ class CorpusData(RunData):
             on_batch=on_batch,
         )
 
-    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Continuations of `training.sample_prompts`."""
-        return TrainingSamples(model, self.tokenizer(), config, device)
+        prompts = config.training.sample_prompts
+        return TrainingSamples(model, self.tokenizer(), config, device, prompts) if prompts else None
 
-    def prompt(self, config: SheepOpConfig) -> str | None:
-        """The beginning of a held-out document; that of a pair holds its target too, so there is none."""
-        if config.model.architecture == "encoder_decoder":
-            return None
-        return next(iter(held_out_prompts(self.corpus)), None)
+    def try_out(self, run: Path, config: SheepOpConfig) -> str:
+        """Continues the beginning of a held-out document; that of a pair holds its target too."""
+        prompts = [] if config.model.architecture == "encoder_decoder" else held_out_prompts(self.corpus)
+        return generate_command(run, next(iter(prompts), None))
 
 
 def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:

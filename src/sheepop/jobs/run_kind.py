@@ -81,11 +81,11 @@ class RunData(Protocol):
     ) -> Scores:
         """The scores of a model on those rows, or on about `max_tokens` of them; `on_batch` hears of finished rows."""
 
-    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
-        """Lets a model write while it learns: one row for each text, by the step."""
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
+        """Lets a model write while it learns: one row for each text, by the step; None where it is not to."""
 
-    def prompt(self, config: SheepOpConfig) -> str | None:
-        """The beginning of a text that was held out, to try a finished model with."""
+    def try_out(self, run: Path, config: SheepOpConfig) -> str:
+        """What to type to try the finished model of `run`."""
 
 
 class RunKind(Protocol):

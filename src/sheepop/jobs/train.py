@@ -60,7 +60,7 @@ class TrainOutcome:
     best_step: int
     ended_early: bool  # because the held-out loss no longer fell
     scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if one is held out
-    prompt: str | None = None  # the beginning of a text that was held out
+    try_out: str | None = None  # what to type to try the model
 
     @property
     def report(self) -> Path:
@@ -224,13 +224,14 @@ def score_run(run: RunDirectory, data: RunData, config: SheepOpConfig, device: s
     steps, provenance = run.steps(), loaded.provenance
     early = steps[-1] < config.training.resolved().total_steps
     outcome = TrainOutcome(run.path, steps[-1], int(provenance["tokens"]), int(provenance["step"]), early)
+    outcome = replace(outcome, try_out=data.try_out(run.path, config))
     held_out = data.held_out(config)
     if held_out is None:
         return outcome
     with console.progress("Scoring", held_out.num_samples, "samples") as progress:
         scores = data.score(loaded.model, held_out, config, device, on_batch=progress.advance)
     _log_score(run, outcome.best_step, scores)
-    return replace(outcome, scores=scores, prompt=data.prompt(config))
+    return replace(outcome, scores=scores)
 
 
 def _log_score(run: RunDirectory, step: int, scores: Scores) -> None:

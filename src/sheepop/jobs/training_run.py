@@ -72,9 +72,11 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
     settings = config.training.resolved()
-    speaks = bool(config.training.sample_prompts)
-    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision), due=(SAMPLE,) if speaks else ())
+    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
+    sample = data.samples(model, config, device)
+    if state is fresh and sample is not None:
+        state = state.after(due=(SAMPLE,))
     objective = data.objective(config)
     plan = data.plan(config, run, console)
     _announce(config, data, model, plan, state, console)
@@ -140,7 +142,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             journal=journal,
             checkpointer=checkpointer,
             validate=validation,
-            sample=data.samples(model, config, device),
+            sample=sample or (lambda step: []),
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,

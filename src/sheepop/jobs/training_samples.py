@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,31 +50,35 @@ def generate_command(run: Path, prompt: str | None) -> str:
     return typed("generate", run, "--prompt", lines[0] if lines else "...")
 
 
-def check_samples(config: SheepOpConfig, tokenizer: Tokenizer) -> None:
+def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> None:
     """Raises `ConfigError` for a prompt that the model cannot continue, before a step is taken for it."""
     with torch.device("meta"):
         model = blank_model(config.model)
     try:
-        Generator(model, tokenizer).require(config.training.sample_prompts or (), config.generation)
+        Generator(model, tokenizer).require(prompts, config.generation)
     except UsageError as error:
         raise ConfigError(f"training.sample_prompts: {error}") from None
 
 
 class TrainingSamples:
-    """Continues `training.sample_prompts` with the settings of `generation`; the callback of the loop."""
+    """Continues `prompts` with the settings of `generation`; the callback of the loop."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: SheepOpConfig, device: str) -> None:
-        self._config = config
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        config: SheepOpConfig,
+        device: str,
+        prompts: Sequence[str | Sequence[int]],
+    ) -> None:
+        self._config, self._prompts = config, prompts
         self._generator = Generator(model, tokenizer, device=device)
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
         """One row per prompt, with a seed that depends on the step alone."""
-        prompts = self._config.training.sample_prompts
-        if not prompts:
-            return []
         settings = self._config.generation.replace(
             max_new_tokens=self._config.training.sample_tokens,
             seed=derive_seed(self._config.seed, "training sample", step),
         )
-        completions = self._generator.generate(list(prompts), settings)
+        completions = self._generator.generate(self._prompts, settings)
         return [{"prompt": done.prompt, "text": done.text} for done in completions]

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.core.files import atomic_directory
+from sheepop.core.program import typed
 from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
 from sheepop.jobs.run_record import StoredRun
-from sheepop.jobs.training_samples import TrainingSamples, check_samples
+from sheepop.jobs.training_samples import TrainingSamples, check_samples, generate_command
 from sheepop.model import Transformer
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
@@ -30,6 +33,7 @@ from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import NextToken, Objective
 from sheepop.train.source import PlannedSource, StepSource
 
+_SAMPLES, _LOOKED_AT = 3, 100
 _TOKENIZER, _EXAMPLES = "tokenizer", "tokens"
 # What of the settings under `data` and `training` means something to a run on examples; the rest is about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length", "num_workers"}
@@ -133,17 +137,13 @@ class ExampleData(RunData):
         )
 
     def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:
-        """`config` with the prompt of a held-out example, where none is given."""
-        if config.training.sample_prompts is None:
-            prompt = self.prompt(config)
-            prompts = [] if prompt is None else [prompt]
-            config = config.replace(training={**config.training.model_dump(), "sample_prompts": prompts})
+        """`config` as it is."""
         self.check(config)
         return config
 
     def check(self, config: SheepOpConfig) -> None:
-        """Refuses prompts that the model cannot continue."""
-        check_samples(config, self.tokenizer())
+        """Refuses prompts that the model cannot answer."""
+        check_samples(config, self.tokenizer(), self._prompts(config))
 
     def batches(self, config: SheepOpConfig) -> Batches:
         """Rows of training examples."""
@@ -203,16 +203,40 @@ class ExampleData(RunData):
             on_batch=on_batch,
         )
 
-    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples:
-        """Continuations of `training.sample_prompts`."""
-        return TrainingSamples(model, self.tokenizer(), config, device)
+    def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
+        """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""
+        prompts = self._prompts(config)
+        return TrainingSamples(model, self.tokenizer(), config, device, prompts) if prompts else None
 
-    def prompt(self, config: SheepOpConfig) -> str | None:
-        """What stands before the answer of a held-out example, or of one that is learnt."""
+    def try_out(self, run: Path, config: SheepOpConfig) -> str:
+        """A chat with a model that has learnt from conversations."""
+        if self.store.manifest["conversations"]:
+            return typed("chat", run)
+        prompts = self._prompts(config)
+        return generate_command(run, self.tokenizer().decode(prompts[0]) if prompts else None)
+
+    def _prompts(self, config: SheepOpConfig) -> list[list[int]]:
+        """What is answered while the model learns, as tokens; what is given is what a user says in a conversation."""
+        given, tokenizer = config.training.sample_prompts, self.tokenizer()
+        if given is None:
+            return self._held_out_prompts(config.model.max_seq_len // 2)
+        if not self.store.manifest["conversations"]:
+            return [[*tokenizer.prefix_ids, *tokenizer.encode(text)] for text in given]
+        with ChatTemplate.of(tokenizer) as template:
+            said = [[{"role": "user", "content": text}] for text in given]
+            texts = [template.render(messages, add_generation_prompt=True) for messages in said]
+        return [tokenizer.encode(text, allow_special=True) for text in texts]
+
+    def _held_out_prompts(self, most: int) -> list[list[int]]:
+        """What stands before the first answer of held-out examples, or of those to learn, where it is not too long."""
         split = self.store.validation if self.store.validation.num_examples else self.store.train
-        ids, supervised = split.example(0)
-        begin = supervised.tolist().index(1)
-        return self.tokenizer().decode(ids[:begin].tolist(), skip_special=False) or None
+        found = []
+        for number in range(min(split.num_examples, _LOOKED_AT)):
+            ids, supervised = split.example(number)
+            begin = int(np.argmax(supervised))
+            if 0 < begin <= most:
+                found.append(ids[:begin].tolist())
+        return found[:_SAMPLES]
 
     def _rows(self, split: ExampleSplit, config: SheepOpConfig) -> Batches:
         cut = PackedExamples if config.data.packing else PaddedExamples

@@ -190,6 +190,7 @@ class _Writer:
         for name, value in values.items():
             self._files[split, name].write(np.asarray(value, dtype=_TYPES[name]).tobytes())
         self._counts[split] += 1
+        self._counts["conversations"] += not isinstance(row.answer, str)
 
     def _bad(self, place: str, reason: str) -> None:
         self._counts["bad"] += 1
@@ -233,6 +234,7 @@ class _Writer:
                     "left_out": left_out,
                     "cut": counts["long"] - left_out,
                 },
+                "conversations": counts["conversations"],
                 "tokens": self._totals,
                 "max_length": self._max_length,
                 "tokenizer": self._encoder.tokenizer.fingerprint(),

@@ -277,9 +277,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                     if line.strip():
                         yield f"{path}, line {number:,}", _parsed(line)
         else:
-            raise DataError(
-                f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it."
-            )
+            raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
     except (OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
