@@ -1,0 +1,143 @@
+"""Which tokens of an example are learnt: transformers says it for chats, generation for what stands before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
+from sheepop.posttrain.preview import plain_preview, preview
+from sheepop.posttrain.rows import RowError, Supervised
+from sheepop.tokenizer import ChatTemplate, Tokenizer
+
+from .conftest import MARKED, UNMARKED, chat
+
+ALGORITHMS = ("bpe", "unigram", "wordpiece")
+LONG = chat("What is two plus five?", "seven.", "The sheep?", "jumps over the fence, Käse 🧀")["messages"]
+
+
+@contextmanager
+def encoding(tokenizer: Tokenizer, template: str) -> Iterator[ExampleEncoder]:
+    with ChatTemplate(template, {"eos_token": "<eos>"}) as chat_template:
+        yield ExampleEncoder(tokenizer, chat_template)
+
+
+def learnt(example: Example, tokenizer: Tokenizer) -> list[str]:
+    """The texts of the runs of tokens that are learnt."""
+    runs: list[list[int]] = []
+    for number, supervised in enumerate(example.supervised):
+        if supervised and (number == 0 or not example.supervised[number - 1]):
+            runs.append([])
+        if supervised:
+            runs[-1].append(example.ids[number])
+    return [tokenizer.decode(run, skip_special=False, continues=True) for run in runs]
+
+
+@pytest.mark.parametrize("template", [MARKED, UNMARKED], ids=["marked", "unmarked"])
+def test_the_mask_of_a_chat_is_that_of_transformers(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, template: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tokenizers["bpe"]
+    tokenizer.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    theirs.chat_template = MARKED
+    expected = theirs.apply_chat_template(LONG, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    with encoding(tokenizer, template) as encode:
+        found = encode.conversation(LONG)
+    assert found.ids == expected["input_ids"]
+    assert found.supervised == [bool(flag) for flag in expected["assistant_masks"]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_answers_with_their_ends_are_learnt_and_nothing_else(tokenizers: dict[str, Tokenizer], algorithm: str) -> None:
+    tokenizer = tokenizers[algorithm]
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode.conversation(LONG)
+        whole = encode.conversation(LONG, learnt_from=3)
+    texts = [text.replace(" ", "") for text in learnt(found, tokenizer)]
+    assert len(texts) == 2
+    assert texts[0] == "seven.<|im_end|>"
+    assert texts[1].startswith("jumpsoverthefence,") and texts[1].endswith("<|im_end|>")
+    assert [text.replace(" ", "") for text in learnt(whole, tokenizer)] == texts[1:]
+    assert whole.ids == found.ids
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_stands_before_an_answer_has_the_tokens_of_the_prompt_alone(
+    tokenizers: dict[str, Tokenizer], algorithm: str
+) -> None:
+    tokenizer = tokenizers[algorithm]
+    with encoding(tokenizer, MARKED) as encode, ChatTemplate(MARKED) as template:
+        found = encode.conversation(LONG[:2])
+        prompt = tokenizer.encode(template.render(LONG[:1], add_generation_prompt=True), allow_special=True)
+        text = template.render(LONG[:2])
+    begin = found.supervised.index(True)
+    assert found.ids[:begin] == prompt
+    decoded = tokenizer.decode(found.ids, skip_special=False)
+    assert decoded.replace(" ", "") == tokenizer.decode(
+        tokenizer.encode(text, allow_special=True), skip_special=False
+    ).replace(" ", "")
+
+
+def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bpe"]
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode(Supervised("line 1", "two plus", " five <eos>"))
+    prompt, answer = tokenizer.encode("two plus"), tokenizer.encode(" five <eos>")
+    assert found.ids == [*prompt, *answer, tokenizer.eos_id]
+    assert found.supervised == [False] * len(prompt) + [True] * (len(answer) + 1)
+    assert found.ids.count(tokenizer.eos_id) == 1  # what only looks like it is text
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "problem"),
+    [
+        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\].content: holds the special token"),
+        ("{% generation %}{{ messages[1].content }}{% endgeneration %}", LONG, r"messages\[3\]: .* leaves out"),
+        ("{{ messages[0].content }}", LONG, "leaves out|cannot be found"),
+        ("{{ messages | length }}{{ messages[-1].content }}", LONG, "writes a conversation otherwise once it goes on"),
+        ("{{ raise_exception('no') }}", LONG, "does not accept this conversation"),
+    ],
+)
+def test_a_conversation_that_would_be_learnt_wrong_is_refused(
+    tokenizers: dict[str, Tokenizer], template: str, messages: Any, problem: str
+) -> None:
+    with encoding(tokenizers["bpe"], template) as encode, pytest.raises(RowError, match=problem):
+        encode(Supervised("line 1", "", tuple(messages)))
+
+
+def test_the_template_for_models_without_one_needs_no_new_token(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bpe"]
+    with encoding(tokenizer, default_template(tokenizer)) as encode, ChatTemplate(default_template(tokenizer)) as chat_:
+        found = encode.conversation(LONG)
+        asked = chat_.render(LONG[:1], add_generation_prompt=True)
+    assert learnt(found, tokenizer) == ["seven.<eos>", "jumps over the fence, Käse 🧀<eos>"]
+    assert asked == "User:\nWhat is two plus five?<eos>\nAssistant:\n"
+
+
+def test_a_preview_marks_what_is_learnt(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bpe"]
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode.conversation(LONG[2:])
+    asked, said = "<|im_start|>user\nThe sheep?<|im_end|>\n", "jumps over the fence, Käse 🧀<|im_end|>"
+    expected = f"{asked}<|im_start|>assistant\n[[{said}]]\n"
+    assert plain_preview(found, tokenizer) == expected
+    coloured = preview(found, tokenizer)
+    green = "".join(coloured.plain[span.start : span.end] for span in coloured.spans if "green" in str(span.style))
+    assert green == said
+
+
+def test_users_of_the_encoder_hear_of_rows_without_anything_to_learn(
+    tokenizers: dict[str, Tokenizer], lines: Callable[..., Path]
+) -> None:
+    template = MARKED.replace("== 'assistant'", "== 'nobody'")
+    with (
+        encoding(tokenizers["bpe"], template) as encode,
+        pytest.raises(RowError, match="does not mark it as written by the model"),
+    ):
+        encode(Supervised("line 1", "", tuple(LONG)))

@@ -1,0 +1,178 @@
+"""Lines of files become rows, and what is wrong with one is said with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.errors import DataError
+from sheepop.posttrain.rows import Preference, Prompt, Supervised, read_rows
+
+from .conftest import chat
+
+Lines = Callable[..., Path]
+TWO = ({"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"})
+
+
+def one(path: Path, wanted: type[Any] = Supervised) -> Any:
+    (row,) = read_rows([path], wanted)
+    return row
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": list(TWO)},
+        {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+        {"conversations": list(TWO)},
+        {"instruction": "2+2?", "input": "", "output": "4"},
+        {"instruction": "2+2?", "context": "", "response": "4", "category": "sums"},
+        {"prompt": [TWO[0]], "completion": [TWO[1]]},
+        {"prompt": [TWO[0]], "completion": "4"},
+    ],
+)
+def test_every_shape_of_a_conversation_is_the_same_conversation(lines: Lines, line: dict[str, Any]) -> None:
+    row = one(lines([line]))
+    assert [(message["role"], message["content"]) for message in row.answer] == [("user", "2+2?"), ("assistant", "4")]
+    assert row.prompt == ""
+
+
+def test_a_context_stands_behind_its_instruction(lines: Lines) -> None:
+    row = one(lines([{"instruction": "Sum up.", "input": "A long text.", "output": "Short."}]))
+    assert row.answer[0]["content"] == "Sum up.\n\nA long text."
+
+
+@pytest.mark.parametrize("line", [{"prompt": "2+2=", "completion": "4"}, {"inputs": "2+2=", "targets": "4"}])
+def test_plain_text_stays_plain(lines: Lines, line: dict[str, Any]) -> None:
+    row = one(lines([line]))
+    assert (row.prompt, row.answer) == ("2+2=", "4")
+
+
+def test_only_the_completion_of_a_conversation_is_learnt(lines: Lines) -> None:
+    asked, said = {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes"}
+    line = {"prompt": [*TWO, asked], "completion": [said]}
+    row = one(lines([line]))
+    assert (len(row.answer), row.learnt_from) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "margin"),
+    [
+        ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, None),
+        ({"prompt": "2+2?", "chosen": "4", "rejected": "5", "score_chosen": 9.0, "score_rejected": 2.5}, 6.5),
+        ({"prompt": "2+2?", "completions": ["3", "4", "5"], "scores": [1, 8, 0.5]}, 7.5),
+        ({"prompt": "2+2?", "completions": ["3", "4", "5"], "ranks": [2, 1, 3]}, 2),
+        (
+            {
+                "instruction": "2+2?",
+                "completions": [{"response": "5", "overall_score": 2}, {"response": "4", "overall_score": 7}],
+            },
+            5,
+        ),
+    ],
+)
+def test_preferences_and_rankings_are_pairs(lines: Lines, line: dict[str, Any], margin: float | None) -> None:
+    row = one(lines([line]), Preference)
+    assert (row.prompt, row.chosen, row.rejected, row.margin) == ("2+2?", "4", "5", margin)
+
+
+def test_dialogues_of_hh_share_what_comes_before_the_answers(lines: Lines) -> None:
+    begin = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: 2+2?"
+    line = {"chosen": f"{begin}\n\nAssistant: 4", "rejected": f"{begin}\n\nAssistant: 5"}
+    row = one(lines([line]), Preference)
+    assert [message["content"] for message in row.prompt] == ["hi", "hello", "2+2?"]
+    assert (row.chosen[0]["content"], row.rejected[0]["content"]) == ("4", "5")
+
+
+def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
+    row = one(lines([{"prompt": "2+2?", "answer": 4}]), Prompt)
+    assert (row.prompt, row.fields) == ("2+2?", {"answer": 4})
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "is not a JSON object"),
+        ({"text": "hello"}, "has the keys text, which is no shape that is known"),
+        ({"messages": []}, "messages: is not a list of messages"),
+        ({"messages": [TWO[0]]}, r"messages\[0\].role: is user, but the last message is the assistant's"),
+        ({"messages": [TWO[1]]}, r"messages\[0\].role: is assistant, where developer or system or user must stand"),
+        ({"messages": [TWO[0], TWO[0]]}, r"messages\[1\].role: is user, where assistant must stand"),
+        (chat("2+2?", " "), r"messages\[1\].content: is empty"),
+        ({"messages": [TWO[0], {"role": "robot", "content": "4"}]}, r"messages\[1\].role: is 'robot', not one of"),
+        ({"messages": [TWO[0], {"role": "assistant", "content": 4}]}, r"messages\[1\].content: is not a text"),
+        ({"messages": [TWO[0], {"role": "tool", "content": "4"}]}, r"messages\[1\].role: is tool, where assistant"),
+        ({"conversations": [{"from": "cat", "value": "x"}]}, r"conversations\[0\].from: is 'cat', not one of"),
+        ({"prompt": "2+2?"}, "has a prompt, but no answer to learn"),
+        ({"prompt": "2+2?", "completion": ""}, "completion: is empty"),
+        ({"prompt": "x", "chosen": "4", "rejected": "5"}, "is a preference"),
+    ],
+)
+def test_a_line_that_cannot_be_learnt_is_named(lines: Lines, line: Any, problem: str) -> None:
+    path = lines([chat("a", "b"), line])
+    with pytest.raises(DataError, match=rf"1 of 2 lines cannot be used.*\n.*examples\.jsonl, line 2: {problem}"):
+        list(read_rows([path], Supervised))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"prompt": "x", "chosen": "4", "rejected": "4"}, "rejected: is the same as chosen"),
+        ({"prompt": "x", "chosen": "4", "rejected": " "}, "rejected: is empty"),
+        ({"prompt": "x", "chosen": "4", "rejected": "5", "margin": "much"}, "margin: is not a number"),
+        ('{"prompt": "x", "chosen": "4", "rejected": "5", "margin": NaN}', "is not valid JSON"),
+        ({"prompt": "x", "completions": ["4", "5"], "scores": [1, 1]}, "completions: needs two answers with different"),
+        ({"prompt": "x", "completions": ["4"], "scores": [1, 2]}, "completions and scores: are not two lists of one"),
+        ({"prompt": "x", "completion": "4"}, "has no chosen and rejected answer"),
+    ],
+)
+def test_a_preference_that_is_none_is_named(lines: Lines, line: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=rf"line 1: {problem}"):
+        list(read_rows([lines([line])], Preference))
+
+
+def test_all_bad_lines_are_counted_and_the_first_five_named(lines: Lines) -> None:
+    path = lines([*(["{"] * 3), chat("a", "b"), *(["[]"] * 4)])
+    with pytest.raises(DataError) as caught:
+        list(read_rows([path], Supervised))
+    told = str(caught.value).splitlines()
+    assert told[0].startswith("7 of 8 lines cannot be used.")
+    assert [line.split(":")[0].rpartition(" ")[2] for line in told[1:6]] == ["1", "2", "3", "5", "6"]
+    assert told[6] == "... and 2 further lines."
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    values = [chat(f"{number}?", str(number)) for number in range(3)]
+    text = "".join(json.dumps(value) + "\n" for value in values)
+    (tmp_path / "a.jsonl").write_text(text)
+    (tmp_path / "b.json").write_text(json.dumps(values))
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write(text)
+    parquet.write_table(pyarrow.Table.from_pylist(values), tmp_path / "d.parquet")
+    found = [[row.answer for row in read_rows([path], Supervised)] for path in sorted(tmp_path.iterdir())]
+    assert found == [[tuple(value["messages"]) for value in values]] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.txt", b"x", "Convert it"),
+        ("a.json", b"{}", "is not a JSON list of objects"),
+        ("a.jsonl.gz", b"no gzip", "cannot be read"),
+        ("a.parquet", b"no parquet", "is not a Parquet file, or damaged"),
+        ("a.jsonl", b"\n\n", "There are no examples"),
+        ("a.jsonl", b'{"messages": "\xff"}\n', "line 1: is not valid JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=problem):
+        list(read_rows([tmp_path / name], Supervised))
