@@ -143,10 +143,7 @@ def test_every_learnt_token_is_a_label_once(examples: list[list[bool]]) -> None:
 def test_the_loss_of_packed_examples_is_that_of_each_alone() -> None:
     generator = np.random.default_rng(1)
     split = split_of([(generator.random(length) < 0.6).tolist() for length in (5, 9, 3, 12, 7, 1, 8)])
-    config = ModelConfig(
-        vocab_size=128, d_model=32, num_layers=2, num_heads=2, max_seq_len=16, position_encoding="rope"
-    )
-    model = build_model(config, 0, "cpu").double()
+    model = build_model(NETWORK.replace(num_layers=2), 0, "cpu").double()
     placement = OneDevice(model, precision="fp32", device="cpu")
     found = {}
     for rows in (PackedExamples(split, max_length=16, pad_id=0), PaddedExamples(split, max_length=16, pad_id=0)):

@@ -14,15 +14,14 @@ from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import value_text
-from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
-from sheepop.data.manifest import read_manifest
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import find_corpus
+from sheepop.jobs.data_section import add_data
 from sheepop.jobs.machine_section import add_machine
-from sheepop.jobs.record_values import entry, text, whole
+from sheepop.jobs.record_values import text, whole
 from sheepop.jobs.run_record import RunRecord, dump_asked, repeat_command, resume_command, view_run_config
 from sheepop.jobs.run_summary import ended_early, tensorboard_command
 from sheepop.model import ModelConfig
@@ -31,7 +30,6 @@ from sheepop.report import (
     MISSING,
     Page,
     bits_per_byte_chart,
-    data_size,
     duration,
     expert_load_chart,
     gradient_norm_chart,
@@ -76,7 +74,6 @@ def write_run_report(
     metrics, samples = _Log.read(run.metrics_file), _Log.read(run.samples_file)
     save_png(training_curves(metrics.rows), run.plots / CURVES)
     config, config_text = _read_config(run)
-    manifest = _read_manifest(run, config)
     page = Page(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
@@ -88,7 +85,7 @@ def write_run_report(
     _add_curves(page, run, metrics, baselines)
     _add_training_samples(page, samples)
     _add_model(page, config)
-    _add_data(page, manifest)
+    add_data(page, run, config)
     _add_stages(page, record)
     add_machine(page, record)
     _add_question(page, record)
@@ -134,17 +131,6 @@ def _read_config(run: RunDirectory) -> tuple[SheepOpConfig | None, str]:
         return view_run_config(run), text
     except ConfigError:
         return None, text
-
-
-def _read_manifest(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any] | str:
-    """The manifest of the run's own corpus, or of the finished one it was given; else why there is none."""
-    found = find_corpus(run, config)
-    if found is None:
-        return "The corpus of this run was not found."
-    try:
-        return read_manifest(found)
-    except DataError as error:
-        return str(error)
 
 
 def _add_overview(
@@ -294,51 +280,13 @@ def _add_model(page: Page, config: SheepOpConfig | None) -> None:
             "Activation": model.activation,
             "Dropout": model.dropout,
             "Tied embeddings": model.tie_weights,
+            "Post-training": config.tuning.method,
             "Optimizer": config.training.optimizer,
             "Precision": config.training.precision,
             "Sequences per step": config.training.global_batch_size,
             "Seed": config.seed,
         }
     )
-
-
-def _add_data(page: Page, manifest: dict[str, Any] | str) -> None:
-    page.add_section("Data")
-    if isinstance(manifest, str):
-        page.add_text(manifest)
-        return
-    files, documents = entry(manifest, "files"), entry(manifest, "documents")
-    page.add_facts(
-        {
-            "Inputs": manifest.get("inputs"),
-            "Files found": files.get("found"),
-            "Files read": files.get("read"),
-            "Documents found": documents.get("in"),
-            "Documents kept": documents.get("kept"),
-            "Empty documents left out": documents.get("empty"),
-            "Text": data_size(number(documents.get("bytes"))),
-        }
-    )
-    removed = [(stage.replace("_", " "), count) for stage, count in entry(documents, "removed").items() if count]
-    if removed:
-        page.add_table(["Stage", "Documents removed"], removed, caption="Each one is listed in removed.jsonl.zst.")
-    splits = entry(manifest, "tokens", "splits")
-    names = {"train": "Training", "validation": "Held out"}
-    columns = ("documents", "tokens", "bytes", "unknown")
-    page.add_table(
-        ["Split", "Documents", "Tokens", "Bytes", "Unknown tokens"],
-        [(names.get(name, name), *(entry(splits, name).get(key) for key in columns)) for name in splits],
-    )
-    words = entry(manifest, "split").get("words")
-    if words:
-        page.add_text(text(words))
-    skipped = [
-        (kind, reason.replace("_", " "), count)
-        for kind, key in (("files", "skipped"), ("folders", "folders_skipped"))
-        for reason, count in entry(files, key).items()
-    ]
-    if skipped:
-        page.add_table(["Skipped", "Reason", "Number"], skipped, caption="Each one is listed in quarantine.jsonl.")
 
 
 def _add_stages(page: Page, record: RunRecord) -> None:

@@ -25,7 +25,7 @@ from sheepop.jobs.training_samples import TrainingSamples, check_samples, genera
 from sheepop.model import Transformer
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
-from sheepop.posttrain.example_store import ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.train import Scores, validate
@@ -34,7 +34,7 @@ from sheepop.train.objective import NextToken, Objective
 from sheepop.train.source import PlannedSource, StepSource
 
 _SAMPLES, _LOOKED_AT = 3, 100
-_TOKENIZER, _EXAMPLES = "tokenizer", "tokens"
+_TOKENIZER = "tokenizer"
 # What of the settings under `data` and `training` means something to a run on examples; the rest is about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length", "num_workers"}
 _TEXT_KEYS = {
@@ -69,7 +69,7 @@ class SupervisedTuning(RunKind):
         if config.model.architecture != "decoder":
             raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
         config = config.replace(tokenizer={**config.tokenizer.model_dump(), "path": None})
-        if not (run.examples / _EXAMPLES).is_dir():
+        if not (run.examples / TOKENS).is_dir():
             with atomic_directory(run.examples, replace=True) as place:
                 self._build(config, origin.loaded.tokenizer, place, console)
         return config, ExampleData.open(run.examples)
@@ -83,7 +83,7 @@ class SupervisedTuning(RunKind):
         with ChatTemplate.of(tokenizer) as template:
             build_examples(
                 [Path(path) for path in config.data.paths],
-                place / _EXAMPLES,
+                place / TOKENS,
                 ExampleEncoder(tokenizer, template),
                 max_length=_row_length(config),
                 long_examples=config.tuning.long_examples,
@@ -103,7 +103,7 @@ class ExampleData(RunData):
     @classmethod
     def open(cls, directory: Path) -> ExampleData:
         """The examples in `directory`, verified."""
-        return cls(directory, ExampleStore.open(directory / _EXAMPLES))
+        return cls(directory, ExampleStore.open(directory / TOKENS))
 
     @property
     def directory(self) -> Path:

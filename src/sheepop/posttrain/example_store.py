@@ -28,6 +28,8 @@ from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import RowError, Supervised, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
+TOKENS = "tokens"
+"""The folder of a run's examples that holds them as tokens."""
 _MANIFEST = "manifest.json"
 _TYPES: dict[str, Any] = {"tokens": np.dtype("<i4"), "supervised": np.dtype("u1"), "ends": np.dtype("<i8")}
 _FIRST_PROBLEMS = 5
@@ -88,14 +90,7 @@ class ExampleStore:
     @classmethod
     def open(cls, directory: Path) -> ExampleStore:
         """Opens and verifies it; raises `DataError` naming the file that is missing, damaged or of a newer format."""
-        found = read_json(directory / _MANIFEST, DataError)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise DataError(f"{directory / _MANIFEST} does not describe examples.")
-        if found.get("format_version") != FORMAT_VERSION:
-            raise DataError(
-                f"{directory} has format version {found.get('format_version')} of examples; this SheepOp reads "
-                f"{FORMAT_VERSION}. Install a newer SheepOp."
-            )
+        found = _read_manifest(directory)
         splits = []
         for split in ("train", "validation"):
             arrays = {}
@@ -112,6 +107,23 @@ class ExampleStore:
     def fingerprint(self) -> str:
         """A checksum of all tokens and of what is learnt of them."""
         return hashlib.sha256(repr(sorted(self.manifest["checksums"].items())).encode()).hexdigest()
+
+
+def read_example_manifest(directory: Path) -> dict[str, Any]:
+    """What is said of the examples in the folder of a run; raises `DataError` where that is missing or damaged."""
+    return _read_manifest(directory / TOKENS)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    found = read_json(directory / _MANIFEST, DataError)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{directory / _MANIFEST} does not describe examples.")
+    if found.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            f"{directory} has format version {found.get('format_version')} of examples; this SheepOp reads "
+            f"{FORMAT_VERSION}. Install a newer SheepOp."
+        )
+    return found
 
 
 def build_examples(
