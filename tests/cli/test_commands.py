@@ -104,6 +104,8 @@ def test_a_run_consists_of_known_entries(trained: Path) -> None:
         ".replaced",
         ".replaced-moving",
         ".corpus.building",
+        "base",
+        "examples",
         "difficulty.safetensors",
         "wandb",
         "profile",

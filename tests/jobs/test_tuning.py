@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from sheepop.checkpoint import RunDirectory, load_model
-from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.adapt.lora import full
+from sheepop.checkpoint import RunDirectory, load_model, open_model, resolve_model_directory
+from sheepop.checkpoint.model_directory import read_quantization, read_weights
+from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.files import write_checksums
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run_record import read_run_config
 from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.jobs.training_samples import TrainingSamples
+from sheepop.jobs.tuning import ExampleData
 from sheepop.tokenizer import chat_templates
 from sheepop.train.metrics import read_json_lines
 
@@ -154,3 +163,102 @@ def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples:
     assert found.chosen["training.learning_rate"] == found.config.training.learning_rate <= 1e-2
     kept = complete({**given, "training": {"max_steps": 5}}, lambda device: 1e9, Console.silent(), fork=base)
     assert kept.config.training.max_epochs is None
+
+
+LORA = ("tuning.lora.rank=3", "tuning.lora.alpha=6", "tuning.lora.dropout=0.1", "training.max_steps=6")
+
+
+@pytest.fixture(scope="module", params=["float", "int8"])
+def adapted(
+    request: pytest.FixtureRequest, base: Path, examples: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A run that learnt a change beside weights in floats, or in integers (QLoRA), and the model it began with."""
+    origin, folder = base, tmp_path_factory.mktemp("adapted")
+    if request.param == "int8":
+        origin = folder / "base"
+        quantize_model(base, origin, to="int8")
+    return run_training(config(examples, folder / "run", *LORA), fork=origin).run, origin
+
+
+def test_a_change_is_learnt_beside_weights_that_stay(adapted: tuple[Path, Path]) -> None:
+    run, origin = RunDirectory.open(adapted[0]), adapted[1]
+    checkpoint = run.checkpoint(6)
+    before, stored = (open_weights(resolve_model_directory(place)) for place in (origin, checkpoint))
+    assert before.keys() == stored.keys()
+    assert all(torch.equal(before[name].read(), stored[name].read()) for name in before)
+    files = [run.checkpoint(step) / "model.safetensors" for step in run.steps()]
+    assert len({file.stat().st_ino for file in files}) == 1  # one file on the disk for all of them
+    change = read_weights(checkpoint / "adapter.safetensors")
+    layers = {name.partition(".changes.")[0] for name in change}
+    names = {name.rpartition(".")[2] for name in layers}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"}
+    assert all(change[f"{name}.changes.default.up"].abs().max() > 0 for name in layers)
+    # Loaded, a layer is W + (6 / 3) B A, computed here in float64.
+    plain, whole = load_model(origin), load_model(checkpoint)
+    for name in layers:
+        weight = full(plain.model.get_parameter(f"{name}.weight")).double()
+        down, up = (change[f"{name}.changes.default.{part}"].double() for part in ("down", "up"))
+        layer, base = whole.model.get_submodule(name), plain.model.get_submodule(name)
+        y = torch.randn(5, weight.shape[1], dtype=torch.float64)
+        difference = layer(y.float()).double() - base(y.float()).double()
+        torch.testing.assert_close(difference, 2 * y @ down.T @ up.T, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_change_lets_the_model_write_is_what_the_finished_model_writes(adapted: tuple[Path, Path]) -> None:
+    run = RunDirectory.open(adapted[0])
+    samples, _ = read_json_lines(run.samples_file)
+    loaded, stored = load_model(run.checkpoint(6)), read_run_config(run)
+    prompts = ExampleData.open(run).sample_prompts(stored)
+    again = TrainingSamples(loaded.model, loaded.tokenizer, stored, "cpu", prompts)(6)
+    assert [(row["prompt"], row["text"]) for row in samples if row["step"] == 6] == [
+        (row["prompt"], row["text"]) for row in again
+    ]
+
+
+def test_a_change_goes_on_bit_for_bit(adapted: tuple[Path, Path], examples: Path, tmp_path: Path) -> None:
+    whole, origin = adapted
+    output = tmp_path / "run"
+    run_training(config(examples, output, *LORA, "training.max_steps=3"), fork=origin)
+    stored = find_resumable(output)
+    assert stored is not None
+    run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    files = [RunDirectory(place).checkpoint(6) / "adapter.safetensors" for place in (whole, output)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_adapted_model_is_a_model_for_everything_else(
+    adapted: tuple[Path, Path], examples: Path, tmp_path: Path
+) -> None:
+    """It may be tuned on: the change is in the weights then, but for integers, which would round it away."""
+    run, origin = adapted
+    again = config(examples, tmp_path / "again", *LORA, "training.max_steps=1")
+    if read_quantization(resolve_model_directory(origin)) is not None:
+        with pytest.raises(CheckpointError, match="holds a change beside weights of integers"):
+            run_training(again, fork=run)
+        with pytest.raises(ConfigError, match="are integers, which cannot be trained"):
+            run_training(config(examples, tmp_path / "whole", "training.max_steps=1"), fork=origin)
+        return
+    outcome = run_training(again, fork=run)
+    merged = read_all_weights(RunDirectory(outcome.run).base)
+    expected = load_model(run).model.state_dict()
+    assert all(torch.equal(merged[name], expected[name]) for name in merged)
+    opened = open_model(run)
+    assert all(torch.equal(tensor.read(), expected[name]) for name, tensor in opened.tensors.items())
+
+
+def test_a_damaged_change_is_named(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(resolve_model_directory(adapted[0]), copy)
+    file = copy / "adapter.safetensors"
+    tensors = read_weights(file)
+    name = sorted(tensors)[0]
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, file)
+    with pytest.raises(CheckpointError, match=r"adapter\.safetensors is damaged: its checksum differs"):
+        load_model(copy)
+    write_checksums(copy)
+    with pytest.raises(CheckpointError, match="is no layer of it, or lacks a part"):
+        load_model(copy)
+    save_file({**tensors, name: tensors[name][:1].clone()}, file)
+    write_checksums(copy)
+    with pytest.raises(CheckpointError, match="has another shape"):
+        load_model(copy)

@@ -13,10 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sheepop.adapt.lora import merged
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.stored_weight import GROUP, StoredWeight
+from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
-from sheepop.checkpoint.lazy_tensor import ForeignModel, Shape
+from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
 from sheepop.checkpoint.run_directory import resolve_model_directory
 from sheepop.checkpoint.vocabulary import require_fit
 from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights, write_weights
@@ -27,8 +30,9 @@ from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
-FORMAT_VERSION = 2
-"""Of a directory with quantised weights; all others are of version 1, which older programs read too."""
+FORMAT_VERSION = 3
+"""Of a directory with a change beside its weights. Quantised weights alone are of version 2, all others of 1."""
+ADAPTER = "adapter.safetensors"
 _SCALE = "_scale"  # behind the name of a weight of integers
 
 
@@ -60,7 +64,7 @@ def write_model(
     """
     plain = {name: tensor.cpu().contiguous() for name, tensor in _plain(weights).items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
-    _describe(directory, config, tokenizer, provenance, _quantization(weights))
+    describe_model(directory, config, tokenizer, provenance, _quantization(weights))
 
 
 def write_foreign_model(
@@ -71,7 +75,7 @@ def write_foreign_model(
     Weights beyond `max_shard_bytes` are divided over several files with an index.
     """
     write_weights(directory, model.tensors, max_shard_bytes)
-    _describe(directory, model.config, model.tokenizer, provenance)
+    describe_model(directory, model.config, model.tokenizer, provenance)
     if model.generation:
         write_json(directory / GENERATION, dict(model.generation))
 
@@ -92,8 +96,13 @@ def save_model(
         write_model(directory, model.config, unique_weights(model), tokenizer, provenance)
 
 
-def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
+def load_model(
+    path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, *, merge: bool = True
+) -> LoadedModel:
     """Reads and verifies the model that `path` means (see `resolve_model_directory`).
+
+    A change of low rank that lies beside the weights is merged into them, unless they are integers or `merge` is false;
+    then it stays beside them.
 
     The parameters have the dtype in which they are stored, or `dtype`; the network computes in it. Where several are
     stored, such as norms in float32 beside matrices in bfloat16, all take the one that holds every number. Raises
@@ -112,6 +121,9 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     load_weights(model, weights, directory)
     stored = [parameter.dtype for parameter in model.parameters()]
     _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
+    if (adapter := read_adapter_config(directory)) is not None:
+        put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
+        model = merged(model) if merge and quantization is None else model
     return LoadedModel(
         model.to(device).eval(),
         tokenizer,
@@ -133,6 +145,9 @@ def open_model(path: str | Path) -> ForeignModel:
             "it was made from."
         )
     tensors = open_weights(directory)
+    if read_adapter_config(directory) is not None:
+        weights = unique_weights(load_model(directory).model)
+        tensors = {name: LazyTensor.of(tensor) for name, tensor in weights.items()}
     expected = expected_tensors(config)
     _check_fit({name: tensor.shape for name, tensor in tensors.items()}, expected, directory)
     return ForeignModel(
@@ -156,17 +171,20 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     return directory, config, tokenizer
 
 
-def _describe(
+def describe_model(
     directory: Path,
     config: ModelConfig,
     tokenizer: Tokenizer,
     provenance: Mapping[str, Any],
     quantization: Quantization | None = None,
+    adapter: LoraConfig | None = None,
 ) -> None:
-    """Writes everything but the weights."""
+    """Writes everything but the weights; `adapter` describes the change that lies beside them."""
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     if quantization is not None:
-        found |= {"format_version": FORMAT_VERSION, "quantization": quantization.model_dump(mode="json")}
+        found |= {"format_version": 2, "quantization": quantization.model_dump(mode="json")}
+    if adapter is not None:
+        found |= {"format_version": FORMAT_VERSION, "adapter": adapter.model_dump(mode="json")}
     write_json(directory / "config.json", found)
     tokenizer.save(directory)
     write_json(directory / "provenance.json", dict(provenance))
@@ -208,6 +226,15 @@ def read_quantization(directory: Path) -> Quantization | None:
     found = read_json(directory / "config.json").get("quantization")
     try:
         return None if found is None else validate(Quantization, found)
+    except ConfigError as error:
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+
+
+def read_adapter_config(directory: Path) -> LoraConfig | None:
+    """The change that a model directory holds beside its weights, if it holds one."""
+    found = read_json(directory / "config.json").get("adapter")
+    try:
+        return None if found is None else validate(LoraConfig, found)
     except ConfigError as error:
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
 

@@ -71,6 +71,8 @@ class RunDirectory:
     """The corpus, when the run built its own."""
     corpus_in_work = _Entry(".corpus.building")
     """That corpus, while it is built."""
+    base = _Entry("base")
+    """The model beside whose weights a run learns a change."""
     examples = _Entry("examples")
     """The examples of post-training, tokenised."""
     difficulty = _Entry("difficulty.safetensors")

@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.checkpoint import LoadedModel, load_model, save_model
+from sheepop.checkpoint.model_directory import read_adapter_config, read_quantization
+from sheepop.checkpoint.model_form import copy_base
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
@@ -27,6 +29,28 @@ class Fork:
     def loaded(self) -> LoadedModel:
         """The model, read and verified."""
         return load_model(self.path)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its weights are integers."""
+        return read_quantization(self.loaded.directory) is not None
+
+    def write_base(self, target: Path) -> None:
+        """Makes a model directory of it for a run that leaves its weights as they are; files are shared if possible.
+
+        Raises `CheckpointError` for integers with a change beside them, which cannot be merged.
+        """
+        directory = self.loaded.directory
+        if read_adapter_config(directory) is None:
+            copy_base(directory, target)
+        elif self.is_quantised:
+            raise CheckpointError(
+                f"{directory} holds a change beside weights of integers, and a second one cannot be put on it. Begin "
+                "with the model below it."
+            )
+        else:
+            loaded = self.loaded
+            save_model(target, loaded.model, loaded.tokenizer, loaded.provenance, replace=True)
 
     def inherit(self, config: SheepOpConfig) -> SheepOpConfig:
         """`config` with the model's sizes, and with its tokenizer where the text is not a finished corpus.

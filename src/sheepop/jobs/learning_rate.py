@@ -17,6 +17,7 @@ from sheepop.core.random import seed_torch
 from sheepop.data import RowSource, SampleOrder, StepPlan
 from sheepop.data.stages import Stages
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run_kind import with_training
 from sheepop.jobs.train import kind_of, prepare_process
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
@@ -72,7 +73,7 @@ def _test(config: SheepOpConfig, scratch: RunDirectory, device: str, console: Co
         training, lambda: bytes_of_a_step(config, training, batches.max_length, device), device
     )
     order = SampleOrder(batches.num_samples, config.seed)
-    model = build_network(config, training, device)
+    model = build_network(data, with_training(config, training), device)
     data.begin(model, config, console)
     optimizers = build_optimizers(model, training)
     objective = data.objective(config)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Batches, Corpus, StepPlan, is_corpus
@@ -32,7 +33,7 @@ from sheepop.jobs.training_samples import (
     held_out_prompts,
     with_prompts,
 )
-from sheepop.model import Transformer
+from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, validate
 from sheepop.train.expert_balance import with_experts
@@ -61,7 +62,7 @@ class Pretraining(RunKind):
         require_fitting_corpus(config, corpus)
         if origin is not None:
             origin.require(corpus)
-        return config, CorpusData(corpus)
+        return config, CorpusData(corpus, origin)
 
     def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
         """The corpus of the run, or the finished one that is named."""
@@ -74,6 +75,7 @@ class CorpusData(RunData):
     """A corpus: its rows, the cross-entropy of what comes next, and continuations of its held-out text."""
 
     corpus: Corpus
+    origin: Fork | None = None
 
     @property
     def directory(self) -> Path:
@@ -122,6 +124,17 @@ class CorpusData(RunData):
     def objective(self, config: SheepOpConfig) -> Objective:
         """The cross-entropy of the next token."""
         return with_experts(NextToken.configured(config.training), config.model)
+
+    def network(self, config: SheepOpConfig, device: str) -> Transformer:
+        """Drawn from the seed, or with the weights of the model that the run begins with."""
+        model = build_model(config.model, config.seed, device)
+        if self.origin is not None:
+            model.load_state_dict(self.origin.loaded.model.state_dict())
+        return model
+
+    def form(self, model: Transformer, config: SheepOpConfig) -> ModelForm:
+        """All weights."""
+        return WholeModel(model)
 
     def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
         """Sets the token embeddings to word vectors, if some are given."""

@@ -15,7 +15,6 @@ from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import FoundFile, discover
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.model import num_parameters
 from sheepop.model.presets import PRESETS
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
@@ -139,8 +138,10 @@ def complete(
 
 def _complete_tuning(given: Mapping[str, Any], fork: Path | None, console: Console) -> Completed:
     """Chooses rate, batch and epochs of post-training for a model of that size."""
+    # These load torch, which checking a configuration does not need.
     from sheepop.checkpoint import resolve_model_directory
     from sheepop.checkpoint.model_directory import read_model_config
+    from sheepop.model import num_parameters
 
     weights = _FEW_WEIGHTS if fork is None else num_parameters(read_model_config(resolve_model_directory(fork)))
     chosen = _choices(SIZES[0], given, 0, keeps_model=True, weights=weights)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.model_form import ModelForm
 from sheepop.core.console import Console
 from sheepop.data import Batches, StepPlan
 from sheepop.jobs.config import SheepOpConfig
@@ -60,8 +61,14 @@ class RunData(Protocol):
     def objective(self, config: SheepOpConfig) -> Objective:
         """What is minimised."""
 
+    def network(self, config: SheepOpConfig, device: str) -> Transformer:
+        """A network with the weights that a run begins with, or a range test, or measuring."""
+
+    def form(self, model: Transformer, config: SheepOpConfig) -> ModelForm:
+        """What checkpoints store of it."""
+
     def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
-        """Gives a model that was never trained the weights it begins with, where the seed does not; whether it did."""
+        """Changes the weights of a network that was never trained, where settings say so; whether it did."""
 
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
         """Where every step's data comes from."""

@@ -269,7 +269,7 @@ def _resolved(
     timing = None
     if needs_measuring(training, device):
         timing = measure_step(
-            lambda: build_network(config, training, device),
+            lambda: build_network(data, with_training(config, training), device),
             batches,
             data.objective(with_training(config, training)),
             training,

@@ -16,7 +16,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
-from sheepop.model import Transformer, build_model
+from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.train import (
     Checkpointer,
@@ -62,15 +62,14 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     """
     config, run, data, record, fork = ready.config, ready.run, ready.data, ready.record, ready.fork
     tokenizer = data.tokenizer()
-    model = build_network(config, config.training, device)
-    if fork is not None:
-        model.load_state_dict(fork.loaded.model.state_dict())
+    model = build_network(data, config, device)
     # A run may have been killed before it had saved its first weights.
     has_begun = ready.resumes and bool(run.steps())
     is_given = fork is not None or (not has_begun and data.begin(model, config, console))
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
-    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance())
+    form = data.form(model, config)
+    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance(), form)
     settings = config.training.resolved()
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
@@ -171,9 +170,9 @@ def _saying_what_is_saved(run: RunDirectory) -> Iterator[None]:
         ) from error
 
 
-def build_network(config: SheepOpConfig, training: TrainingConfig, device: str) -> Transformer:
-    """The network with what precision and activation checkpointing change in it."""
-    model = build_model(config.model, config.seed, device)
+def build_network(data: RunData, config: SheepOpConfig, device: str) -> Transformer:
+    """The network that a run begins with, and what precision and activation checkpointing change in it."""
+    model, training = data.network(config, device), config.training
     apply_precision(model, training.precision)
     if training.activation_checkpointing != "auto":
         apply_activation_checkpointing(model, training.activation_checkpointing, training.checkpointed_blocks)

@@ -9,8 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from sheepop.checkpoint import RunDirectory, resolve_model_directory
+from sheepop.adapt.lora import add_lora
+from sheepop.checkpoint import RunDirectory, load_model, resolve_model_directory
+from sheepop.checkpoint.changes import NAME
+from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
@@ -22,7 +26,7 @@ from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
 from sheepop.jobs.run_record import StoredRun
 from sheepop.jobs.training_samples import TrainingSamples, check_samples, generate_command
-from sheepop.model import Transformer
+from sheepop.model import Transformer, build_model
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
@@ -69,14 +73,21 @@ class SupervisedTuning(RunKind):
         if config.model.architecture != "decoder":
             raise ConfigError("Post-training is for models that continue text; this one is an encoder-decoder.")
         config = config.replace(tokenizer={**config.tokenizer.model_dump(), "path": None})
+        if origin.is_quantised and config.tuning.lora is None:
+            raise ConfigError(
+                f"The weights of {origin.path} are integers, which cannot be trained. Learn a change beside them with "
+                "tuning.lora={}, or give the model that they were rounded from."
+            )
+        if config.tuning.lora is not None:
+            origin.write_base(run.base)
         if not (run.examples / TOKENS).is_dir():
             with atomic_directory(run.examples, replace=True) as place:
                 self._build(config, origin.loaded.tokenizer, place, console)
-        return config, ExampleData.open(run.examples)
+        return config, ExampleData.open(run, origin)
 
     def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
         """The examples that the run has kept."""
-        return ExampleData.open(run.examples)
+        return ExampleData.open(run)
 
     def _build(self, config: SheepOpConfig, tokenizer: Tokenizer, place: Path, console: Console) -> None:
         tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, console)
@@ -99,11 +110,13 @@ class ExampleData(RunData):
 
     place: Path
     store: ExampleStore
+    base: Path
+    origin: Fork | None = None
 
     @classmethod
-    def open(cls, directory: Path) -> ExampleData:
-        """The examples in `directory`, verified."""
-        return cls(directory, ExampleStore.open(directory / TOKENS))
+    def open(cls, run: RunDirectory, origin: Fork | None = None) -> ExampleData:
+        """The examples of a run, verified."""
+        return cls(run.examples, ExampleStore.open(run.examples / TOKENS), run.base, origin)
 
     @property
     def directory(self) -> Path:
@@ -143,7 +156,7 @@ class ExampleData(RunData):
 
     def check(self, config: SheepOpConfig) -> None:
         """Refuses prompts that the model cannot answer."""
-        check_samples(config, self.tokenizer(), self._prompts(config))
+        check_samples(config, self.tokenizer(), self.sample_prompts(config))
 
     def batches(self, config: SheepOpConfig) -> Batches:
         """Rows of training examples."""
@@ -164,6 +177,23 @@ class ExampleData(RunData):
         objective = with_experts(NextToken.configured(config.training), config.model)
         alpha = config.tuning.neftune_alpha
         return objective if alpha is None else NoisyEmbeddings(objective, alpha)
+
+    def network(self, config: SheepOpConfig, device: str) -> Transformer:
+        """The model that is tuned; with LoRA its change beside weights that stay as they are."""
+        lora = config.tuning.lora
+        if lora is not None:
+            model = load_model(self.base, device, torch.float32).model
+            add_lora(model, lora, name=NAME, seed=config.seed)
+            return model
+        model = build_model(config.model, config.seed, device)
+        if self.origin is not None:
+            model.load_state_dict(self.origin.loaded.model.state_dict())
+        return model
+
+    def form(self, model: Transformer, config: SheepOpConfig) -> ModelForm:
+        """All weights, or the change."""
+        lora = config.tuning.lora
+        return WholeModel(model) if lora is None else AdaptedModel(self.base, model, lora)
 
     def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
         """Nothing: the weights are those of the model that is tuned."""
@@ -205,17 +235,17 @@ class ExampleData(RunData):
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""
-        prompts = self._prompts(config)
+        prompts = self.sample_prompts(config)
         return TrainingSamples(model, self.tokenizer(), config, device, prompts) if prompts else None
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """A chat with a model that has learnt from conversations."""
         if self.store.manifest["conversations"]:
             return typed("chat", run)
-        prompts = self._prompts(config)
+        prompts = self.sample_prompts(config)
         return generate_command(run, self.tokenizer().decode(prompts[0]) if prompts else None)
 
-    def _prompts(self, config: SheepOpConfig) -> list[list[int]]:
+    def sample_prompts(self, config: SheepOpConfig) -> list[list[int]]:
         """What is answered while the model learns, as tokens; what is given is what a user says in a conversation."""
         given, tokenizer = config.training.sample_prompts, self.tokenizer()
         if given is None:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_model, write_training_state
-from sheepop.checkpoint.model_directory import load_weights, unique_weights
+from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_training_state
+from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
-from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
@@ -57,7 +56,7 @@ class BackgroundWriter:
 class Checkpointer:
     """Writes and reads the checkpoints of one run. Writing goes on beside the loop; `check` raises what went wrong.
 
-    Close it at the end.
+    `form` says what is stored of the model; without one all of its weights are. Close it at the end.
     """
 
     def __init__(
@@ -68,8 +67,10 @@ class Checkpointer:
         optimizers: Sequence[torch.optim.Optimizer],
         evaluation: EvaluationWeights,
         provenance: Mapping[str, Any],
+        form: ModelForm | None = None,
     ) -> None:
         self.run = run
+        self._form = form or WholeModel(model)
         self._model = model
         self._tokenizer = tokenizer
         self._optimizers = optimizers
@@ -93,8 +94,8 @@ class Checkpointer:
         """
         self._writer.wait()
         with self._evaluation.applied():
-            weights = _copies(unique_weights(self._model))
-        trained = _copies(unique_weights(self._model)) if self._evaluation.differ else None
+            weights = _copies(self._form.weights(self._model))
+        trained = _copies(self._form.weights(self._model)) if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
         optimizer = replace(optimizer, tensors=_copies(optimizer.tensors))
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens}
@@ -102,7 +103,7 @@ class Checkpointer:
         def write() -> None:
             before()
             with self.run.write_checkpoint(state.step) as directory:
-                write_model(directory, self._model.config, weights, self._tokenizer, provenance)
+                self._form.write(directory, weights, self._tokenizer, provenance)
                 write_training_state(directory, optimizer, asdict(state), trained)
             after()
 
@@ -139,10 +140,10 @@ class Checkpointer:
         """Restores weights and optimizer from the checkpoint of `step` and returns its counters."""
         directory = self.run.checkpoint(step)
         trained = read_trained_weights(directory, expected=self._evaluation.differ)
-        load_weights(self._model, read_all_weights(directory), directory)
+        self._form.put(self._model, self._form.read(directory), directory)
         if trained is not None:
             self._evaluation.adopt()
-            load_weights(self._model, trained, directory / "state" / TRAINED)
+            self._form.put(self._model, trained, directory / "state" / TRAINED)
         counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots)
         try:
             return TrainingState.from_record(counters)

@@ -1,0 +1,54 @@
+"""The change of low rank that a model directory may hold beside its weights, as tensors and in a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from sheepop.adapt.lora import LowRank, activate, adapted_layers, put
+from sheepop.adapt.lora_config import LoraConfig
+from sheepop.checkpoint.expected_tensors import tensor_problems
+from sheepop.checkpoint.weight_files import listed
+from sheepop.core.errors import CheckpointError
+from sheepop.model import Transformer
+
+NAME = "default"
+"""The name of the one change that a model directory may hold."""
+
+
+def changes_of(model: Transformer) -> dict[str, Tensor]:
+    """The tensors of all changes beside the layers of a network, by their names in it."""
+    return {
+        f"{path}.changes.{name}": tensor.detach()
+        for path, layer in adapted_layers(model).items()
+        for name, tensor in layer.changes.named_parameters()
+    }
+
+
+def put_changes(model: Transformer, config: LoraConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Puts a change, stored in `source`, beside the layers of its base and makes it the active one.
+
+    Raises `CheckpointError` for tensors that are missing, or that have no layer or another shape.
+    """
+    modules = dict(model.named_modules())
+    for path in dict.fromkeys(name.partition(".changes.")[0] for name in tensors):
+        down, up, magnitude = (tensors.get(f"{path}.changes.{NAME}.{part}") for part in ("down", "up", "magnitude"))
+        if path not in modules or down is None or up is None:
+            raise CheckpointError(f"{source} does not fit its model: {path} is no layer of it, or lacks a part.")
+        rows, length = modules[path].weight.shape
+        expected = (length, rows) if isinstance(modules[path], nn.Embedding) else (rows, length)
+        if (up.shape[0], down.shape[-1]) != expected or up.shape[-1] != down.shape[0]:
+            raise CheckpointError(f"{source} does not fit its model: the change of {path} has another shape.")
+        lengths = None if magnitude is None else magnitude.clone()
+        put(model, path, NAME, LowRank(config, down.clone(), up.clone(), lengths))
+    require_changes(tensors, changes_of(model), source)
+    activate(model, NAME)
+
+
+def require_changes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:
+    """Raises `CheckpointError` naming every tensor that is missing, unexpected or of another shape."""
+    shapes, wanted = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, expected))
+    if problems := tensor_problems(shapes, wanted):
+        raise CheckpointError(f"The weights in {source} do not fit their model: {listed(problems)}.")

@@ -1,0 +1,128 @@
+"""What a checkpoint stores of a network in training: all of its weights, or a change of low rank beside its base."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sheepop.adapt.lora_config import LoraConfig
+from sheepop.checkpoint.changes import changes_of, require_changes
+from sheepop.checkpoint.model_directory import (
+    ADAPTER,
+    describe_model,
+    load_weights,
+    read_quantization,
+    read_weights,
+    unique_weights,
+    write_model,
+)
+from sheepop.checkpoint.weight_files import INDEX, WEIGHTS, read_all_weights
+from sheepop.core.files import atomic_directory, read_json
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
+
+
+class ModelForm(Protocol):
+    """How the weights of one network are kept."""
+
+    def weights(self, model: Transformer) -> dict[str, Tensor]:
+        """What is stored of `model`, by name; the tensors are the network's own."""
+
+    def write(
+        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
+    ) -> None:
+        """Writes a model directory, complete in itself, which the caller makes durable and checksums."""
+
+    def read(self, directory: Path) -> dict[str, Tensor]:
+        """The same tensors read back from such a directory."""
+
+    def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
+        """Gives a network these weights; raises `CheckpointError` naming each that is missing or does not fit."""
+
+
+@dataclass(frozen=True)
+class WholeModel(ModelForm):
+    """All weights."""
+
+    model: Transformer
+
+    def weights(self, model: Transformer) -> dict[str, Tensor]:
+        """Every weight once."""
+        return unique_weights(model)
+
+    def write(
+        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
+    ) -> None:
+        """Writes them all."""
+        write_model(directory, self.model.config, weights, tokenizer, provenance)
+
+    def read(self, directory: Path) -> dict[str, Tensor]:
+        """Reads them all."""
+        return read_all_weights(directory)
+
+    def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
+        """Loads them all."""
+        load_weights(model, weights, source)
+
+
+@dataclass(frozen=True)
+class AdaptedModel(ModelForm):
+    """A change beside the weights of `base`, a model directory whose files every checkpoint shares."""
+
+    base: Path
+    model: Transformer
+    config: LoraConfig
+
+    def weights(self, model: Transformer) -> dict[str, Tensor]:
+        """Those of the change."""
+        return changes_of(model)
+
+    def write(
+        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
+    ) -> None:
+        """Writes the change, and the weights of the base as links where the file system has them."""
+        link_weights(self.base, directory)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / ADAPTER)
+        describe_model(directory, self.model.config, tokenizer, provenance, read_quantization(self.base), self.config)
+
+    def read(self, directory: Path) -> dict[str, Tensor]:
+        """Those of the change."""
+        return read_weights(directory / ADAPTER)
+
+    def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
+        """Copies them into the change."""
+        own = changes_of(model)
+        require_changes(weights, own, source)
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def copy_base(source: Path, target: Path) -> None:
+    """Makes the model directory `target` from another, whose weights it shares where the file system can."""
+    with atomic_directory(target, replace=True) as place:
+        for file in sorted(source.iterdir()):
+            if file.is_file() and file.name not in _weight_files(source):
+                shutil.copyfile(file, place / file.name)
+        link_weights(source, place)
+
+
+def link_weights(source: Path, target: Path) -> None:
+    """Gives `target` the files of weights of another directory, linked where that is possible, copied elsewhere."""
+    for name in sorted(_weight_files(source)):
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            shutil.copyfile(source / name, target / name)
+
+
+def _weight_files(directory: Path) -> set[str]:
+    if not (directory / INDEX).is_file():
+        return {WEIGHTS}
+    return {INDEX, *read_json(directory / INDEX)["weight_map"].values()}
