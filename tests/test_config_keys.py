@@ -42,6 +42,7 @@ READ_AS = {
     ("training", "batch_size_warmup"): ("batch_sizes",),
     ("training", "sequence_length_warmup"): ("row_lengths",),
     ("generation", "temperature"): ("temperature", "greedy"),
+    ("tuning.lora", "alpha"): ("scale",),
 }
 # Read where the class resolves itself, before any other code sees it.
 READ_AT_HOME = {("model", "preset"), ("model", "bias"), ("model.experts", "layers"), ("data.clean", "preset")}

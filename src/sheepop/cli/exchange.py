@@ -51,9 +51,10 @@ def import_model(
 
 def export_model(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf) or file (gguf) for the export.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory (hf, peft) or file (gguf) for the export.")],
     format: Annotated[
-        Literal["hf", "gguf"], typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama.")
+        Literal["hf", "gguf", "peft"],
+        typer.Option(help="hf for transformers and vLLM, gguf for llama.cpp and Ollama, peft for a LoRA change alone."),
     ] = "hf",
     dtype: Dtype = None,
     quantize: Annotated[str | None, typer.Option(help="q8_0 makes a GGUF file smaller.", show_default="none")] = None,
@@ -70,6 +71,8 @@ def export_model(
       sheepop export runs/llama --format hf --output exports/llama
 
       sheepop export runs/llama --format gguf --output exports/llama.gguf --quantize q8_0
+
+      sheepop export runs/chat --format peft --output exports/chat-adapter
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
 

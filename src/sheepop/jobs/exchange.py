@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sheepop.checkpoint import open_model, write_foreign_model
+from sheepop.checkpoint import load_model, open_model, resolve_model_directory, write_foreign_model
+from sheepop.checkpoint.changes import NAME, changes_of
 from sheepop.checkpoint.exchange import (
     choose_family,
     converted,
@@ -19,10 +20,11 @@ from sheepop.checkpoint.exchange import (
     watched,
     write_hugging_face,
 )
+from sheepop.checkpoint.exchange.adapters import WEIGHTS, write_adapter
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf import read_gguf, write_gguf
 from sheepop.checkpoint.lazy_tensor import ForeignModel, total_bytes
-from sheepop.checkpoint.model_directory import FORMAT
+from sheepop.checkpoint.model_directory import FORMAT, read_adapter_config
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import CHECKSUMS, atomic_directory, read_json
@@ -31,7 +33,7 @@ from sheepop.tokenizer import load_tokenizer
 
 DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_FORMATS = ("hf", "gguf")
+_FORMATS = ("hf", "gguf", "peft")
 _QUANTISED = ("q8_0",)
 _CONFIG = "config.json"
 _GGUF_MAGIC = b"GGUF"
@@ -85,11 +87,12 @@ def export_model(
 ) -> dict[str, Any]:
     """Writes the model that `model` means for other programs, and reads what was written back to compare.
 
-    `format` is ``hf``, a directory as transformers writes it, or ``gguf``, a file for llama.cpp. `dtype` converts the
-    weights; `quantize` (``q8_0``) makes those of a GGUF file smaller, and `with_tokenizer` may leave its tokenizer out,
-    for programs that bring their own. Weights of a directory beyond `max_shard_size`, 5GB when None, are divided over
-    several files. Returns what was done. Raises `CheckpointError` with the reasons when the format cannot express the
-    model, and `UsageError` for settings that exclude each other or an `output` in use.
+    `format` is ``hf``, a directory as transformers writes it, ``gguf``, a file for llama.cpp, or ``peft``, the change
+    alone that a run with LoRA has learnt, for Hugging Face's PEFT. `dtype` converts the weights; `quantize` (``q8_0``)
+    makes those of a GGUF file smaller, and `with_tokenizer` may leave its tokenizer out, for programs that bring their
+    own. Weights of a directory beyond `max_shard_size`, 5GB when None, are divided over several files. Returns what was
+    done. Raises `CheckpointError` with the reasons when the format cannot express the model, and `UsageError` for
+    settings that exclude each other or an `output` in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
@@ -109,6 +112,11 @@ def export_model(
         require_free(report.output, overwrite, "a GGUF file", _is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
         return _export_gguf(open_model(model), gguf_type, with_tokenizer, overwrite, report)
+    if format == "peft":
+        if dtype is not None:
+            raise UsageError("dtype is for formats hf and gguf; a change is written in float32.")
+        require_free(report.output, overwrite, "an adapter", _is_adapter)
+        return _export_adapter(Path(model), overwrite, report)
     limit = _shard_limit(max_shard_size)
     require_free(report.output, overwrite, "an export", _is_export)
     found = open_model(model)
@@ -151,6 +159,29 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, repor
     ):
         write_hugging_face(directory, model, family, limit, progress.advance)
     return report.tell(model, family.model_type, notes)
+
+
+def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
+    """Writes what lies beside the weights of a model, for the family that these are exported to."""
+    directory = resolve_model_directory(model)
+    if read_adapter_config(directory) is None:
+        raise CheckpointError(
+            f"{directory} has no change beside its weights, as a run with tuning.lora has. Export it whole, with "
+            "format hf."
+        )
+    loaded = load_model(directory, merge=False)
+    imported = loaded.provenance.get("imported")
+    family = choose_family(loaded.config, imported.get("family") if isinstance(imported, dict) else None)
+    with atomic_directory(report.output, replace=overwrite) as place:
+        write_adapter(place, loaded.model, family, name=NAME)
+    change = changes_of(loaded.model)
+    return {
+        "path": str(report.output),
+        "family": family.model_type,
+        "parameters": sum(tensor.numel() for tensor in change.values()),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in change.values()}),
+        "bytes": (report.output / WEIGHTS).stat().st_size,
+    }
 
 
 def read_foreign(source: Path, tokenizer: Path | None) -> ForeignModel:
@@ -215,6 +246,11 @@ def is_model(directory: Path) -> bool:
 def _is_export(directory: Path) -> bool:
     """Whether a directory is one that an export wrote: a model of another program with our checksums."""
     return (directory / CHECKSUMS).is_file() and (directory / _CONFIG).is_file() and not is_model(directory)
+
+
+def _is_adapter(directory: Path) -> bool:
+    """Whether a directory is an adapter that an export wrote."""
+    return (directory / CHECKSUMS).is_file() and (directory / WEIGHTS).is_file()
 
 
 def _is_gguf(path: Path) -> bool:

@@ -1,0 +1,83 @@
+"""The commands of docs/tuning.md run, in order, on a published model at toy size."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ..command_line import in_process
+
+PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
+SMALL = ["--device", "cpu", "training.max_steps=2", "training.global_batch_size=4"]
+SAID = "What is two plus five?"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``downloads/base``, as transformers saves a Llama with a chat template, and examples."""
+    transformers = pytest.importorskip("transformers")
+    from sheepop.core.console import Console
+    from sheepop.tokenizer import TokenizerConfig, train_tokenizer
+
+    place = tmp_path_factory.mktemp("published")
+    base = place / "downloads" / "base"
+    base.mkdir(parents=True)
+    (place / "notes").mkdir()
+    (place / "notes" / "a.txt").write_text((Path(json.__file__).parent / "decoder.py").read_text())
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=270), [f"{SAID} seven\n" * 60], console=Console.silent())
+    tokenizer.save(base)
+    config = transformers.LlamaConfig(
+        vocab_size=270, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=2, eos_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(base)
+    row = {"messages": [{"role": "user", "content": SAID}, {"role": "assistant", "content": "seven"}]}
+    other = {"instruction": "two plus", "input": "", "output": "five"}
+    (place / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [row, other] * 20))
+    return place
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+
+
+def test_every_command_of_the_page_does_what_it_says(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    import torch
+
+    monkeypatch.chdir(published)
+    printed = {}
+    for words in commands():
+        trains = words[0] == "train" or (words[0] == "tune" and "--show" not in words)
+        ended = in_process(*words, *(SMALL if trains else []), stdin=f"{SAID}\n" if words[0] == "chat" else None)
+        assert ended.code == 0, f"{shlex.join(words)}: {ended.err}"
+        printed[words[0], words[-1]] = ended.out
+    shown = printed["tune", "3"]
+    assert f"User:\n{SAID}<eos>\nAssistant:\n[[seven<eos>]]" in shown
+    assert len(re.findall(r"^chats\.jsonl, line \d: \d+ tokens, \d+ of them learnt$", shown, re.MULTILINE)) == 3
+
+    # transformers opens the tuned model: the same conversation, the same greedy answer.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(published / "exports" / "chat")
+    model = transformers.AutoModelForCausalLM.from_pretrained(published / "exports" / "chat")
+    asked = [{"role": "user", "content": SAID}]
+    given = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    written = model.generate(**given, max_new_tokens=8, do_sample=False)[0, given["input_ids"].shape[1] :]
+    import sheepop
+
+    lm = sheepop.load(published / "runs" / "chat")
+    completion = lm.chat(asked, max_new_tokens=8, greedy=True)
+    assert completion.token_ids == [int(token) for token in written][: len(completion.token_ids)]
+
+    # PEFT opens the change beside the published model, which then computes what ours does.
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(published / "downloads" / "base")
+    adapted = peft.PeftModel.from_pretrained(theirs, published / "exports" / "adapter").eval()
+    ours = sheepop.load(published / "runs" / "lora").model
+    ids = given["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(ids).logits, ours(ids), rtol=1e-4, atol=1e-4)
+        assert (adapted(ids).logits - model(ids).logits).abs().max() > 1e-3
