@@ -33,8 +33,9 @@ STANDS_ON = {
     "jobs": {"posttrain", "evaluate", "serve"},
     "cli": {"jobs"},
     "language_model": {"jobs"},
+    "register": {"train"},
     "__main__": {"cli"},
-    "__init__": {"language_model"},
+    "__init__": {"language_model", "register"},
 }
 LONGEST_FILE = 400
 FORBIDDEN_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}

@@ -5,14 +5,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+import sheepop.train
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.language_model import LanguageModel, load, load_tokenizer
+    from sheepop import register
+    from sheepop.language_model import LanguageModel, load, load_tokenizer, tune
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __version__ = "0.1.0"
-__all__ = ["LanguageModel", "__version__", "load", "load_tokenizer"]
+__all__ = ["LanguageModel", "__version__", "load", "load_tokenizer", "register", "train", "tune"]
+
+
+class _Train(ModuleType):
+    """The package of the training loop, and beside it the verb: ``sheepop.train("notes/", minutes=5)``."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> LanguageModel:
+        from sheepop.language_model import train
+
+        return train(*arguments, **named)
+
+
+sheepop.train.__class__ = _Train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, Unpack
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.exchange import dtype_named
+from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
@@ -17,8 +19,10 @@ from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
 from sheepop.generate.scoring import Score, score_text
 from sheepop.jobs.generate import load_draft
+from sheepop.jobs.start import start
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
+from sheepop.posttrain.config import Method
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 
 
@@ -101,6 +105,73 @@ def load(
     loaded = load_model(path, resolve_device(device), dtype_named(dtype))
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids, draft)
+
+
+def train(
+    data: str | Path | Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    minutes: float | None = None,
+    config: str | Path | None = None,
+    fork: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> LanguageModel:
+    """Trains a model on files, as ``sheepop train`` does, and gives its best checkpoint.
+
+    `settings` are keys of the configuration with their values, such as ``{"model.d_model": 128}``; what they leave open
+    is chosen for the text, the machine and the budget. The run stays in `output`, a folder in ``runs`` by default; with
+    `resume` a run that is there goes on. `fork` means a model whose weights the run begins with.
+    """
+    options: dict[str, Any] = {"training": {"max_minutes": minutes}} if minutes is not None else {}
+    return _run(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
+
+
+def tune(
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    method: Method = "sft",
+    config: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> LanguageModel:
+    """Teaches a finished model from examples, as ``sheepop tune`` does; the arguments are as those of `train`."""
+    options = {"tuning": {"method": method}}
+    return _run(options, data, output, config, model, resume, overwrite, device, quiet, settings)
+
+
+def _run(
+    options: dict[str, Any],
+    data: str | Path | Sequence[str | Path],
+    output: str | Path | None,
+    config: str | Path | None,
+    fork: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    quiet: bool,
+    settings: Mapping[str, Any] | None,
+) -> LanguageModel:
+    paths = [data] if isinstance(data, str | Path) else data
+    outcome = start(
+        {**options, "data": {"paths": [str(path) for path in paths]}, "device": device},
+        overrides=[f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()],
+        config=None if config is None else Path(config),
+        output=None if output is None else Path(output),
+        resume="auto" if resume else None,
+        fork=None if fork is None else Path(fork),
+        overwrite=overwrite,
+        console=Console(quiet=quiet),
+    )
+    return load(outcome.run, device)
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:

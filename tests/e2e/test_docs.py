@@ -178,12 +178,17 @@ def _parse(words: list[str]) -> None:
     """Raises unless the program knows the verb and its options, and the configuration the settings."""
     command: Any = typer.main.get_command(app)
     words = [word for word in words if word != "--debug"]
+    if plugged := "--plugin" in words:
+        place = words.index("--plugin")
+        words = [*words[:place], *words[place + 2 :]]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     if {"--help", "-h", "--version"} & set(words):
         return
     assert not hasattr(command, "commands"), f"{words[:1]} is no verb of {command.name}"
     context = command.make_context(command.name, list(words))
+    if plugged:  # whose names only the program of the page knows
+        return
     given = context.params.get("overrides" if command.name == "train" else "inputs") or []
     load_config(None, [text for text in map(str, given) if re.match(r"[\w.]+=", text)])
 

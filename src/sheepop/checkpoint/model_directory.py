@@ -27,6 +27,7 @@ from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
 from sheepop.model import ModelConfig, Transformer, blank_model
+from sheepop.model.config import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
@@ -274,10 +275,13 @@ def read_model_config(directory: Path) -> ModelConfig:
             f"{directory} has model format version {version}; this SheepOp reads up to {FORMAT_VERSION}. "
             "Install a newer SheepOp."
         )
+    model = found.get("model", {})
     try:
-        return validate(ModelConfig, found.get("model", {}))
+        return validate(ModelConfig, model)
     except ConfigError as error:
-        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+        own = isinstance(model, dict) and model.get("activation") not in (None, *ACTIVATION_NAMES)
+        advice = ". If a plugin of yours adds it, give that file with --plugin." if own else ""
+        raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}{advice}") from None
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:

@@ -33,8 +33,9 @@ from sheepop.cli import (
     tune,
 )
 from sheepop.cli.options import Command, ConfiguredCommand, Group
-from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError
+from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError, UsageError
 from sheepop.core.facts import visible
+from sheepop.core.plugins import load_plugins
 from sheepop.core.standard_streams import MessageStream, ResultStream
 
 _SHOWN_CHARACTERS = 100
@@ -43,7 +44,8 @@ app = typer.Typer(
     name="sheepop",
     cls=Group,
     help="A language model's whole life: a folder of files becomes a model that writes.",
-    epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error.",
+    epilog="Start with: sheepop quickstart   |   Any verb: --debug shows the traceback of an error, --plugin FILE "
+    "runs a Python file of yours first.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -93,7 +95,8 @@ def main() -> None:
     debug = "--debug" in arguments
     try:
         with _terminating_cleanly(), _watching_output():
-            app(args=[argument for argument in arguments if argument != "--debug"], prog_name="sheepop")
+            arguments = _without_plugins([argument for argument in arguments if argument != "--debug"])
+            app(args=arguments, prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a word.
         if isinstance(end.code, int) and end.code in ENDINGS:
@@ -116,6 +119,23 @@ def main() -> None:
             f"Unexpected {type(error).__name__}: {error}\nRun the command again with --debug to see where it came from."
         )
         sys.exit(_report(fault, 1))
+
+
+def _without_plugins(arguments: list[str]) -> list[str]:
+    """The arguments without every ``--plugin FILE``, whose files are run."""
+    left, paths, rest = [], [], iter(arguments)
+    for argument in rest:
+        name, has_value, value = argument.partition("=")
+        if argument == "--":
+            left += [argument, *rest]
+        elif name != "--plugin":
+            left.append(argument)
+        elif not has_value and (value := next(rest, "")) == "":
+            raise UsageError("--plugin needs a Python file.")
+        else:
+            paths.append(value)
+    load_plugins(paths)
+    return left
 
 
 @contextmanager

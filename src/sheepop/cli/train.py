@@ -121,68 +121,24 @@ def run_command(
 
     `options` is the tree of what the options of the command set, `resume` what ``--resume`` was given.
     """
-    from sheepop.checkpoint import RunDirectory
-    from sheepop.jobs.config import load_config, read_settings
-    from sheepop.jobs.recipe import complete, draft
-    from sheepop.jobs.resume import find_resumable
-    from sheepop.jobs.run_record import Request
+    from sheepop.jobs.start import start
 
-    path = _run_path(output, resume, overwrite)
-    if path is not None:
-        options = {**options, "output_dir": str(path)}
-    given = read_settings(config, overrides, options=options)
-    settings = draft(given, keeps_model=fork is not None)
-    _require_paths(options)
-    console, request = make_console(quiet), Request(typed_command())
-    stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
-    if resume == "auto" and settings.output_dir is None:
-        raise UsageError("--resume auto needs the run directory: give --output DIR.")
-    if stored is not None:
-        settings = load_config(config, overrides, base=stored.record.asked, options=options)
-    elif settings.output_dir is not None:
-        RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
-    # These load torch, which nothing above needs.
-    from sheepop.jobs.bench import training_speed
-    from sheepop.jobs.train import train as train_job
-
-    if stored is None:
-        completed = complete(given, training_speed, console, fork=fork)
-        settings, request = completed.config, Request(request.command, completed.chosen)
-    outcome = train_job(
-        settings,
-        resume=resume is not None,
-        overwrite=overwrite,
+    outcome = start(
+        options,
+        overrides=overrides,
+        config=config,
+        output=output,
+        resume=resume,
         fork=fork,
-        console=console,
-        request=request,
+        overwrite=overwrite,
+        console=make_console(quiet),
+        command=typed_command(),
         profile_steps=profile_steps,
     )
     if as_json:
         print_json(_result(outcome))
     elif not quiet:
         _print_outcome(outcome)
-
-
-def _require_paths(options: dict[str, Any]) -> None:
-    from sheepop.data.discovery import require_paths
-
-    require_paths(Path(path) for path in options.get("data", {}).get("paths", ()) if "://" not in path)
-
-
-def _run_path(output: Path | None, resume: str | None, overwrite: bool) -> Path | None:
-    """The run directory that the options name, if any; raises `UsageError` where they contradict each other."""
-    from sheepop.jobs.resume import find_resumable, why_no_run
-
-    if resume is not None and overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it; give only one of them.")
-    if resume is None or resume == "auto":
-        return output
-    path = Path(resume)
-    if output is not None and output != path:
-        raise UsageError(f"--resume names {resume} and --output names {output}; give only one of them.")
-    if find_resumable(path) is None:
-        raise UsageError(why_no_run(path))
-    return path
 
 
 def _result(outcome: TrainOutcome) -> dict[str, Any]:
@@ -214,12 +170,13 @@ def _find_rate(
     config: Path | None, overrides: Sequence[str], options: dict[str, Any], quiet: bool, as_json: bool
 ) -> None:
     """The range test of ``--find-learning-rate``."""
+    from sheepop.data.discovery import require_paths
     from sheepop.jobs.config import read_settings
     from sheepop.jobs.recipe import draft
 
     given = read_settings(config, overrides, options=options)
     draft(given)
-    _require_paths(options)
+    require_paths(Path(path) for path in options.get("data", {}).get("paths", ()) if "://" not in path)
     from sheepop.jobs.bench import training_speed
     from sheepop.jobs.learning_rate import PICTURE, find_rate
     from sheepop.jobs.recipe import complete

@@ -29,11 +29,16 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        home = homes[name]
+        value = importlib.import_module(f"{home}.{name}") if home == package else _taken(home, name)
         setattr(module, name, value)  # the next time Python finds it by itself
         return value
 
     return load, lambda: sorted(vars(module)["__all__"])
+
+
+def _taken(home: str, name: str) -> Any:
+    return getattr(importlib.import_module(home), name)
 
 
 def _imports_for_type_checkers(source: str) -> dict[str, str]:

@@ -128,7 +128,8 @@ class NativeBlock(Block):
 
 def with_native_blocks(model: Transformer) -> Transformer:
     """The network, whose weights are read by the kernels, with such blocks in the places of those that can be so."""
-    if model.architecture == "decoder" and native_library(_SOURCE) is not None:
+    known = model.architecture == "decoder" and model.config.activation in _ACTIVATIONS
+    if known and native_library(_SOURCE) is not None:
         for layer, block in enumerate(model.layers):
             if _suits(block):
                 model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)

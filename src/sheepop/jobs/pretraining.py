@@ -37,7 +37,7 @@ from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, validate
 from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken, Objective
+from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.source import PlannedSource, StepSource
 
 
@@ -123,7 +123,7 @@ class CorpusData(RunData):
 
     def objective(self, config: SheepOpConfig) -> Objective:
         """The cross-entropy of the next token."""
-        return with_experts(NextToken.configured(config.training), config.model)
+        return with_experts(OBJECTIVES[config.training.objective](config.training), config.model)
 
     def network(self, config: SheepOpConfig, device: str) -> Transformer:
         """Drawn from the seed, or with the weights of the model that the run begins with."""

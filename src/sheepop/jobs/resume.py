@@ -11,6 +11,7 @@ from sheepop.core.config import leaves, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.keys import may_change
+from sheepop.core.plugins import require_plugins
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_record import RunRecord, StoredRun, read_run_config
 
@@ -43,12 +44,14 @@ def find_resumable(path: Path) -> StoredRun | None:
                 "Restore that file. " + _how_to_fork(run.checkpoint(run.steps()[-1]))
             )
         return None
-    config = read_run_config(run)
     if not run.record_file.exists():
+        read_run_config(run)
         raise CheckpointError(
             f"{run.record_file} is missing, so the run cannot be resumed. Restore that file. {_how_to_fork(path)}"
         )
-    return StoredRun(config, RunRecord.read(run), max(run.steps(), default=0))
+    record = RunRecord.read(run)
+    require_plugins(record.plugins)  # whose names the configuration may have
+    return StoredRun(read_run_config(run), record, max(run.steps(), default=0))
 
 
 def why_no_run(path: Path) -> str:

@@ -19,6 +19,7 @@ from sheepop.core.config import dump_config, dump_tree, parse_config, read_confi
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.machine import describe_machine
+from sheepop.core.plugins import Plugin, loaded_plugins
 from sheepop.core.program import typed
 from sheepop.core.version_control import git_state
 from sheepop.jobs.config import SheepOpConfig
@@ -73,6 +74,7 @@ class RunRecord:
     command: str | None = None  # as it was typed, None for a run that a program started
     chosen: dict[str, Any] = field(default_factory=dict)  # the settings among those asked for that the recipe chose
     stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage, of all sessions that came to an end
+    plugins: list[Plugin] = field(default_factory=list)  # files of the user that were run before it
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -110,6 +112,7 @@ class RunRecord:
             command=request.command,
             chosen=dict(request.chosen),
             nominal_peak_flops=nominal_peak_flops,
+            plugins=loaded_plugins(),
         )
 
     def going_on(
@@ -220,7 +223,8 @@ def repeat_command(path: Path, record: RunRecord) -> str:
     """What to type for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
     begins = () if record.forked_from is None else ("--fork", record.forked_from["path"])
     config = RunDirectory(path).config_file
-    return typed("train", "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
+    plugins = [part for plugin in record.plugins for part in ("--plugin", plugin.path)]
+    return typed("train", *plugins, "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
 
 
 def dump_asked(record: RunRecord) -> str:

@@ -34,7 +34,7 @@ from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.train import Scores, validate
 from sheepop.train.expert_balance import with_experts
-from sheepop.train.objective import NextToken, Objective
+from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.source import PlannedSource, StepSource
 
 _SAMPLES, _LOOKED_AT = 3, 100
@@ -174,7 +174,7 @@ class ExampleData(RunData):
 
     def objective(self, config: SheepOpConfig) -> Objective:
         """The cross-entropy of the answers."""
-        objective = with_experts(NextToken.configured(config.training), config.model)
+        objective = with_experts(OBJECTIVES[config.training.objective](config.training), config.model)
         alpha = config.tuning.neftune_alpha
         return objective if alpha is None else NoisyEmbeddings(objective, alpha)
 

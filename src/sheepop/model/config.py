@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config
+from sheepop.core.names import Names
 from sheepop.model.attention.features import BACKEND_FEATURES, FEATURES
 from sheepop.model.presets import PRESETS
 from sheepop.model.rotary_scaling import RotaryScaling
@@ -18,7 +19,8 @@ PositionEncoding = Literal["sinusoidal", "learned", "rope", "alibi", "none"]
 NormKind = Literal["layernorm", "rmsnorm", "rmsnorm_zero_centered"]
 NormPosition = Literal["pre", "post", "sandwich", "output"]
 QueryKeyNorm = Literal["head", "width"]
-Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"]
+ACTIVATION_NAMES = Names("relu", "relu_squared", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh")
+Activation = Annotated[str, ACTIVATION_NAMES]
 Backend = Literal["auto", "sdpa", "flex", "eager"]
 Initialization = Literal[
     "gpt2",
@@ -30,7 +32,7 @@ Initialization = Literal[
     "he",
     "mup",
 ]
-GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
+GATED = {"swiglu", "geglu", "geglu_tanh"}
 _WITH_STD = frozenset({"gpt2", "normal", "mup"})
 # Strict: "256", 256.0 and true are not sizes, and the derived sizes below need real integers. Bounded, because a
 # configuration may come from a file of someone else's.

@@ -15,6 +15,7 @@ from sheepop.data.difficulty import DifficultyName
 from sheepop.data.mixing import ScheduledSource
 from sheepop.data.mixture_schedule import first_empty_step
 from sheepop.data.stages import Stages
+from sheepop.train.objective_names import ObjectiveName
 from sheepop.train.optimizer_settings import OptimizerName, OptimizerSettings, check_optimizer
 from sheepop.train.pace import Pace
 from sheepop.train.schedule import ScheduleName, check_schedule
@@ -101,6 +102,8 @@ class TrainingConfig(Config):
     """Steps whose batches are prepared ahead, in a thread of their own; 0 prepares each when it is needed."""
     optimizer: OptimizerName = "adamw"
     """What turns gradients into steps; `muon` is for the matrices inside the network, with AdamW for the rest."""
+    objective: ObjectiveName = "next_token"
+    """What is minimised: the cross-entropy of the `next_token`, or what a plugin adds."""
     momentum: Beta | None = None
     """Of `sgd` and `muon`; `null` is 0.9 and 0.95."""
     layers: tuple[LayerConfig, ...] = ()

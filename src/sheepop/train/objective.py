@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -119,3 +119,7 @@ class NextToken(Objective):
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
         """What was minimised, where that is not the cross-entropy."""
         return {} if self.terms == LossTerms() else {"objective": losses.means()[0]}
+
+
+OBJECTIVES: dict[str, Callable[[TrainingConfig], Objective]] = {"next_token": NextToken.configured}
+"""What `training.objective` may name, made from the settings of the training."""

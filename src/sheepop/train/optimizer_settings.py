@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
-OptimizerName = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule_free_adamw"]
+from sheepop.core.names import Names
+
+OPTIMIZER_NAMES = Names("adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule_free_adamw")
+OptimizerName = Annotated[str, OPTIMIZER_NAMES]
 
 
 @dataclass(frozen=True)

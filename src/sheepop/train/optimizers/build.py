@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,6 +127,25 @@ _BUILDERS: dict[str, Callable[[Groups, OptimizerSettings], torch.optim.Optimizer
     "adafactor": _adafactor,
     "schedule_free_adamw": _schedule_free_adamw,
 }
+
+
+def add_builder(
+    name: str,
+    build: Callable[[Groups, OptimizerSettings], torch.optim.Optimizer],
+    tensors: Sequence[str],
+    numbers: Sequence[str],
+) -> None:
+    """Makes `build` known for a name; `tensors` and `numbers` are the state of a parameter after a step."""
+
+    def made(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        optimizer = build(groups, settings)
+        _SLOTS.setdefault(type(optimizer), slots)
+        return optimizer
+
+    def slots(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> Slots:
+        return {**dict.fromkeys(tensors, tuple(parameter.shape)), **dict.fromkeys(numbers)}
+
+    _BUILDERS[name] = made
 
 
 def _known(setting: Any) -> Any:
