@@ -119,6 +119,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_examples_of_different_lengths_train_unpacked(base: Path, examples: Path, tmp_path: Path) -> None:
+    outcome = run_training(config(examples, tmp_path / "run", "data.packing=false", "training.max_steps=4"), fork=base)
+    assert (outcome.steps, outcome.scores is not None) == (4, True)
+
+
 def test_only_the_learnt_tokens_count(tuned: TrainOutcome) -> None:
     manifest = json.loads((RunDirectory(tuned.run).examples / "tokens" / "manifest.json").read_text())
     validation = [row for row in rows_of(tuned.run) if row["split"] == "validation"]

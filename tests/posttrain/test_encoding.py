@@ -12,9 +12,9 @@ import pytest
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.preview import plain_preview, preview
 from sheepop.posttrain.rows import RowError, Supervised
-from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
 
-from .conftest import MARKED, UNMARKED, chat
+from .conftest import MARKED, TEXTS, UNMARKED, chat
 
 ALGORITHMS = ("bpe", "unigram", "wordpiece")
 LONG = chat("What is two plus five?", "seven.", "The sheep?", "jumps over the fence, Käse 🧀")["messages"]
@@ -97,7 +97,17 @@ def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) ->
 @pytest.mark.parametrize(
     ("template", "messages", "problem"),
     [
-        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\].content: holds the special token"),
+        (MARKED, chat("a", "say <|im_end|> now")["messages"], r"messages\[1\]: holds the special token"),
+        (
+            MARKED,
+            [LONG[0], {"role": "assistant", "content": "x", "tool_calls": [{"arguments": {"a": ["<eos>"]}}]}],
+            r"messages\[1\]: holds the special token '<eos>'",
+        ),
+        (
+            "{% generation %}{{ messages[3].content }}{% endgeneration %}",  # which holds the words of the dropped turn
+            chat("a", "yes", "b", "yes it is")["messages"],
+            r"messages\[3\]: .* leaves out",
+        ),
         ("{% generation %}{{ messages[1].content }}{% endgeneration %}", LONG, r"messages\[3\]: .* leaves out"),
         ("{{ messages[0].content }}", LONG, "leaves out|cannot be found"),
         ("{{ messages | length }}{{ messages[-1].content }}", LONG, "writes a conversation otherwise once it goes on"),
@@ -109,6 +119,67 @@ def test_a_conversation_that_would_be_learnt_wrong_is_refused(
 ) -> None:
     with encoding(tokenizers["bpe"], template) as encode, pytest.raises(RowError, match=problem):
         encode(Supervised("line 1", "", tuple(messages)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_prompt_that_ends_in_a_word_keeps_its_tokens(tokenizers: dict[str, Tokenizer], algorithm: str) -> None:
+    """Where prompt and answer are one word in two parts, the whole text has other tokens than the prompt alone."""
+    tokenizer = tokenizers[algorithm]
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode(Supervised("line 1", "The she", "ep jumps"))
+    prompt = tokenizer.encode("The she")
+    assert found.ids[: len(prompt)] == prompt
+    assert found.supervised == [False] * len(prompt) + [True] * (len(found) - len(prompt))
+    if algorithm != "wordpiece":  # which writes no continuation without its own mark
+        assert tokenizer.decode(found.ids) == "The sheep jumps"
+
+
+def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_in_the_middle(tmp_path: Path) -> None:
+    tokenizers_library = pytest.importorskip("tokenizers")
+    made = tokenizers_library.Tokenizer(tokenizers_library.models.BPE())
+    made.pre_tokenizer = tokenizers_library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = tokenizers_library.decoders.ByteLevel()
+    alphabet = tokenizers_library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers_library.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<eos>"]
+    )
+    made.train_from_iterator(TEXTS, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    tokenizer = load_tokenizer(tmp_path)
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode(Supervised("line 1", "The she", "ep jumps"))
+    assert tokenizer.decode(found.ids).strip() == "The sheep jumps"
+
+
+def test_an_answer_of_weight_nought_is_not_learnt(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["bpe"]
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode.conversation([LONG[0], {**LONG[1], "weight": 0}, *LONG[2:]])
+    assert learnt(found, tokenizer) == ["jumps over the fence, Käse 🧀<|im_end|>"]
+
+
+def test_nothing_can_be_learnt_of_a_first_token(tokenizers: dict[str, Tokenizer]) -> None:
+    with encoding(tokenizers["bpe"], MARKED) as encode:
+        found = encode(Supervised("line 1", "", "seven"))
+    assert found.supervised == [False] + [True] * (len(found) - 1)
+
+
+def test_the_template_for_models_without_one_begins_as_their_texts_begin(tokenizers: dict[str, Tokenizer]) -> None:
+    class WithBeginning:
+        """A tokenizer whose makers begin every text with ``<bos>``."""
+
+        prefix_ids = (tokenizers["bpe"].bos_id,)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizers["bpe"], name)
+
+    tokenizer: Any = WithBeginning()
+    with encoding(tokenizer, default_template(tokenizer)) as encode:
+        found = encode.conversation(LONG)
+        with pytest.raises(RowError, match="this template has no place for tools"):
+            encode.conversation(LONG, tools=[{"type": "function"}])
+    assert found.ids[0] == tokenizer.bos_id and found.ids.count(tokenizer.bos_id) == 1
 
 
 def test_the_template_for_models_without_one_needs_no_new_token(tokenizers: dict[str, Tokenizer]) -> None:

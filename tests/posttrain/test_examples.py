@@ -140,6 +140,12 @@ def test_every_learnt_token_is_a_label_once(examples: list[list[bool]]) -> None:
         assert sorted(inputs.tolist()) == list(range(1, split.num_tokens + 1))
 
 
+def test_padded_rows_are_as_long_as_the_longest_of_their_batch_and_a_plan_takes_them_so() -> None:
+    rows = PaddedExamples(split_of([[True] * 3, [True] * 5, [True] * 9]), max_length=16, pad_id=0)
+    batch = rows.batch(np.array([0, 1])).cut(rows.max_length)
+    assert (batch.input_ids.shape, rows.max_length) == ((2, 5), 9)
+
+
 def test_the_loss_of_packed_examples_is_that_of_each_alone() -> None:
     generator = np.random.default_rng(1)
     split = split_of([(generator.random(length) < 0.6).tolist() for length in (5, 9, 3, 12, 7, 1, 8)])

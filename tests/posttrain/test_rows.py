@@ -89,6 +89,22 @@ def test_dialogues_of_hh_share_what_comes_before_the_answers(lines: Lines) -> No
     assert (row.chosen[0]["content"], row.rejected[0]["content"]) == ("4", "5")
 
 
+def test_whole_conversations_beside_their_prompt_are_cut_to_the_answers(lines: Lines) -> None:
+    """As UltraFeedback has them."""
+    answers = [[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": text}] for text in ("4", "5")]
+    row = one(lines([{"prompt": "2+2?", "chosen": answers[0], "rejected": answers[1]}]), Preference)
+    assert [message["content"] for message in (*row.prompt, *row.chosen, *row.rejected)] == ["2+2?", "4", "5"]
+
+
+def test_dialogues_that_part_where_the_user_speaks_are_parted_before_the_answer(lines: Lines) -> None:
+    both = [
+        "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: " + rest for rest in ("a\n\nAssistant: 1", "b\n\nAssistant: 2")
+    ]
+    row = one(lines([{"chosen": both[0], "rejected": both[1]}]), Preference)
+    assert [message["content"] for message in row.prompt] == ["hi"]
+    assert [message["content"] for message in row.chosen] == ["hello", "a", "1"]
+
+
 def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
     row = one(lines([{"prompt": "2+2?", "answer": 4}]), Prompt)
     assert (row.prompt, row.fields) == ("2+2?", {"answer": 4})
@@ -108,6 +124,11 @@ def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
         ({"messages": [TWO[0], {"role": "robot", "content": "4"}]}, r"messages\[1\].role: is 'robot', not one of"),
         ({"messages": [TWO[0], {"role": "assistant", "content": 4}]}, r"messages\[1\].content: is not a text"),
         ({"messages": [TWO[0], {"role": "tool", "content": "4"}]}, r"messages\[1\].role: is tool, where assistant"),
+        ({"messages": [TWO[0], {**TWO[1], "weight": 0.5}]}, r"messages\[1\].weight: is 0.5; an answer is learnt"),
+        (
+            {"conversations": [{"from": ["human"], "value": "x"}]},
+            r"conversations\[0\].from: is \['human'\], not one of",
+        ),
         ({"conversations": [{"from": "cat", "value": "x"}]}, r"conversations\[0\].from: is 'cat', not one of"),
         ({"prompt": "2+2?"}, "has a prompt, but no answer to learn"),
         ({"prompt": "2+2?", "completion": ""}, "completion: is empty"),
@@ -149,7 +170,7 @@ def test_all_bad_lines_are_counted_and_the_first_five_named(lines: Lines) -> Non
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet, zstandard = (pytest.importorskip(name) for name in ("pyarrow.parquet", "zstandard"))
     values = [chat(f"{number}?", str(number)) for number in range(3)]
     text = "".join(json.dumps(value) + "\n" for value in values)
     (tmp_path / "a.jsonl").write_text(text)
@@ -157,15 +178,23 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write(text)
     parquet.write_table(pyarrow.Table.from_pylist(values), tmp_path / "d.parquet")
+    with zstandard.open(tmp_path / "e.jsonl.zst", "wt") as file:
+        file.write(text)
+    (tmp_path / "f.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())  # as some editors begin a file
     found = [[row.answer for row in read_rows([path], Supervised)] for path in sorted(tmp_path.iterdir())]
-    assert found == [[tuple(value["messages"]) for value in values]] * 4
+    assert found == [[tuple(value["messages"]) for value in values]] * 6
+
+
+def test_a_saved_chat_is_one_example(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps({"messages": list(TWO)}))
+    assert one(tmp_path / "chat.json").answer == TWO
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
         ("a.txt", b"x", "Convert it"),
-        ("a.json", b"{}", "is not a JSON list of objects"),
+        ("a.json", b"1", "is not a JSON list of objects"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
         ("a.parquet", b"no parquet", "is not a Parquet file, or damaged"),
         ("a.jsonl", b"\n\n", "There are no examples"),

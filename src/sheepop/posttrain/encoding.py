@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sheepop.core.errors import SheepOpError, TokenizerError
 from sheepop.posttrain.rows import Message, RowError, Supervised
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.chat import Rendered
+
+# What may stand before a text so that a tokenizer's own space goes there; the first that shares no token with it.
+_ANCHORS = (".", "\n", "0", "(")
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,14 @@ def default_template(tokenizer: Tokenizer) -> str:
     It needs no token that the model does not have. Raises `TokenizerError` where there is no end token.
     """
     end = next(text for text, token_id in tokenizer.special_tokens.items() if token_id == tokenizer.eos_id)
+    names = {token_id: text for text, token_id in tokenizer.special_tokens.items()}
+    begin = "".join(names.get(token_id, "") for token_id in tokenizer.prefix_ids)
     return (
+        "{%- if tools %}{{ raise_exception('this template has no place for tools') }}{% endif %}"
+        "{{- " + repr(begin) + " }}"
         "{%- for message in messages %}"
+        "{%- if message['role'] == 'tool' or message['tool_calls'] %}"
+        "{{ raise_exception('this template has no place for tools') }}{% endif %}"
         "{{- message['role'] | capitalize + ':\\n' }}"
         "{%- if message['role'] == 'assistant' %}"
         "{% generation %}{{- message['content'] + " + repr(end) + " }}{% endgeneration %}"
@@ -53,6 +62,8 @@ class ExampleEncoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.tokenizer, self._template = tokenizer, template
         self._specials = [text for text in tokenizer.special_tokens if text]
+        alone = tokenizer.decode_bytes(tokenizer.encode("a"), continues=True)
+        self._adds_space = tokenizer.leading_spaces > 0 or alone.startswith(b" ")
 
     def __call__(self, row: Supervised) -> Example:
         """The example of a row; raises `RowError` for one that cannot be learnt as it is."""
@@ -66,20 +77,20 @@ class ExampleEncoder:
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[object] = (), learnt_from: int = 0) -> Example:
         """A conversation, of which the assistant's messages from `learnt_from` on are learnt."""
-        self._refuse_specials(messages)
+        self._refuse_specials(messages, tools)
         try:
             rendered = self._marked(messages, tools)
         except SheepOpError as error:
             raise RowError(str(error)) from None
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         spans = list(rendered.written)
-        learnt = [number for number in answers if number >= learnt_from]
+        learnt = [n for n in answers if n >= learnt_from and messages[n].get("weight", 1)]
         if len(spans) == len(answers):
-            spans = [span for span, number in zip(spans, answers, strict=True) if number >= learnt_from]
-        elif learnt_from:
+            spans = [span for span, number in zip(spans, answers, strict=True) if number in learnt]
+        elif learnt != answers:
             raise RowError(
                 f"the chat template marks {len(spans)} parts for {len(answers)} messages of the assistant, so those "
-                "of the prompt cannot be told from those to learn"
+                "to learn cannot be told from the others"
             )
         self._require_all(messages, learnt, rendered.text, spans)
         return self._cut_at(rendered.text, spans)
@@ -108,24 +119,26 @@ class ExampleEncoder:
         self, messages: Sequence[Message], learnt: Sequence[int], text: str, spans: Sequence[tuple[int, int]]
     ) -> None:
         """Refuses a template that leaves out what the assistant said, or does not mark it."""
-        marked = [text[begin:end] for begin, end in spans]
+        marked = "\0".join(text[begin:end] for begin, end in spans)
+        place = 0
         for number in learnt:
             content = messages[number].get("content")
-            said = content if isinstance(content, str) else "".join(part["text"] for part in content or ())
-            if said.strip() and not any(said.strip() in part for part in marked):
+            said = (content if isinstance(content, str) else "".join(part["text"] for part in content or ())).strip()
+            found = marked.find(said, place)
+            if found < 0:
                 raise RowError(
                     f"messages[{number}]: the chat template leaves out what the assistant says there, or does not mark "
                     "it as written by the model"
                 )
+            place = found + len(said)
 
-    def _refuse_specials(self, messages: Sequence[Message]) -> None:
+    def _refuse_specials(self, messages: Sequence[Message], tools: Sequence[object]) -> None:
         """A special token in somebody's words would end a turn, or begin one, that is none."""
-        for number, message in enumerate(messages):
-            content = message.get("content") or ""
-            said = content if isinstance(content, str) else "".join(part["text"] for part in content)
-            for special in self._specials:
-                if special in said:
-                    raise RowError(f"messages[{number}].content: holds the special token {special!r}")
+        for where, value in (*((f"messages[{n}]", message) for n, message in enumerate(messages)), ("tools", tools)):
+            for said in _texts(value):
+                for special in self._specials:
+                    if special in said:
+                        raise RowError(f"{where}: holds the special token {special!r}")
 
     def _plain(self, prompt: str, answer: str) -> Example:
         """Text as generation sees it: the prompt, then what continues it and ends."""
@@ -139,32 +152,42 @@ class ExampleEncoder:
     def _segments(self, text: str, spans: Sequence[tuple[int, int]], *, allow_special: bool) -> Example:
         """Tokens of a text whose `spans` are learnt, so cut that what stands before one has the tokens it has alone.
 
-        A tokenizer that puts a space in front of every text cannot encode a part alone; there the tokens of the whole
-        text are taken, and those are learnt in which it differs from what stands before.
+        The first token is never learnt: nothing stands before it.
         """
-        if self.tokenizer.leading_spaces:
-            return self._by_prefixes(text, spans, allow_special)
         ids: list[int] = []
         supervised: list[bool] = []
         place = 0
         for begin, end in (*spans, (len(text), len(text))):
             for part, learnt in ((text[place:begin], False), (text[begin:end], True)):
-                found = self.tokenizer.encode(part, allow_special=allow_special) if part else []
+                found = self._encode(part, allow_special, continues=bool(ids)) if part else []
                 ids += found
                 supervised += [learnt] * len(found)
             place = end
-        return Example(ids, supervised)
+        return Example(ids, [False, *supervised[1:]])
 
-    def _by_prefixes(self, text: str, spans: Sequence[tuple[int, int]], allow_special: bool) -> Example:
-        ids = self.tokenizer.encode(text, allow_special=allow_special)
-        supervised = [False] * len(ids)
-        for begin, end in spans:
-            first, last = (self._agreeing(ids, text[:place], allow_special) for place in (begin, end))
-            supervised[first:last] = [True] * (last - first)
-        return Example(ids, supervised)
+    def _encode(self, text: str, allow_special: bool, *, continues: bool) -> list[int]:
+        """The tokens of a text, or of one that continues another.
 
-    def _agreeing(self, ids: Sequence[int], text: str, allow_special: bool) -> int:
-        """How many of `ids` are those of `text` alone."""
-        alone = self.tokenizer.encode(text, allow_special=allow_special) if text else []
-        pairs = zip(ids, alone, strict=False)
-        return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(alone)))
+        A tokenizer that puts a space of its own in front of a text gets something to put it in front of, whose tokens
+        are taken away again.
+        """
+        if continues and self._adds_space:
+            for anchor in _ANCHORS:
+                before = self.tokenizer.encode(anchor)
+                found = self.tokenizer.encode(anchor + text, allow_special=allow_special)
+                if found[: len(before)] == before:
+                    return found[len(before) :]
+        return self.tokenizer.encode(text, allow_special=allow_special)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a value as in JSON, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _texts(inner)

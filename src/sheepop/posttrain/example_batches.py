@@ -51,6 +51,16 @@ class PackedExamples:
         raise NotImplementedError("the tokens of a packed row are no range of the split")
 
 
+class _WholeRows(Batch):
+    """Rows as long as the longest of them, which are never cut."""
+
+    def cut(self, length: int) -> Batch:
+        """The batch as it is; raises ValueError for rows that are longer."""
+        if self.input_ids.shape[1] > length:
+            raise ValueError(f"rows of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
+        return self
+
+
 class PaddedExamples:
     """Sample i is example i, padded to the longest of its batch."""
 
@@ -77,7 +87,8 @@ class PaddedExamples:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples).tolist()
         length = int(self._split.lengths[indices].max(initial=1))
-        return _batch(self._split, [[index] for index in indices], length, self._pad_id)
+        made = _batch(self._split, [[index] for index in indices], length, self._pad_id)
+        return _WholeRows(made.input_ids, made.labels, made.positions, made.document_ids, made.has_boundaries)
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens ``start:stop`` of the split that an example consists of."""

@@ -152,7 +152,7 @@ def build_examples(
             for row in read_rows(files[split], Supervised):
                 writer.add(row, split, share)
                 progress.advance()
-    writer.finish(files, num_rows)
+    writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
     return ExampleStore.open(directory)
 
 
@@ -209,7 +209,7 @@ class _Writer:
         if len(self._problems) < _FIRST_PROBLEMS:
             self._problems.append(f"{place}: {reason}")
 
-    def finish(self, files: dict[str, list[Path]], num_rows: dict[str, int]) -> None:
+    def finish(self, files: dict[str, list[Path]], num_rows: dict[str, int], *, asks_to_hold_out: bool) -> None:
         """Writes the manifest; raises `DataError` for what was refused."""
         counts = self._counts
         if counts["bad"]:
@@ -225,6 +225,8 @@ class _Writer:
             )
         if not counts["train"]:
             raise DataError("No example is left to train on. Lower data.validation_fraction, or give more examples.")
+        if asks_to_hold_out and not counts["validation"]:
+            self._console.warn("There are so few examples that none is held out. Name some with --validation FILE.")
         left_out = counts["long"] if self._policy == "leave_out" else 0
         if counts["long"]:
             what = "left out" if left_out else "cut"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import codecs
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import orjson
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
+from sheepop.data.extract.decompression import decompressed
+from sheepop.data.extract.interface import ExtractionError
 from sheepop.posttrain.shapes import NoShapeError, recognised
 
 Message = Mapping[str, Any]
@@ -68,8 +70,9 @@ class RowError(Exception):
 def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
     """The lines of all files as rows of one kind, in order; memory holds a few of them at a time.
 
-    Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz``), a JSON list (``.json``), or Parquet. Every line
-    is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line and field.
+    Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
+    Every line is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line
+    and field.
     """
     problems: list[str] = []
     num_bad = num_rows = 0
@@ -151,7 +154,7 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
         return Preference(place, prompt, chosen, rejected, margin)
     before = _as_messages(prompt, "prompt", "user") if prompt else []
     answers = [_as_messages(part, name, "assistant") for name, part in (("chosen", chosen), ("rejected", rejected))]
-    if not before:
+    if not before or all(_said(answer[: len(before)]) == _said(before) for answer in answers):  # whole conversations
         shared = _shared(*answers)
         before, answers = answers[0][:shared], [answer[shared:] for answer in answers]
         if not before:
@@ -212,6 +215,8 @@ _FOLLOWS = {
 
 
 def _check_content(message: Message, where: str) -> None:
+    if message.get("weight", 1) not in (0, 1):
+        raise RowError(f"{where}.weight: is {message['weight']!r}; an answer is learnt (1) or not (0)")
     content = message.get("content")
     if content is None and message["role"] == "assistant" and message.get("tool_calls"):
         return
@@ -237,9 +242,16 @@ def _as_messages(turns: Any, name: str, role: str) -> list[Message]:
 
 
 def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """How many messages both begin with, at most all but the last of each."""
+    """How many messages both begin with before the assistant answers, at most all but the last of each."""
     most = min(len(first), len(second)) - 1
-    return next((number for number in range(most) if first[number] != second[number]), most)
+    shared = next((number for number in range(most) if first[number] != second[number]), most)
+    while shared and not (isinstance(last := first[shared - 1], dict) and last.get("role") in ("user", "tool")):
+        shared -= 1
+    return shared
+
+
+def _said(messages: Sequence[Any]) -> list[Any]:
+    return [(message.get("role"), message.get("content")) for message in messages if isinstance(message, dict)]
 
 
 def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -271,26 +283,29 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             yield from _parquet_rows(path)
         elif name.endswith(".json"):
             yield from _list_rows(path)
-        elif name.endswith((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")):
-            with cast(IO[bytes], gzip.open(path)) if name.endswith(".gz") else path.open("rb") as file:
-                for number, line in enumerate(file, 1):
+        elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
+            with path.open("rb") as file:
+                lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
+                for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield f"{path}, line {number:,}", _parsed(line)
         else:
             raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
-    except (OSError, EOFError) as error:
+    except (OSError, ExtractionError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _parsed(line: bytes) -> Any:
     try:
-        return orjson.loads(line)
+        return orjson.loads(line.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         return UnreadableLine(f"is not valid JSON ({error})")
 
 
 def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
     value = _parsed(path.read_bytes())
+    if isinstance(value, dict):  # one example, such as a saved chat
+        value = [value]
     if isinstance(value, UnreadableLine) or not isinstance(value, list):
         raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
     for number, entry in enumerate(value, 1):

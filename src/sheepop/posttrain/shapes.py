@@ -56,7 +56,7 @@ def _sharegpt(fields: Fields) -> Fields:
         if "role" in turn:
             messages.append(turn)
             continue
-        role = _SHAREGPT_ROLES.get(turn.get("from", ""))
+        role = _SHAREGPT_ROLES.get(str(turn.get("from")))
         if role is None:
             raise NoShapeError(
                 f"conversations[{number}].from: is {turn.get('from')!r}, not one of {', '.join(_SHAREGPT_ROLES)}"
