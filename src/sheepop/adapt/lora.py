@@ -207,8 +207,8 @@ def merged(model: Transformer) -> Transformer:
                 f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model that they were "
                 "rounded from."
             )
-        for change in layer._counting:
-            weight = _changed(weight, change, layer)
+        if changes := list(layer._counting):
+            weight = _changed(weight, changes, layer)
         plain = nn.Linear if isinstance(layer, LoraLinear) else nn.Embedding
         made = plain.__new__(plain)
         nn.Module.__init__(made)
@@ -219,10 +219,15 @@ def merged(model: Transformer) -> Transformer:
     return copy
 
 
-def _changed(weight: Tensor, change: LowRank, layer: nn.Module) -> Tensor:
+def _changed(weight: Tensor, changes: Sequence[LowRank], layer: nn.Module) -> Tensor:
+    """The weight with changes added up, each of them one of the weight as it was."""
     with torch.no_grad():
-        difference = change.change() if isinstance(layer, LoraLinear) else change.change().t()
-        found = weight.float() + difference
-        if change.magnitude is not None:
-            found = found * (change.magnitude / row_lengths(found))[:, None]
+        before = weight.float()
+        found = before.clone()
+        for change in changes:
+            difference = change.change() if isinstance(layer, LoraLinear) else change.change().t()
+            if change.magnitude is not None:
+                whole = before + difference
+                difference = whole * (change.magnitude / row_lengths(whole))[:, None] - before
+            found += difference
         return found.to(weight.dtype)
