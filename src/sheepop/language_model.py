@@ -9,16 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
-from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
 from sheepop.generate.scoring import Score, score_text
-from sheepop.jobs.generate import load_draft
+from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.start import start
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
@@ -94,15 +91,21 @@ def _of_one_text(settings: Settings) -> GenerationConfig:
 
 
 def load(
-    path: str | Path, device: str = "auto", dtype: str | None = None, *, draft_model: str | Path | None = None
+    path: str | Path,
+    device: str = "auto",
+    dtype: str | None = None,
+    *,
+    draft_model: str | Path | None = None,
+    adapters: Sequence[str | Path] = (),
 ) -> LanguageModel:
     """Reads a run (its best checkpoint), a checkpoint or a model directory onto `device`.
 
     `dtype` is float32, bfloat16 or float16; None keeps the one in which the weights are stored. `draft_model` is a
-    smaller model with the same tokenizer that guesses tokens, for the setting `guesses`. The weights have no gradients;
+    smaller model with the same tokenizer that guesses tokens, for the setting `guesses`. `adapters` are directories in
+    PEFT's format, or models tuned with LoRA, whose changes are added. The weights have no gradients;
     ``lm.model.requires_grad_()`` makes them trainable.
     """
-    loaded = load_model(path, resolve_device(device), dtype_named(dtype))
+    loaded = load_adapted(path, adapters, device=device, dtype=dtype)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return LanguageModel(loaded.model.requires_grad_(False), loaded.tokenizer, loaded.config, loaded.end_ids, draft)
 

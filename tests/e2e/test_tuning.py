@@ -81,3 +81,13 @@ def test_every_command_of_the_page_does_what_it_says(published: Path, monkeypatc
     with torch.no_grad():
         torch.testing.assert_close(adapted(ids).logits, ours(ids), rtol=1e-4, atol=1e-4)
         assert (adapted(ids).logits - model(ids).logits).abs().max() > 1e-3
+
+        # The change comes back from PEFT's files, and added twice it counts twice.
+        base, given = published / "models" / "base", [published / "exports" / "adapter", published / "runs" / "lora"]
+        back = [sheepop.load(base, adapters=adapters) for adapters in ([], given[:1], given[1:], given)]
+        for lm in back[1:3]:
+            torch.testing.assert_close(lm.model(ids), ours(ids), rtol=1e-5, atol=1e-5)
+        once, twice = (back[number].model.state_dict() for number in (1, 3))
+        for name, weight in back[0].model.state_dict().items():
+            torch.testing.assert_close(twice[name] - weight, 2 * (once[name] - weight), rtol=1e-4, atol=1e-6)
+    assert back[2].chat(asked, max_new_tokens=2).text is not None  # by the template of the run

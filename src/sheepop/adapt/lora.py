@@ -194,6 +194,12 @@ def activate(model: Transformer, *names: str) -> None:
             change.requires_grad_(name in names)
 
 
+def can_merge(model: Transformer) -> bool:
+    """Whether all changes may go into the weights that they are beside: not into integers."""
+    weights = [layer.weight for layer in adapted_layers(model).values()]
+    return not any(isinstance(weight, StoredWeight) and weight.scales is not None for weight in weights)
+
+
 def merged(model: Transformer) -> Transformer:
     """A copy of the network with the active changes in its weights and no other; what is not changed is shared.
 

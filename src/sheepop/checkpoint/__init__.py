@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sheepop.checkpoint.adapted import with_adapters
     from sheepop.checkpoint.counters import read_counters
     from sheepop.checkpoint.model_directory import (
         LoadedModel,
@@ -35,6 +36,7 @@ __all__ = [
     "read_training_state",
     "resolve_model_directory",
     "save_model",
+    "with_adapters",
     "write_foreign_model",
     "write_model",
     "write_training_state",

@@ -27,13 +27,15 @@ def changes_of(model: Transformer) -> dict[str, Tensor]:
     }
 
 
-def put_changes(model: Transformer, config: LoraConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Puts a change, stored in `source`, beside the layers of its base and makes it the active one.
+def put_changes(
+    model: Transformer, config: LoraConfig, tensors: Mapping[str, Tensor], source: Path, *, name: str = NAME
+) -> None:
+    """Puts a change, stored in `source`, beside the layers of its base as `name` and makes it the active one.
 
     Raises `CheckpointError` for tensors that are missing, or that have no layer or another shape.
     """
     modules = dict(model.named_modules())
-    for path in dict.fromkeys(name.partition(".changes.")[0] for name in tensors):
+    for path in dict.fromkeys(key.partition(".changes.")[0] for key in tensors):
         down, up, magnitude = (tensors.get(f"{path}.changes.{NAME}.{part}") for part in ("down", "up", "magnitude"))
         if path not in modules or down is None or up is None:
             raise CheckpointError(f"{source} does not fit its model: {path} is no layer of it, or lacks a part.")
@@ -42,9 +44,13 @@ def put_changes(model: Transformer, config: LoraConfig, tensors: Mapping[str, Te
         if (up.shape[0], down.shape[-1]) != expected or up.shape[-1] != down.shape[0]:
             raise CheckpointError(f"{source} does not fit its model: the change of {path} has another shape.")
         lengths = None if magnitude is None else magnitude.clone()
-        put(model, path, NAME, LowRank(config, down.clone(), up.clone(), lengths))
-    require_changes(tensors, changes_of(model), source)
-    activate(model, NAME)
+        put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
+    beside = f".changes.{name}."
+    placed = {
+        key.replace(beside, f".changes.{NAME}."): each for key, each in changes_of(model).items() if beside in key
+    }
+    require_changes(tensors, placed, source)
+    activate(model, name)
 
 
 def require_changes(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sheepop.cli import generation_options as option
-from sheepop.cli.options import Device, Dtype, make_console, print_text
+from sheepop.cli.options import Adapter, Device, Dtype, make_console, print_text
 from sheepop.cli.terminal import at_terminal, for_each_line, print_styled
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
@@ -44,6 +44,7 @@ def chat(
     temperature: option.Temperature = None,
     top_p: option.TopP = None,
     seed: option.Seed = None,
+    adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -56,12 +57,14 @@ def chat(
       sheepop chat runs/mine
 
       sheepop chat http://localhost:8000 --system "Answer in one sentence."
+
+      sheepop chat models/smollm --adapter adapters/polite
     """
     from sheepop.generate.config import requested
 
     config = requested(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     console = make_console(quiet=False)
-    speaker = _speaker(model, console, name=name, api_key=api_key, device=device, dtype=dtype)
+    speaker = _speaker(model, console, name=name, api_key=api_key, adapters=adapter or [], device=device, dtype=dtype)
     from sheepop.jobs.chat import Conversation
 
     conversation = Conversation(speaker, config, system=system)
@@ -85,7 +88,14 @@ def chat(
 
 
 def _speaker(
-    model: str, console: Console, *, name: str | None, api_key: str | None, device: str | None, dtype: str | None
+    model: str,
+    console: Console,
+    *,
+    name: str | None,
+    api_key: str | None,
+    adapters: list[Path],
+    device: str | None,
+    dtype: str | None,
 ) -> Speaker:
     """Whoever `model` names; what is meant for the other kind is refused before anything is loaded."""
     from sheepop.checkpoint.run_directory import resolve_model_directory
@@ -93,6 +103,8 @@ def _speaker(
     if model.startswith(("http://", "https://")):
         if device is not None or dtype is not None:
             raise UsageError("A server has chosen its --device and --dtype. Leave them out.")
+        if adapters:
+            raise UsageError("A server serves its own adapters, as models: --model NAME. Leave --adapter out.")
         from sheepop.jobs.chat import ServerSpeaker
 
         return ServerSpeaker(model, model=name, api_key=api_key)
@@ -103,7 +115,7 @@ def _speaker(
         console.info(f"Loading {model}.")
     from sheepop.jobs.chat import ModelSpeaker
 
-    return ModelSpeaker(model, device=device or "auto", dtype=dtype)
+    return ModelSpeaker(model, device=device or "auto", dtype=dtype, adapters=adapters)
 
 
 def _obey(conversation: Conversation, line: str, console: Console) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from sheepop.cli import generation_options as option
-from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.cli.terminal import at_terminal, for_each_line
 from sheepop.core.console import Console
 from sheepop.core.errors import SheepOpError, UsageError
@@ -62,6 +62,7 @@ def generate(
     cache_dtype: option.CacheDtype = None,
     batch_invariant: option.BatchInvariant = False,
     apart: option.Apart = False,
+    adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
@@ -84,6 +85,8 @@ def generate(
       sheepop generate runs/notes "The answer is" --choice yes --choice no
 
       sheepop generate runs/pairs "reverse abc" --beams 4
+
+      sheepop generate models/smollm "Dear" --adapter adapters/polite
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
     from sheepop.generate.config import requested
@@ -133,7 +136,9 @@ def generate(
     from sheepop.jobs.generate import load_generator, write_texts  # loads torch, which nothing above needs
 
     console = make_console(quiet)
-    generator = load_generator(model, device=device or "auto", dtype=dtype, draft_model=draft_model)
+    generator = load_generator(
+        model, device=device or "auto", dtype=dtype, draft_model=draft_model, adapters=adapter or ()
+    )
 
     def write(asked: Sequence[str], *, echo: bool) -> None:
         streams = len(asked) == 1 and config.num_completions == 1 and config.best_of is None and not as_json

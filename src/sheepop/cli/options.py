@@ -20,6 +20,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]
+Adapter = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="DIR", help="An adapter (PEFT, or a model with one); several add up.", show_default="none"),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
 Overrides = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
@@ -25,6 +25,7 @@ def score(
         str,
         typer.Argument(metavar="FILE|-", help="The text; a dash, or nothing, is standard input.", show_default=False),
     ] = "-",
+    adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
@@ -40,6 +41,8 @@ def score(
       sheepop score runs/quickstart notes.txt
 
       echo "To be or not to be" | sheepop score runs/quickstart --json
+
+      sheepop score models/smollm notes.txt --adapter adapters/polite
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
 
@@ -49,7 +52,7 @@ def score(
     text = _read(file)
     from sheepop.jobs.score import score as score_with
 
-    found = score_with(model, text, device=device or "auto", dtype=dtype)
+    found = score_with(model, text, device=device or "auto", dtype=dtype, adapters=adapter or ())
     summary = {
         "num_tokens": len(found.logprobs),
         "loss": found.loss,

@@ -15,6 +15,10 @@ def serve(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY.")
     ],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="Serve MODEL with this adapter too, as NAME.", show_default="none"),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
     api_keys: Annotated[
@@ -43,6 +47,8 @@ def serve(
 
       sheepop serve small=runs/small large=runs/large --port 8080 --api-keys keys.json
 
+      sheepop serve models/smollm --adapter polite=adapters/polite
+
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
@@ -58,13 +64,29 @@ def serve(
     places = dict(_named(model) for model in models)
     if len(places) < len(models):
         raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
+    adapted = _adapted(adapter or [], places)
     for place in places.values():
         resolve_model_directory(place)
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
         raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    run(places, chosen, dtype=dtype, console=make_console(quiet))
+    run(places, chosen, adapters=adapted, dtype=dtype, console=make_console(quiet))
+
+
+def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
+    """The adapters by the names that they are served as."""
+    found: dict[str, Path] = {}
+    if given and len(places) > 1:
+        raise UsageError("--adapter is for a server of one MODEL. Serve the others in a process of their own.")
+    for text in given:
+        name, equals, place = text.partition("=")
+        if not equals or not name or not place or "/" in name:
+            raise UsageError(f"--adapter {text} does not say NAME=DIR, for example polite=adapters/polite.")
+        if name in found or name in places:
+            raise UsageError(f"--adapter {text}: {name} is the name of something else that is served. Choose another.")
+        found[name] = Path(place).absolute()
+    return found
 
 
 def _named(model: str) -> tuple[str, Path]:

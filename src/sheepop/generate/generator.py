@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sheepop.adapt.lora import adapted_layers
 from sheepop.adapt.native_products import can_be_batch_invariant, wants_native_kernels, with_native_products
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
@@ -258,6 +259,11 @@ class Generator:
     def _invariant_model(self) -> Transformer:
         """The network in kernels for which other rows make no difference."""
         config = self.model.config
+        if adapted_layers(self.model):
+            raise UsageError(
+                "batch_invariant is not for a model with an adapter beside its weights, whose products depend on the "
+                "other rows. Leave it out, or merge the adapter."
+            )
         if not can_be_batch_invariant(self.model) or config.architecture != "decoder" or config.experts is not None:
             raise UsageError(
                 "batch_invariant is for decoders without experts, in float32 or integers, on a CPU of a machine with a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,8 +42,15 @@ class Speaker(Protocol):
 class ModelSpeaker:
     """A model directory or run. Without a chat template it continues the conversation as one text."""
 
-    def __init__(self, model: str | Path, *, device: str = "auto", dtype: str | None = None) -> None:
-        self._generator = load_generator(model, device=device, dtype=dtype)
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        adapters: Sequence[str | Path] = (),
+    ) -> None:
+        self._generator = load_generator(model, device=device, dtype=dtype, adapters=adapters)
         if not self._generator.continues_prompts:
             raise UsageError("An encoder-decoder writes targets of sources and does not chat. Use sheepop generate.")
         self.name = Path(model).resolve().name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import load_model, open_model, resolve_model_directory, write_foreign_model
+from sheepop.checkpoint.adapted import family_of
 from sheepop.checkpoint.changes import NAME, changes_of
 from sheepop.checkpoint.exchange import (
     choose_family,
@@ -170,8 +171,7 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
             "format hf."
         )
     loaded = load_model(directory, merge=False)
-    imported = loaded.provenance.get("imported")
-    family = choose_family(loaded.config, imported.get("family") if isinstance(imported, dict) else None)
+    family = family_of(loaded)
     with atomic_directory(report.output, replace=overwrite) as place:
         write_adapter(place, loaded.model, family, name=NAME)
     change = changes_of(loaded.model)

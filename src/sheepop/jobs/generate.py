@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.checkpoint import LoadedModel, load_model, with_adapters
 from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
@@ -13,14 +13,28 @@ from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.model import EncoderDecoder, Transformer
 
 
+def load_adapted(
+    model: str | Path, adapters: Sequence[str | Path] = (), *, device: str = "auto", dtype: str | None = None
+) -> LoadedModel:
+    """The model that `model` means with `adapters`, added up; raises `CheckpointError` for one that does not fit."""
+    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+    return with_adapters(loaded, adapters) if adapters else loaded
+
+
 def load_generator(
-    model: str | Path, *, device: str = "auto", dtype: str | None = None, draft_model: str | Path | None = None
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    draft_model: str | Path | None = None,
+    adapters: Sequence[str | Path] = (),
 ) -> Generator:
     """The model that `model` means, ready to write, with a smaller one that guesses for it if `draft_model` names one.
 
-    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored.
+    `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored. `adapters` are as
+    `load_adapted` takes them.
     """
-    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
 

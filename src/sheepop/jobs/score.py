@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from sheepop.checkpoint import load_model
-from sheepop.checkpoint.exchange import dtype_named
-from sheepop.core.device import resolve_device
 from sheepop.generate.scoring import Score, score_text
+from sheepop.jobs.generate import load_adapted
 
 
-def score(model: str | Path, text: str, *, device: str = "auto", dtype: str | None = None) -> Score:
-    """Loads the model that `model` means; how well it predicts `text`, token by token."""
-    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+def score(
+    model: str | Path,
+    text: str,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    adapters: Sequence[str | Path] = (),
+) -> Score:
+    """Loads the model that `model` means, with `adapters`; how well it predicts `text`, token by token."""
+    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
     return score_text(loaded.model, loaded.tokenizer, text)

@@ -18,34 +18,38 @@ from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
-from sheepop.serve.served_model import ServedModel
 from sheepop.serve.server import Server, Service
+from sheepop.serve.stock import Stock
 
 
-def serve(places: Mapping[str, Path], config: SheepOpConfig, *, dtype: str | None, console: Console) -> None:
-    """Serves the models in these places under these names.
+def serve(
+    places: Mapping[str, Path],
+    config: SheepOpConfig,
+    *,
+    adapters: Mapping[str, Path] | None = None,
+    dtype: str | None,
+    console: Console,
+) -> None:
+    """Serves the models in these places under these names, and the first of them with each of the adapters under its.
 
     SIGTERM and Ctrl-C let open requests finish; SIGHUP loads models anew. Raises `UsageError` for a port that is taken.
     """
-    with _service(places, config, dtype, console) as (app, service):
+    stock = Stock(dict(places), dict(adapters or {}), config.server, config.device, dtype)
+    with _service(stock, config, console) as (app, service):
         listener = _listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
-        console.info(f"Serving {', '.join(places)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
+        console.info(f"Serving {', '.join(stock.names)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
         Server(app, service, config.server).run(sockets=[listener])
 
 
 @contextmanager
-def _service(
-    places: Mapping[str, Path], config: SheepOpConfig, dtype: str | None, console: Console
-) -> Iterator[tuple[ASGIApp, Service]]:
+def _service(stock: Stock, config: SheepOpConfig, console: Console) -> Iterator[tuple[ASGIApp, Service]]:
     """The application that serves the models, in this process or in replicas, and what looks after it."""
-    server, device = config.server, config.device
+    server = config.server
     if server.engine == "local":
-        registry = Registry(
-            lambda name: ServedModel.load(name, places[name], server, device=device, dtype=dtype), list(places)
-        )
+        registry = Registry(stock.load, stock.names)
         yield create_app(registry, server), registry
         return
     try:
@@ -56,7 +60,7 @@ def _service(
     doorkeeper = Doorkeeper(server.api_keys)
     console.info(f"Starting {counted(server.replicas, 'replica')} on the Ray cluster.")
     known = doorkeeper.without_limits()
-    with replicas_on_ray(places, server, known, device=device, dtype=dtype) as replicas:
+    with replicas_on_ray(stock, known) as replicas:
         front = Front(replicas, server, doorkeeper)
         yield front, front
 

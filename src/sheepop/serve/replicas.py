@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,11 +25,10 @@ from sheepop.core.cluster import ray_cluster
 from sheepop.core.errors import UsageError
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
-from sheepop.serve.config import ServerConfig
 from sheepop.serve.home import home_of
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
-from sheepop.serve.served_model import ServedModel
+from sheepop.serve.stock import Stock
 
 _ACCEPT_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0
@@ -43,18 +41,13 @@ class Replica:
 
     def __init__(
         self,
-        places: Mapping[str, Path],
-        config: ServerConfig,
+        stock: Stock,
         doorkeeper: Doorkeeper,
-        device: str,
-        dtype: str | None,
         cores: int,
     ) -> None:
         torch.set_num_threads(cores)
-        self._registry = Registry(
-            lambda name: ServedModel.load(name, places[name], config, device=device, dtype=dtype), list(places)
-        )
-        self._app = create_app(self._registry, config, doorkeeper)
+        self._registry = Registry(stock.load, stock.names)
+        self._app = create_app(self._registry, stock.config, doorkeeper)
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
         """What the application sends, as ASGI messages; first none, which says that this replica has the request."""
@@ -186,17 +179,14 @@ def _unavailable(what: str, code: str) -> ApiError:
 
 @contextmanager
 def replicas_on_ray(
-    places: Mapping[str, Path],
-    config: ServerConfig,
+    stock: Stock,
     doorkeeper: Doorkeeper,
-    *,
-    device: str,
-    dtype: str | None,
 ) -> Iterator[Replicas]:
-    """Within the block as many replicas as `config` asks for serve the models that lie at `places` on every node.
+    """Within the block as many replicas as its configuration asks for serve the `stock`, which lies on every node.
 
     Raises `UsageError` where the cluster cannot be used, is too small, or the models cannot be loaded there.
     """
+    config, device = stock.config, stock.device
     with ray_cluster(UsageError):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location=ProxyLocation.Disabled)
@@ -221,7 +211,7 @@ def replicas_on_ray(
         )
         try:
             try:
-                application = deployment.bind(dict(places), config, doorkeeper, device, dtype, cores)
+                application = deployment.bind(stock, doorkeeper, cores)
                 handle = serve.run(application, name=name, route_prefix=None)
             except RuntimeError:
                 raise UsageError(f"The replicas cannot start. {_trouble(name)}") from None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from sheepop.checkpoint import LoadedModel, load_model
-from sheepop.checkpoint.exchange import dtype_named
-from sheepop.core.device import resolve_device
+from sheepop.checkpoint import LoadedModel
 from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.prompt import read_prompt
@@ -52,13 +49,6 @@ class ServedModel:
             self.template = ChatTemplate.of(loaded.tokenizer)
         except TokenizerError:
             self.template = None
-
-    @classmethod
-    def load(
-        cls, name: str, directory: str | Path, config: ServerConfig, *, device: str = "auto", dtype: str | None = None
-    ) -> ServedModel:
-        """Serves the model that `directory` means."""
-        return cls(name, load_model(directory, resolve_device(device), dtype_named(dtype)), config)
 
     async def requests(
         self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig, *, priority: int, tenant: str

@@ -112,7 +112,9 @@ def _joined(model: Transformer, place: _Place, parts: Sequence[Any]) -> tuple[di
     present = [part for part in parts if part is not None]
     rank, config = sum(part.config.rank for part in present), present[0].config
     # The product with the rank may lose the last bit of what the quotient was made of.
-    alpha = config.alpha if rank == config.rank else config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
+    alpha = (
+        config.alpha if rank == config.rank else config.scale * (math.sqrt(rank) if config.rank_stabilised else rank)
+    )
     down = torch.cat([part.down.detach() for part in present])
     ups, begin = [], 0
     for part, rows in zip(parts, place.rows, strict=True):
