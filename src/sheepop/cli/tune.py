@@ -1,4 +1,4 @@
-"""``sheepop tune``: what a finished model is taught beyond continuing text."""
+"""``sheepop tune``: a finished model learns to answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, prin
 from sheepop.cli.train import run_command
 from sheepop.core.errors import UsageError
 
-app = typer.Typer(help="Teach a finished model: to answer, to follow preferences.", no_args_is_help=True)
+app = typer.Typer(help="Teach a finished model to answer.", no_args_is_help=True)
 
 
 @app.command("sft")
 def sft(
-    model: Annotated[Path | None, typer.Argument(help="The model to begin with: a model directory or a run.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="The model to begin with: a model directory or a run.")
+    ] = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
     data: Annotated[

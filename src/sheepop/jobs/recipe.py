@@ -115,10 +115,10 @@ def complete(
     """
     keeps_model = fork is not None
     asked = draft(given, keeps_model=keeps_model)
-    if asked.tuning.method is not None:
-        return _complete_tuning(given, fork, console)
     if not asked.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(asked, {})
+    if asked.tuning.method is not None:
+        return _complete_tuning(given, fork, console)
     num_bytes = text_bytes(asked.data)
     flops_per_second = speed(resolve_device(asked.device))
     size = choose_size(flops_per_second, asked.training, num_bytes)
