@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.initial_embeddings import check_initial_embeddings, refuse_both, set_initial_embeddings
-from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
+from sheepop.jobs.run_kind import RunData, RunKind, Samples
 from sheepop.jobs.run_record import StoredRun
 from sheepop.jobs.training_data import (
     build_batches,
@@ -35,7 +35,6 @@ from sheepop.jobs.training_samples import (
 )
 from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
-from sheepop.train import Scores, validate
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.source import PlannedSource, StepSource
@@ -161,28 +160,6 @@ class CorpusData(RunData):
         if not self.held_out_tokens:
             return None
         return build_batches(config, self.corpus.validation, self.tokenizer(), evaluation=True)
-
-    def score(
-        self,
-        model: Transformer,
-        held_out: Batches,
-        config: SheepOpConfig,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> Scores:
-        """How well the held-out text is predicted."""
-        return validate(
-            model,
-            held_out,
-            self.tokenizer().byte_lengths(),
-            batch_size=evaluation_batch(config),
-            precision=config.training.precision,
-            device=device,
-            max_tokens=max_tokens,
-            on_batch=on_batch,
-        )
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Continuations of `training.sample_prompts`."""

@@ -15,7 +15,7 @@ from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_record import StoredRun
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
-from sheepop.train import Scores, TrainingConfig
+from sheepop.train import Scores, TrainingConfig, validate
 from sheepop.train.objective import Objective
 from sheepop.train.source import StepSource
 
@@ -26,6 +26,7 @@ class RunData(Protocol):
     """What a run learns from, opened, and what follows from it: steps, objective, scores, samples.
 
     `fingerprint` names the data: a run goes on with the same data only. With 0 `held_out_tokens` nothing is scored.
+    `begin` and `score` have a body for the usual case; inherit them.
     """
 
     @property
@@ -69,6 +70,7 @@ class RunData(Protocol):
 
     def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
         """Changes the weights of a network that was never trained, where settings say so; whether it did."""
+        return False
 
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
         """Where every step's data comes from."""
@@ -86,7 +88,20 @@ class RunData(Protocol):
         max_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> Scores:
-        """The scores of a model on those rows, or on about `max_tokens` of them; `on_batch` hears of finished rows."""
+        """The scores of a model on those rows, or on about `max_tokens` of them; `on_batch` hears of finished rows.
+
+        They say how well the labels are predicted, unless a kind of run has others.
+        """
+        return validate(
+            model,
+            held_out,
+            self.tokenizer().byte_lengths(),
+            batch_size=evaluation_batch(config),
+            precision=config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+        )
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Lets a model write while it learns: one row for each text, by the step; None where it is not to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from sheepop.core.program import typed
 from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
-from sheepop.jobs.run_kind import RunData, RunKind, Samples, evaluation_batch
+from sheepop.jobs.run_kind import RunData, RunKind, Samples
 from sheepop.jobs.run_record import StoredRun
 from sheepop.jobs.training_samples import TrainingSamples, check_samples, generate_command
 from sheepop.model import Transformer, build_model
@@ -32,7 +32,6 @@ from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
-from sheepop.train import Scores, validate
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.source import PlannedSource, StepSource
@@ -195,10 +194,6 @@ class ExampleData(RunData):
         lora = config.tuning.lora
         return WholeModel(model) if lora is None else AdaptedModel(self.base, model, lora)
 
-    def begin(self, model: Transformer, config: SheepOpConfig, console: Console) -> bool:
-        """Nothing: the weights are those of the model that is tuned."""
-        return False
-
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
         """The batches of the plan."""
         training = config.training
@@ -210,28 +205,6 @@ class ExampleData(RunData):
     def held_out(self, config: SheepOpConfig) -> Batches | None:
         """Rows of held-out examples."""
         return self._rows(self.store.validation, config) if self.held_out_tokens else None
-
-    def score(
-        self,
-        model: Transformer,
-        held_out: Batches,
-        config: SheepOpConfig,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> Scores:
-        """How well the held-out answers are predicted."""
-        return validate(
-            model,
-            held_out,
-            self.tokenizer().byte_lengths(),
-            batch_size=evaluation_batch(config),
-            precision=config.training.precision,
-            device=device,
-            max_tokens=max_tokens,
-            on_batch=on_batch,
-        )
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""

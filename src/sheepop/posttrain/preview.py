@@ -10,11 +10,11 @@ from sheepop.core.facts import visible
 from sheepop.posttrain.encoding import Example
 from sheepop.tokenizer import Tokenizer
 
-_LEARNT, _GIVEN = ("black on green", "black on bright_green"), ("dim", "dim underline")
+_LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
 
 def preview(example: Example, tokenizer: Tokenizer) -> Text:
-    """The tokens of an example one by one, those that are learnt on green; neighbours differ in shade."""
+    """The tokens of an example one by one, those that are learnt in green; every other one is underlined."""
     text = Text()
     for number, token in enumerate(preview_tokens(example, tokenizer)):
         styles = _LEARNT if token["supervised"] else _GIVEN
