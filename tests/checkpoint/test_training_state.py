@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from sheepop.checkpoint.training_state import read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.optimizers import optimizer_slots
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -36,7 +35,7 @@ def configured(optimizer: str) -> TrainingConfig:
     return TrainingConfig(optimizer=optimizer, schedule=schedule, learning_rate=0.01)
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+@pytest.mark.parametrize("optimizer", list(OPTIMIZER_NAMES))
 def test_training_goes_on_bit_for_bit(tmp_path: Path, model: Transformer, optimizer: str) -> None:
     config = configured(optimizer)
     optimizers = build_optimizers(model, config)

@@ -31,7 +31,8 @@ def lm(run: Path) -> sheepop.LanguageModel:
 
 
 def test_public_names_are_listed_and_nothing_else() -> None:
-    assert dir(sheepop) == ["LanguageModel", "__version__", "load", "load_tokenizer"]
+    names = ["LanguageModel", "__version__", "load", "load_tokenizer", "register", "train", "tune"]
+    assert dir(sheepop) == names
 
 
 def test_a_loaded_model_needs_no_gradients(lm: sheepop.LanguageModel) -> None:

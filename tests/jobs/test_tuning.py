@@ -17,7 +17,7 @@ from sheepop.checkpoint import RunDirectory, load_model, open_model, resolve_mod
 from sheepop.checkpoint.model_directory import read_quantization, read_weights
 from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.errors import CheckpointError, ConfigError, TokenizerError
 from sheepop.core.files import write_checksums
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.quantize import quantize_model
@@ -139,7 +139,9 @@ def test_only_the_learnt_tokens_count(tuned: TrainOutcome) -> None:
         (["data.documents=line"], "data.documents = 'line' is about running text and has no effect on examples"),
         (["data.clean.stages=[]"], "data.clean"),
         (["training.curriculum=easy_to_hard"], "training.curriculum = 'easy_to_hard' is about running text"),
+        (["data.num_workers=2"], "data.num_workers = 2 is about running text"),
         (["data.paths=[]"], "data.paths is empty"),
+        (["tokenizer.vocab_size=300"], "A tuned model keeps its tokenizer"),
         (["data.max_length=4096"], "data.max_length = 4096 is more than the 64 tokens that the model reads"),
         (["training.sample_prompts=[" + "number" * 20 + "]"], "training.sample_prompts"),
         (["model.d_model=64"], r"model\.d_model is 16 there, not 64"),
@@ -158,6 +160,18 @@ def test_tuning_needs_a_model_and_its_settings_a_method(examples: Path, tmp_path
         run_training(config(examples, tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"neftune_alpha has no effect without tuning\.method"):
         load_config(overrides=["tuning.neftune_alpha=5"])
+
+
+def test_a_template_of_a_file_is_kept_and_one_that_is_missing_is_named(
+    base: Path, examples: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "mine.jinja"
+    given = config(examples, tmp_path / "run", f"tuning.chat_template={template}", "training.max_steps=1")
+    with pytest.raises(TokenizerError, match=r"mine\.jinja cannot be read"):
+        run_training(given, fork=base)
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    outcome = run_training(given, fork=base)
+    assert chat_templates(load_model(outcome.run).tokenizer) == {"default": template.read_text()}
 
 
 def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples: Path) -> None:

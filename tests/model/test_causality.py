@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.model import Transformer
-from sheepop.model.config import Activation, NormKind, PositionEncoding
+from sheepop.model.config import ACTIVATION_NAMES, NormKind, PositionEncoding
 
 from ..reading import read_in_pieces
 
@@ -35,7 +35,7 @@ def tokens(seed: int) -> Tensor:
     return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
-ENCODINGS, NORMS, ACTIVATIONS = get_args(PositionEncoding), get_args(NormKind), get_args(Activation)
+ENCODINGS, NORMS, ACTIVATIONS = get_args(PositionEncoding), get_args(NormKind), list(ACTIVATION_NAMES)
 ARCHITECTURES = {
     **{
         f"{encoding}-{kv_heads}kv": {

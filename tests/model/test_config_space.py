@@ -14,7 +14,7 @@ from torch import Tensor
 from sheepop.core.config import validate
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
-from sheepop.model.config import Activation, Initialization, NormKind, NormPosition, PositionEncoding
+from sheepop.model.config import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
 
 from ..reading import read_in_pieces
 
@@ -94,7 +94,7 @@ def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
         "qk_norm": draw(maybe(st.sampled_from(["head", "width"]))),
         "short_convolution": draw(maybe(st.integers(2, 4))),
         "ngrams": draw(maybe(st.sampled_from([{"rows": 7}, {"orders": [2, 4], "rows": 50}]))),
-        "activation": draw(st.sampled_from(get_args(Activation))),
+        "activation": draw(st.sampled_from(list(ACTIVATION_NAMES))),
         "feed_forward_bias": draw(maybe(st.booleans())),
         "experts": draw(maybe(expert_keys(num_layers))),
         "parallel_residual": draw(st.booleans()) if position != "post" else False,
@@ -206,7 +206,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "experts": ({"count": 2, "per_token": 3}, {"count": 3, "layers": [8]}, {"count": 1}, {"number": 3}),
     "norm": get_args(NormKind),
     "norm_position": get_args(NormPosition),
-    "activation": (*get_args(Activation), ["gelu"]),
+    "activation": (*ACTIVATION_NAMES, ["gelu"]),
     "parallel_residual": (True,),
     "attention_backend": ("sdpa", "flex", "flash"),
     "attention_soft_cap": (0.5,),

@@ -24,7 +24,7 @@ from sheepop.model import (
     build_model,
     cross_entropy,
 )
-from sheepop.model.config import Activation, Backend, Initialization, NormKind, NormPosition, PositionEncoding
+from sheepop.model.config import ACTIVATION_NAMES, Backend, Initialization, NormKind, NormPosition, PositionEncoding
 from sheepop.model.probe import record
 
 from ..reading import PieceReader, read_in_pieces
@@ -368,7 +368,7 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "final_norm": st.sampled_from([None, True, False]),
     "embedding_norm": st.booleans(),
     "qk_norm": st.sampled_from([None, "head", "width"]),
-    "activation": st.sampled_from(get_args(Activation)),
+    "activation": st.sampled_from(list(ACTIVATION_NAMES)),
     "num_kv_heads": st.sampled_from([1, 2, 4]),
     "value_head_dim": st.sampled_from([None, 6]),
     "num_encoder_layers": st.sampled_from([1, 2]),

@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import itertools
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from sheepop.train.activation_checkpointing import (
     resolve_activation_checkpointing,
     step_bytes,
 )
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.placement import OneDevice
 
 from ..model.architectures import ARCHITECTURES
@@ -229,7 +229,7 @@ def test_where_blocks_can_be_computed_only_attention_that_takes_them_is_counted_
 @pytest.mark.parametrize("name", ["sheepop", "llama", "deepseek", "switch"])
 @pytest.mark.parametrize(
     ("optimizer", "precision", "averaged"),
-    [(name, "fp32", False) for name in get_args(OptimizerName)] + [("adamw", "bf16", True), ("muon", "fp16", False)],
+    [(name, "fp32", False) for name in OPTIMIZER_NAMES] + [("adamw", "bf16", True), ("muon", "fp16", False)],
 )
 def test_weights_gradients_and_state_take_the_bytes_that_are_allocated(
     name: str, optimizer: str, precision: str, averaged: bool

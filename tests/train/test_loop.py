@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from sheepop.data import Corpus, batch_hash
 from sheepop.train import Scores, Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.source import PreparedStep
 
 from .runs import WARM_UPS, settings_of, timeless, weights
@@ -257,7 +257,7 @@ def test_averaging_changes_nothing_about_the_training(make_trainer: MakeTrainer)
         assert torch.equal(tensor, averaged.model.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+@pytest.mark.parametrize("optimizer", list(OPTIMIZER_NAMES))
 def test_bfloat16_follows_the_course_of_float32(make_trainer: MakeTrainer, optimizer: str) -> None:
     courses = []
     for precision in ("fp32", "bf16"):

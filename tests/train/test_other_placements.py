@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.model import Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.source import PreparedStep, StepSource
 
@@ -139,7 +139,7 @@ def freeze(*patterns: str) -> Callable[[Transformer], None]:
     return change
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+@pytest.mark.parametrize("optimizer", list(OPTIMIZER_NAMES))
 @pytest.mark.parametrize("frozen", [("blocks.",), ("embedding", "norm", "bias", "lm_head"), ("blocks.0.",)])
 def test_any_part_of_a_network_may_be_frozen_under_any_optimizer(
     make_trainer: MakeTrainer, optimizer: str, frozen: tuple[str, ...]

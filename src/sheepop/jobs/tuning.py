@@ -32,6 +32,7 @@ from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
 from sheepop.train.source import PlannedSource, StepSource
@@ -39,7 +40,7 @@ from sheepop.train.source import PlannedSource, StepSource
 _SAMPLES, _LOOKED_AT = 3, 100
 _TOKENIZER = "tokenizer"
 # What of the settings under `data` and `training` means something to a run on examples; the rest is about text.
-_DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length", "num_workers"}
+_DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
 _TEXT_KEYS = {
     "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
     "initial_embeddings", "eval_stride",
@@ -79,9 +80,8 @@ class SupervisedTuning(RunKind):
             )
         if config.tuning.lora is not None:
             origin.write_base(run.base)
-        if not (run.examples / TOKENS).is_dir():
-            with atomic_directory(run.examples, replace=True) as place:
-                self._build(config, origin.loaded.tokenizer, place, console)
+        with atomic_directory(run.examples, replace=True) as place:
+            self._build(config, origin.loaded.tokenizer, place, console)
         return config, ExampleData.open(run, origin)
 
     def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
@@ -275,7 +275,7 @@ def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, cons
     place.mkdir()
     tokenizer.save(place)
     if template is not None:
-        text = Path(template).read_text(encoding="utf-8")
+        text = read_text(Path(template), LARGEST_TEMPLATE)
     elif not chat_templates(tokenizer):
         text = default_template(tokenizer)
         console.info("The model has no chat template, so it learns a simple one, which is kept with it.")
@@ -288,6 +288,10 @@ def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, cons
 def _refuse_text_settings(asked: SheepOpConfig) -> None:
     """Raises `ConfigError` for a setting that is about text and would have no effect on examples."""
     usual = SheepOpConfig()
+    if asked.tokenizer != usual.tokenizer:
+        raise ConfigError(
+            "A tuned model keeps its tokenizer, so settings under tokenizer have no effect. Leave them out."
+        )
     for section in ("data", "training"):
         given = dict(leaves(getattr(asked, section).model_dump(mode="json")))
         default = dict(leaves(getattr(usual, section).model_dump(mode="json")))

@@ -22,12 +22,12 @@ from sheepop.core.bounded import (
 )
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
+from sheepop.tokenizer.settings import LARGEST_TEMPLATE
 
 _CHILD = "sheepop.tokenizer.chat_child"
 _MEMORY_BYTES = 2**29
 _SECONDS = 10.0
 _LARGEST_OUTPUT = 2**24
-_LARGEST_TEMPLATE = 2**20
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # The names under which a message carries its reasoning. Templates read the first, those of gpt-oss the second.
@@ -70,9 +70,9 @@ class ChatTemplate:
         memory_bytes: int = _MEMORY_BYTES,
         largest_output: int = _LARGEST_OUTPUT,
     ) -> None:
-        if len(template) > _LARGEST_TEMPLATE:
+        if len(template) > LARGEST_TEMPLATE:
             raise TokenizerError(
-                f"The chat template has {len(template):,} characters, but it may have at most {_LARGEST_TEMPLATE:,}."
+                f"The chat template has {len(template):,} characters, but it may have at most {LARGEST_TEMPLATE:,}."
             )
         self._template = template
         self._variables = dict(variables or {})

@@ -23,7 +23,7 @@ _ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_FILE = "chat_template.jinja"
 _FURTHER_TEMPLATES = "additional_chat_templates"
 _LARGEST_SETTINGS = 2**26
-_LARGEST_TEMPLATE = 2**20
+LARGEST_TEMPLATE = 2**20
 
 # Where nothing says which token plays a role, these names do; GPT-2 has one special token for both ends.
 _CONVENTIONAL_NAMES: dict[SpecialRole, tuple[str, ...]] = {
@@ -79,7 +79,7 @@ def _added_tokens(directory: Path) -> dict[str, Any]:
 def _template_files(directory: Path) -> dict[str, str]:
     files = {"default": directory / _TEMPLATE_FILE}
     files |= {file.stem: file for file in sorted((directory / _FURTHER_TEMPLATES).glob("*.jinja"))}
-    return {name: read_text(file, _LARGEST_TEMPLATE) for name, file in files.items() if file.is_file()}
+    return {name: read_text(file, LARGEST_TEMPLATE) for name, file in files.items() if file.is_file()}
 
 
 def check_file_size(file: Path, largest: int) -> None:

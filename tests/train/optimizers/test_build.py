@@ -1,7 +1,5 @@
 """Which parameters belong to which optimizer and group, how they are decayed, and at which rate they learn."""
 
-from typing import get_args
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.optimizers import set_learning_rate
 
 
@@ -92,7 +90,7 @@ def layered(*layers: dict[str, object], **settings: object) -> list[torch.optim.
     return build_optimizers(model, TrainingConfig(layers=layers, **settings))
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+@pytest.mark.parametrize("optimizer", list(OPTIMIZER_NAMES))
 def test_the_first_pattern_that_matches_says_rate_and_decay(optimizer: str) -> None:
     model = build_model(ModelConfig(d_model=16, num_layers=12, num_heads=2, vocab_size=20), 0)
     layers = (

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
 
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.optimizers import optimizer_slots, set_learning_rate
 from sheepop.train.optimizers.row_adagrad import RowAdagrad
 
@@ -55,7 +53,7 @@ def test_rows_that_were_not_looked_up_keep_their_bits() -> None:
     assert changed.nonzero().flatten().tolist() == [2, 5]
 
 
-@pytest.mark.parametrize("name", get_args(OptimizerName))
+@pytest.mark.parametrize("name", list(OPTIMIZER_NAMES))
 def test_tables_have_it_under_every_optimizer_and_are_not_decayed(name: str) -> None:
     sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 20, "ngrams": {"rows": 8}}
     model = build_model(ModelConfig(**sizes), 0)

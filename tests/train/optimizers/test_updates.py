@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
-from sheepop.train.optimizer_settings import OptimizerName
+from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.optimizers import adafactor, optimizer_slots, set_learning_rate
 
 Array = NDArray[np.float64]
@@ -171,7 +171,7 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "adafactor": {"eps": 0.5},
     "schedule_free_adamw": {"betas": (0.95, 0.9), "eps": 1e-3},
 }
-every_optimizer = pytest.mark.parametrize("name", get_args(OptimizerName))
+every_optimizer = pytest.mark.parametrize("name", list(OPTIMIZER_NAMES))
 
 
 class Network(nn.Module):
