@@ -25,6 +25,7 @@ from sheepop.core.cluster import ray_cluster
 from sheepop.core.errors import UsageError
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
+from sheepop.serve.config import ServerConfig
 from sheepop.serve.home import home_of
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
@@ -186,7 +187,8 @@ def replicas_on_ray(
 
     Raises `UsageError` where the cluster cannot be used, is too small, or the models cannot be loaded there.
     """
-    config, device = stock.config, stock.device
+    config: ServerConfig = stock.config
+    device = stock.device
     with ray_cluster(UsageError):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location=ProxyLocation.Disabled)
