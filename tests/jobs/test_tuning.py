@@ -119,6 +119,19 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_other_examples_for_a_run_that_goes_on_are_refused(tuned: TrainOutcome, examples: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(examples.read_bytes())
+    stored = find_resumable(tuned.run)
+    assert stored is not None
+    for override, problem in (
+        (f"data.paths=[{other}]", "A resumed run keeps its examples"),
+        (f"tuning.validation_paths=[{other}]", r"tuning\.validation_paths was \[\] and is now"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            run_training(load_config(overrides=[override], base=stored.record.asked), resume=True)
+
+
 def test_examples_of_different_lengths_train_unpacked(base: Path, examples: Path, tmp_path: Path) -> None:
     outcome = run_training(config(examples, tmp_path / "run", "data.packing=false", "training.max_steps=4"), fork=base)
     assert (outcome.steps, outcome.scores is not None) == (4, True)

@@ -77,7 +77,7 @@ def sft(
         _show(model, options, overrides or [], config, show, as_json)
         return
     run_command(
-        options if resume in (None, "auto") else {key: value for key, value in options.items() if key != "tuning"},
+        options,
         overrides=overrides or (),
         config=config,
         output=output,

@@ -85,7 +85,13 @@ class SupervisedTuning(RunKind):
         return config, ExampleData.open(run, origin)
 
     def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
-        """The examples that the run has kept."""
+        """The examples that the run has kept; raises `ConfigError` where others are named, which would not be read."""
+        before = tuple(stored.record.asked["data"]["paths"])
+        if asked.data.paths != before:
+            raise ConfigError(
+                f"A resumed run keeps its examples, but data.paths was {list(before)} and is now "
+                f"{list(asked.data.paths)}. Leave it out, or start a new run with another --output."
+            )
         return ExampleData.open(run)
 
     def _build(self, config: SheepOpConfig, tokenizer: Tokenizer, place: Path, console: Console) -> None:

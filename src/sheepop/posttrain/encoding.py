@@ -71,6 +71,8 @@ class ExampleEncoder:
             example = self._plain(row.prompt, row.answer)
         else:
             example = self.conversation(row.answer, row.tools, row.learnt_from)
+        # Nothing stands before the first token, so it cannot be learnt.
+        example = Example(example.ids, [False, *example.supervised[1:]])
         if not any(example.supervised):
             raise RowError("has no token to learn")
         return example
@@ -150,10 +152,7 @@ class ExampleEncoder:
         return self._segments(text, spans, allow_special=True)
 
     def _segments(self, text: str, spans: Sequence[tuple[int, int]], *, allow_special: bool) -> Example:
-        """Tokens of a text whose `spans` are learnt, so cut that what stands before one has the tokens it has alone.
-
-        The first token is never learnt: nothing stands before it.
-        """
+        """Tokens of a text whose `spans` are learnt, so cut that what stands before one has the tokens it has alone."""
         ids: list[int] = []
         supervised: list[bool] = []
         place = 0
@@ -163,7 +162,7 @@ class ExampleEncoder:
                 ids += found
                 supervised += [learnt] * len(found)
             place = end
-        return Example(ids, [False, *supervised[1:]])
+        return Example(ids, supervised)
 
     def _encode(self, text: str, allow_special: bool, *, continues: bool) -> list[int]:
         """The tokens of a text, or of one that continues another.

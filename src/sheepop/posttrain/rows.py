@@ -122,7 +122,7 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
         messages = check_messages(found["messages"], "messages", ends_with=("assistant",))
         return Supervised(place, "", messages, _tools(found))
     if "chosen" in found:
-        raise RowError("is a preference, with a chosen and a rejected answer; `sheepop tune dpo` learns from those")
+        raise RowError("is a preference, with a chosen and a rejected answer; give the answer to learn as completion")
     if "completion" not in found:
         raise RowError("has a prompt, but no answer to learn (completion)")
     prompt, answer = found.get("prompt", ""), found["completion"]
