@@ -25,6 +25,16 @@ Adapter = Annotated[
     typer.Option(metavar="DIR", help="An adapter (PEFT, or a model with one); several add up.", show_default="none"),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")]
+RunOutput = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: the run at --output, or start it."
+    ),
+]
+OverwriteRun = Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings, for example training.learning_rate=0.001", metavar="[KEY=VALUE]..."),

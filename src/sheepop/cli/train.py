@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, make_console, print_json, typed_command
+from sheepop.cli.options import (
+    ConfigFile,
+    Device,
+    Json,
+    Overrides,
+    OverwriteRun,
+    Quiet,
+    Resume,
+    RunOutput,
+    make_console,
+    print_json,
+    typed_command,
+)
 from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,23 +35,16 @@ def train(
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="A file, folder or corpus directory; may be repeated.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
-    ] = None,
+    output: RunOutput = None,
     device: Device = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: the run at --output, or start it."
-        ),
-    ] = None,
+    resume: Resume = None,
     fork: Annotated[
         Path | None,
         typer.Option(
             "--fork", metavar="PATH", help="Start a new run from the weights of this run, checkpoint or model."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
+    overwrite: OverwriteRun = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Trace a few steps and list their most expensive operations.")
     ] = False,

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from sheepop.cli.options import ConfigFile, Device, Json, Overrides, Quiet, print_json
+from sheepop.cli.options import (
+    ConfigFile,
+    Device,
+    Json,
+    Overrides,
+    OverwriteRun,
+    Quiet,
+    Resume,
+    RunOutput,
+    print_json,
+)
 from sheepop.cli.train import run_command
 from sheepop.core.errors import UsageError
 
@@ -28,17 +38,10 @@ def sft(
     validation: Annotated[
         list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The run directory.", show_default="runs/<date>")
-    ] = None,
+    output: RunOutput = None,
     device: Device = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: the run at --output, or start it."
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
+    resume: Resume = None,
+    overwrite: OverwriteRun = False,
     show: Annotated[
         int | None, typer.Option("--show", min=1, help="Show N examples with what is learnt of them; start no run.")
     ] = None,
