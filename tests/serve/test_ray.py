@@ -145,7 +145,8 @@ def test_requests_that_begin_alike_go_to_one_replica(server: OnRay) -> None:
     for number in range(6):
         server.text(beginning, seed=number)
     after = server.metric("sheepop_prompt_tokens_total")
-    assert sorted(count - before.get(name, 0) for name, count in after.items()) == [0, 1200]
+    grown = [count - before.get(name, 0) for name, count in after.items()]
+    assert [count for count in grown if count] == [1200], "a replica that had no request yet has no count"
 
 
 def test_keys_and_refusals_are_those_of_one_server(server: OnRay) -> None:
