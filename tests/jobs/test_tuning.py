@@ -26,7 +26,7 @@ from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import read_run_config
 from sheepop.jobs.train import TrainOutcome, run_training, train
 from sheepop.jobs.training_samples import TrainingSamples
-from sheepop.jobs.tuning import ExampleData
+from sheepop.jobs.tuning import SupervisedData
 from sheepop.tokenizer import chat_templates
 from sheepop.train.metrics import read_json_lines
 
@@ -240,7 +240,7 @@ def test_what_a_change_lets_the_model_write_is_what_the_finished_model_writes(ad
     run = RunDirectory.open(adapted[0])
     samples, _ = read_json_lines(run.samples_file)
     loaded, stored = load_model(run.checkpoint(6)), read_run_config(run)
-    prompts = ExampleData.open(run).sample_prompts(stored)
+    prompts = SupervisedData.open(run).sample_prompts(stored)
     again = TrainingSamples(loaded.model, loaded.tokenizer, stored, "cpu", prompts)(6)
     assert [(row["prompt"], row["text"]) for row in samples if row["step"] == 6] == [
         (row["prompt"], row["text"]) for row in again

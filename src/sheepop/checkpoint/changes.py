@@ -9,22 +9,26 @@ from torch import Tensor, nn
 
 from sheepop.adapt.lora import LowRank, activate, adapted_layers, put
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
 from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.weight_files import listed
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 
+_HEAD = f"{REWARD_HEAD}.weight"
 NAME = "default"
 """The name of the one change that a model directory may hold."""
 
 
 def changes_of(model: Transformer) -> dict[str, Tensor]:
-    """The tensors of all changes beside the layers of a network, by their names in it."""
-    return {
+    """The tensors of all changes beside the layers of a network, by their names in it, and its head for rewards."""
+    changes = {
         f"{path}.changes.{name}": tensor.detach()
         for path, layer in adapted_layers(model).items()
         for name, tensor in layer.changes.named_parameters()
     }
+    head = getattr(model, REWARD_HEAD, None)
+    return changes if head is None else {**changes, _HEAD: head.weight.detach()}
 
 
 def put_changes(
@@ -32,10 +36,13 @@ def put_changes(
 ) -> None:
     """Puts a change, stored in `source`, beside the layers of its base as `name` and makes it the active one.
 
-    Raises `CheckpointError` for tensors that are missing, or that have no layer or another shape.
+    A head for rewards that lies with it is added, too. Raises `CheckpointError` for tensors that are missing, or that
+    have no layer or another shape.
     """
     modules = dict(model.named_modules())
-    for path in dict.fromkeys(key.partition(".changes.")[0] for key in tensors):
+    if _HEAD in tensors:
+        add_scalar_head(model, REWARD_HEAD)
+    for path in dict.fromkeys(key.partition(".changes.")[0] for key in tensors if key != _HEAD):
         down, up, magnitude = (tensors.get(f"{path}.changes.{NAME}.{part}") for part in ("down", "up", "magnitude"))
         if path not in modules or down is None or up is None:
             raise CheckpointError(f"{source} does not fit its model: {path} is no layer of it, or lacks a part.")
@@ -47,9 +54,13 @@ def put_changes(
         put(model, path, name, LowRank(config, down.clone(), up.clone(), lengths))
     beside = f".changes.{name}."
     placed = {
-        key.replace(beside, f".changes.{NAME}."): each for key, each in changes_of(model).items() if beside in key
+        key.replace(beside, f".changes.{NAME}."): each
+        for key, each in changes_of(model).items()
+        if beside in key or key == _HEAD
     }
     require_changes(tensors, placed, source)
+    if _HEAD in tensors:
+        placed[_HEAD].copy_(tensors[_HEAD])
     activate(model, name)
 
 

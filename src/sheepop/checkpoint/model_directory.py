@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sheepop.adapt.lora import merged
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
 from sheepop.adapt.stored_weight import GROUP, StoredWeight
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
@@ -31,8 +32,9 @@ from sheepop.model.config import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = "sheepop-model"
-FORMAT_VERSION = 3
-"""Of a directory with a change beside its weights. Quantised weights alone are of version 2, all others of 1."""
+FORMAT_VERSION = 4
+"""Of a reward model. With a change beside its weights a directory is of version 3, with quantised weights alone of 2,
+and all others are of 1."""
 ADAPTER = "adapter.safetensors"
 _SCALE = "_scale"  # behind the name of a weight of integers
 
@@ -65,7 +67,8 @@ def write_model(
     """
     plain = {name: tensor.cpu().contiguous() for name, tensor in _plain(weights).items()}
     save_file(plain, directory / WEIGHTS, metadata={"format": "pt"})
-    describe_model(directory, config, tokenizer, provenance, _quantization(weights))
+    judges = f"{REWARD_HEAD}.weight" in weights
+    describe_model(directory, config, tokenizer, provenance, _quantization(weights), has_reward_head=judges)
 
 
 def write_foreign_model(
@@ -112,6 +115,9 @@ def load_model(
     directory, config, tokenizer = _verified(path)
     with torch.device("meta"):
         model = blank_model(config)
+    adapter = read_adapter_config(directory)
+    if has_reward_head(directory) and adapter is None:
+        add_scalar_head(model, REWARD_HEAD)
     weights = read_all_weights(directory)
     if torch.device(device).type == "cpu":
         # Out of the map of the file: in large pages of memory a token takes 3 to 6 percent less time, and what becomes
@@ -122,7 +128,7 @@ def load_model(
     load_weights(model, weights, directory)
     stored = [parameter.dtype for parameter in model.parameters()]
     _set_dtype(model, dtype or functools.reduce(torch.promote_types, stored))
-    if (adapter := read_adapter_config(directory)) is not None:
+    if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model
     return LoadedModel(
@@ -140,6 +146,8 @@ def open_model(path: str | Path) -> ForeignModel:
     directory, config, tokenizer = _verified(path)
     if config.architecture != "decoder":
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats can express.")
+    if has_reward_head(directory):
+        raise CheckpointError(f"{directory} is a reward model, which no format that SheepOp exports can express.")
     if (quantization := read_quantization(directory)) is not None:
         raise CheckpointError(
             f"{directory} holds {quantization.weights} weights, which SheepOp does not export. Export the model that "
@@ -179,13 +187,17 @@ def describe_model(
     provenance: Mapping[str, Any],
     quantization: Quantization | None = None,
     adapter: LoraConfig | None = None,
+    *,
+    has_reward_head: bool = False,
 ) -> None:
     """Writes everything but the weights; `adapter` describes the change that lies beside them."""
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     if quantization is not None:
         found |= {"format_version": 2, "quantization": quantization.model_dump(mode="json")}
     if adapter is not None:
-        found |= {"format_version": FORMAT_VERSION, "adapter": adapter.model_dump(mode="json")}
+        found |= {"format_version": 3, "adapter": adapter.model_dump(mode="json")}
+    if has_reward_head:
+        found |= {"format_version": FORMAT_VERSION, "reward_head": True}
     write_json(directory / "config.json", found)
     tokenizer.save(directory)
     write_json(directory / "provenance.json", dict(provenance))
@@ -238,6 +250,11 @@ def read_adapter_config(directory: Path) -> LoraConfig | None:
         return None if found is None else validate(LoraConfig, found)
     except ConfigError as error:
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}") from None
+
+
+def has_reward_head(directory: Path) -> bool:
+    """Whether the model of a directory judges answers instead of writing them."""
+    return read_json(directory / "config.json").get("reward_head") is True
 
 
 def _quantization(weights: Mapping[str, Tensor]) -> Quantization | None:

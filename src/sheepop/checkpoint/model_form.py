@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint.changes import changes_of, require_changes
 from sheepop.checkpoint.model_directory import (
     ADAPTER,
@@ -90,7 +91,15 @@ class AdaptedModel(ModelForm):
         """Writes the change, and the weights of the base as links where the file system has them."""
         link_weights(self.base, directory)
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / ADAPTER)
-        describe_model(directory, self.model.config, tokenizer, provenance, read_quantization(self.base), self.config)
+        describe_model(
+            directory,
+            self.model.config,
+            tokenizer,
+            provenance,
+            read_quantization(self.base),
+            self.config,
+            has_reward_head=hasattr(self.model, REWARD_HEAD),
+        )
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """Those of the change."""

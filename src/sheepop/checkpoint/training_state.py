@@ -18,6 +18,7 @@ from sheepop.core.files import write_json
 
 OPTIMIZER = "optimizer.safetensors"
 TRAINED = "weights.safetensors"
+SOURCE = "source.safetensors"
 _MOST_NAMES = 5
 
 # The slots that an optimizer has for a member of one of its groups: the shape of each, None for a number.
@@ -38,16 +39,20 @@ def write_training_state(
     optimizer: OptimizerState,
     counters: dict[str, Any],
     trained_weights: Mapping[str, Tensor] | None = None,
+    source: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes ``state/`` below `directory`; all tensors are on the CPU.
 
-    `trained_weights` are given when the model in `directory` has others, such as their moving average.
+    `trained_weights` are given when the model in `directory` has others, such as their moving average; `source` is the
+    state of where steps come from, where it has one.
     """
     folder = directory / STATE
     folder.mkdir()
     save_file(optimizer.tensors, folder / OPTIMIZER)
     if trained_weights is not None:
         save_file(dict(trained_weights), folder / TRAINED)
+    if source:
+        save_file(dict(source), folder / SOURCE)
     write_json(
         folder / COUNTERS,
         {
@@ -111,6 +116,12 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
             f"{directory} has averaged weights, and the trained ones in {file}, but this run does not average weights."
         )
     return None
+
+
+def read_source_state(directory: Path) -> dict[str, Tensor]:
+    """The state of where steps come from; nothing where it had none."""
+    file = directory / STATE / SOURCE
+    return read_weights(file) if file.exists() else {}
 
 
 def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> None:

@@ -147,14 +147,15 @@ def run_command(
 
 
 def _result(outcome: TrainOutcome) -> dict[str, Any]:
+    scores = outcome.scores
     return {
-        **(outcome.scores.to_dict() if outcome.scores else {}),
+        **(scores.metrics() if scores else {}),
         "run": str(outcome.run),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "best_step": outcome.best_step,
         "ended": "early_stopping" if outcome.ended_early else "max_steps",
-        **({"held_out_tokens": outcome.scores.tokens} if outcome.scores else {}),
+        **({f"held_out_{name}": count for name, count in scores.counts().items()} if scores else {}),
     }
 
 

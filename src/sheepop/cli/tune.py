@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,30 +21,38 @@ from sheepop.cli.options import (
 from sheepop.cli.train import run_command
 from sheepop.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from sheepop.posttrain.config import Method
+
 app = typer.Typer(help="Teach a finished model to answer.", no_args_is_help=True)
+
+Model = Annotated[
+    Path | None, typer.Argument(metavar="MODEL", help="The model to begin with: a model directory or a run.")
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option("--data", help="Examples in JSON lines, a JSON list or Parquet; may be repeated."),
+]
+Validation = Annotated[
+    list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
+]
+Show = Annotated[
+    int | None, typer.Option("--show", min=1, help="Show N examples with what is learnt of them; start no run.")
+]
 
 
 @app.command("sft")
 def sft(
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="The model to begin with: a model directory or a run.")
-    ] = None,
+    model: Model = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option("--data", help="Examples in JSON lines, a JSON list or Parquet; may be repeated."),
-    ] = None,
-    validation: Annotated[
-        list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
-    ] = None,
+    data: Data = None,
+    validation: Validation = None,
     output: RunOutput = None,
     device: Device = None,
     resume: Resume = None,
     overwrite: OverwriteRun = False,
-    show: Annotated[
-        int | None, typer.Option("--show", min=1, help="Show N examples with what is learnt of them; start no run.")
-    ] = None,
+    show: Show = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -63,9 +71,87 @@ def sft(
 
       sheepop tune sft --resume runs/chat
     """
+    _tune("sft", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+
+
+@app.command("dpo")
+def dpo(
+    model: Model = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    validation: Validation = None,
+    output: RunOutput = None,
+    device: Device = None,
+    resume: Resume = None,
+    overwrite: OverwriteRun = False,
+    show: Show = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Teach a model which of two answers is the better one.
+
+    A line of DATA has prompt, chosen and rejected. Rankings and the shapes of UltraFeedback and HH are read, too; with
+    tuning.dpo.loss=kto a line has prompt, completion and label. The model stays close to the one that it begins with.
+
+    Examples:
+
+      sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite
+
+      sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite tuning.dpo.loss=ipo tuning.dpo.beta=0.5
+
+      sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss=kto
+    """
+    _tune("dpo", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+
+
+@app.command("reward")
+def reward(
+    model: Model = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    validation: Validation = None,
+    output: RunOutput = None,
+    device: Device = None,
+    resume: Resume = None,
+    overwrite: OverwriteRun = False,
+    show: Show = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make a reward model, which says by a number what an answer is worth.
+
+    A line of DATA has prompt, chosen and rejected, as for `sheepop tune dpo`.
+
+    Examples:
+
+      sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge
+
+      sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.centring=0.01
+    """
+    _tune("reward", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+
+
+def _tune(
+    method: Method,
+    model: Path | None,
+    overrides: list[str] | None,
+    config: Path | None,
+    data: list[Path] | None,
+    validation: list[Path] | None,
+    output: Path | None,
+    device: Any,
+    resume: str | None,
+    overwrite: bool,
+    show: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Starts or resumes a run of a method, or shows what it would learn from."""
     if model is not None and "=" in str(model) and not model.exists():  # settings without a model before them
         overrides, model = [str(model), *(overrides or ())], None
-    options: dict[str, Any] = {"tuning": {"method": "sft"}}
+    options: dict[str, Any] = {"tuning": {"method": method}}
     if data:
         options["data"] = {"paths": [str(path) for path in data]}
     if validation:
@@ -73,7 +159,7 @@ def sft(
     if device is not None:
         options["device"] = device
     if model is None and resume in (None, "auto"):
-        raise UsageError("Say which model to begin with: sheepop tune sft MODEL --data FILE")
+        raise UsageError(f"Say which model to begin with: sheepop tune {method} MODEL --data FILE")
     if model is not None and resume not in (None, "auto"):
         raise UsageError("--resume continues a run, which has its model; leave out MODEL.")
     if show is not None:
@@ -99,14 +185,14 @@ def _show(
     from rich.console import Console as RichConsole
 
     from sheepop.jobs.config import load_config
-    from sheepop.jobs.tuning import first_of
+    from sheepop.jobs.train import examples_of
     from sheepop.posttrain.preview import plain_preview, preview, preview_tokens
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")
     settings = load_config(config, overrides, options=options)
     terminal, shown = RichConsole(highlight=False, soft_wrap=True), []
-    for place, example, tokenizer in first_of(settings, model, count):
+    for place, example, tokenizer in examples_of(settings, model, count):
         if as_json:
             shown.append({"place": place, "tokens": preview_tokens(example, tokenizer)})
             continue

@@ -44,6 +44,10 @@ class Batch:
             return {"input_ids": self.input_ids}
         return {"input_ids": self.input_ids, "positions": self.positions, "document_ids": self.document_ids}
 
+    def given(self) -> dict[str, NDArray[Any]]:
+        """What an objective reads beside inputs and labels, by name, one entry of each array for a row."""
+        return {}
+
     def content(self) -> tuple[NDArray[Any], ...]:
         """What `batch_hash` is taken of."""
         return np.array(self.input_ids.shape), self.input_ids, self.labels, self.document_ids

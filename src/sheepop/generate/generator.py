@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sheepop.adapt.lora import adapted_layers
 from sheepop.adapt.native_products import can_be_batch_invariant, wants_native_kernels, with_native_products
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import GenerationConfig
@@ -53,6 +54,8 @@ class Generator:
                     f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only "
                     f"{network.config.vocabulary}. Use the tokenizer that the model was trained with."
                 )
+        if hasattr(model, REWARD_HEAD):
+            raise UsageError("A reward model judges answers and writes none. Use the model that it was trained from.")
         if max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules: whoever trains the model meanwhile keeps its mode, and no dropout is drawn here.

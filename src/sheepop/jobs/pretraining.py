@@ -37,6 +37,7 @@ from sheepop.model import Transformer, build_model
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.placement import Placement
 from sheepop.train.source import PlannedSource, StepSource
 
 
@@ -143,13 +144,13 @@ class CorpusData(RunData):
         set_initial_embeddings(model, self.tokenizer(), Path(vectors), console)
         return True
 
-    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the plan."""
         return PlannedSource(
             plan,
             objective,
             config.training.resolved().micro_batch_size,
-            device,
+            placement.device,
             ahead=config.training.prefetch,
             hashed=config.training.log_batch_hash,
             documents=partial(documents_of_step, self.corpus, plan),

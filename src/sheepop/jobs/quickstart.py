@@ -28,7 +28,7 @@ from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.train import TrainOutcome, record_times, run_training
 from sheepop.jobs.training_data import open_corpus
 from sheepop.jobs.training_samples import generate_command, held_out_prompts
-from sheepop.train.validation import Scores
+from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
@@ -56,7 +56,7 @@ class QuickstartOutcome:
     """What a quickstart made."""
 
     run: Path
-    scores: Scores
+    scores: TokenScores
     baselines: Baselines
     completions: list[Completion]
     seconds: dict[str, float]
@@ -187,7 +187,7 @@ def _finish(outcome: TrainOutcome, config: SheepOpConfig, times: StageTimes, con
     """Scores, samples and the report of a trained model."""
     run = RunDirectory.open(outcome.run)
     corpus = open_corpus(config, run, console)
-    assert outcome.scores is not None  # every quickstart holds text out
+    assert isinstance(outcome.scores, TokenScores)  # every quickstart holds text out
     with times("Comparison"):
         baselines = compress_validation(corpus, console)
     with times("Writing"):

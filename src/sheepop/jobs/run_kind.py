@@ -17,6 +17,7 @@ from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
 from sheepop.train.objective import Objective
+from sheepop.train.placement import Placement
 from sheepop.train.source import StepSource
 
 Samples = Callable[[int], list[dict[str, Any]]]
@@ -72,7 +73,7 @@ class RunData(Protocol):
         """Changes the weights of a network that was never trained, where settings say so; whether it did."""
         return False
 
-    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
         """Where every step's data comes from."""
 
     def held_out(self, config: SheepOpConfig) -> Batches | None:

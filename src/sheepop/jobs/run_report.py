@@ -54,6 +54,20 @@ _SCORE_LABELS = {
     "accuracy": "Next-token accuracy",
     "tokens": "Tokens predicted",
     "bytes": "Bytes predicted",
+    "pairs": "Pairs",
+    "margin": "Reward of the chosen answer over the rejected one",
+    "calibration_error": "Calibration error",
+    "reward": "Reward",
+    "divergence": "KL divergence from the model that it began with (nats per token)",
+    "length": "Tokens of an answer",
+    "truncated": "Cut off at the length limit",
+    "repetition": "Repeated four-grams",
+    "completions": "Answers",
+}
+_HEADLINES = {
+    "bits_per_byte": "Bits per byte of held-out text",
+    "reward": "Reward on held-out prompts",
+    "accuracy": "Held-out pairs in the right order",
 }
 
 
@@ -149,10 +163,11 @@ def _add_overview(
         )
     elif total is not None and steps < total:
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
-    bits = scores.bits_per_byte if scores else number(validation.get("bits_per_byte"))
+    judged = validation if scores is None else scores.to_dict()
+    headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
     page.add_facts(
         {
-            "Bits per byte of held-out text": _score("bits_per_byte", bits),
+            _HEADLINES[headline]: _score(headline, judged.get(headline)),
             "Parameters": _num_parameters(config.model) if config else None,
             "Steps": f"{steps:,} of {shown(total)}",
             "Tokens trained on": whole(last.get("tokens")),
@@ -178,22 +193,25 @@ def _add_first_picture(page: Page, metrics: _Log, samples: _Log) -> None:
 def _add_scores(
     page: Page, config: SheepOpConfig | None, metrics: _Log, scores: Scores | None, baselines: Baselines | None
 ) -> None:
-    page.add_section("Held-out text")
+    page.add_section("Held out")
     row = metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
-        page.add_text(f"The best checkpoint, scored on all text that was held out from training.{_context(config)}")
+        page.add_text(f"The best checkpoint, scored on all that was held out from training.{_context(config)}")
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
         sampled = None if config is None else config.training.eval_tokens
-        on = "" if sampled is None else f", on a sample of {sampled:,} held-out tokens"
+        on = "" if sampled is None else f", on a sample of about {sampled:,} held-out tokens"
         page.add_text(f"The last validation during training, at {_step_words(row.get('step'))}{on}.")
     else:
-        page.add_text("There are no scores yet, or no text is held out.")
+        page.add_text("There are no scores yet, or nothing is held out.")
         return
-    page.add_facts([(label, _score(key, values[key])) for key, label in _SCORE_LABELS.items() if key in values])
+    labels = _SCORE_LABELS
+    if "pairs" in values or "completions" in values:  # rates of pairs and of completions, not of tokens
+        labels = {**labels, "loss": "Loss", "accuracy": "In the right order", "tokens": "Tokens written"}
+    page.add_facts([(label, _score(key, values[key])) for key, label in labels.items() if key in values])
     if baselines is not None:
         bits = {**baselines.named, "this model": number(values.get("bits_per_byte"))}
         page.add_table(
@@ -322,7 +340,12 @@ def _score(key: str, value: Any) -> str:
     found = number(value)
     if found is None:
         return MISSING
-    formats = {"accuracy": "{:.1%}", "perplexity": "{:,.2f}", "tokens": "{:,.0f}", "bytes": "{:,.0f}"}
+    formats = {
+        **dict.fromkeys(("tokens", "bytes", "pairs", "completions"), "{:,.0f}"),
+        **dict.fromkeys(("accuracy", "truncated", "repetition"), "{:.1%}"),
+        "perplexity": "{:,.2f}",
+        "length": "{:,.1f}",
+    }
     return formats.get(key, "{:.4f}").format(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.preference_tuning import PreferenceData, RewardData
 from sheepop.jobs.pretraining import Pretraining
 from sheepop.jobs.resume import find_resumable, refuse_changes
 from sheepop.jobs.run_kind import RunData, RunKind, with_training
@@ -27,10 +29,12 @@ from sheepop.jobs.run_record import Budget, Request, RunRecord, StoredRun, resum
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
 from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, run_loop
-from sheepop.jobs.tuning import SupervisedTuning
+from sheepop.jobs.tuning import SupervisedData, Tuning, first_of
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
 from sheepop.posttrain.config import Method
+from sheepop.posttrain.encoding import Example
+from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, check_layers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import (
@@ -47,7 +51,12 @@ from sheepop.train.precision import check_precision, choose_matrix_arithmetic, t
 from sheepop.train.sinks import require_sinks
 
 _PROGRAM = Request()
-_KINDS: dict[Method | None, RunKind] = {None: Pretraining(), "sft": SupervisedTuning()}
+_KINDS: dict[Method | None, RunKind] = {
+    None: Pretraining(),
+    "sft": Tuning(SupervisedData),
+    "reward": Tuning(RewardData),
+    "dpo": Tuning(PreferenceData),
+}
 
 
 @dataclass(frozen=True)
@@ -184,6 +193,14 @@ def _started(
 def kind_of(config: SheepOpConfig) -> RunKind:
     """The kind of run that `config` describes."""
     return _KINDS[config.tuning.method]
+
+
+def examples_of(config: SheepOpConfig, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
+    """The first examples that a run of post-training from `model` would learn from, with their places."""
+    kind = kind_of(config)
+    if not isinstance(kind, Tuning):
+        raise ConfigError("Examples are what post-training learns from: set tuning.method.")
+    return first_of(config, kind.data, model, count)
 
 
 def record_times(run: RunDirectory, times: StageTimes) -> RunRecord:

@@ -69,15 +69,17 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     form = data.form(model, config)
-    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance(), form)
     settings = config.training.resolved()
-    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
-    state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
     sample = data.samples(model, config, device)
-    if state is fresh and sample is not None:
-        state = state.after(due=(SAMPLE,))
+    placement = OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile)
     objective = data.objective(config)
     plan = data.plan(config, run, console)
+    source = data.source(config, plan, objective, placement)
+    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance(), form, source)
+    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
+    state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
+    if state is fresh and sample is not None:
+        state = state.after(due=(SAMPLE,))
     _announce(config, data, model, plan, state, console)
     budget, ended_with = record.deadline, config
 
@@ -121,13 +123,13 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             validation = partial(data.score, model, held_out, config, device, max_tokens=config.training.eval_tokens)
         trainer = Trainer(
             runner=StepRunner(
-                OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile),
+                placement,
                 objective,
                 optimizers,
                 evaluation,
                 config.training.max_grad_norm,
             ),
-            source=data.source(config, plan, objective, device),
+            source=source,
             agenda=Agenda.of(config.training, settings, validates=validation is not None),
             schedule=Schedule(
                 config.training.schedule,

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 
 from sheepop.adapt.lora import add_lora
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import RunDirectory, load_model, resolve_model_directory
 from sheepop.checkpoint.changes import NAME
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
@@ -30,11 +32,13 @@ from sheepop.model import Transformer, build_model
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
+from sheepop.posttrain.rows import Row, Supervised
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import OBJECTIVES, Objective
+from sheepop.train.placement import Placement
 from sheepop.train.source import PlannedSource, StepSource
 
 _SAMPLES, _LOOKED_AT = 3, 100
@@ -47,10 +51,13 @@ _TEXT_KEYS = {
 }  # fmt: skip
 
 
-class SupervisedTuning(RunKind):
-    """Supervised fine-tuning: the model learns to write the answers of examples."""
+class Tuning(RunKind):
+    """Runs that begin with a finished model; `data` is the class of what they learn from."""
 
     stage = "Examples"
+
+    def __init__(self, data: type[TunedData]) -> None:
+        self.data = data
 
     def inputs(self, config: SheepOpConfig) -> Sequence[str]:
         """The examples and the template."""
@@ -78,11 +85,14 @@ class SupervisedTuning(RunKind):
                 f"The weights of {origin.path} are integers, which cannot be trained. Learn a change beside them with "
                 "tuning.lora={}, or give the model that they were rounded from."
             )
-        if config.tuning.lora is not None:
+        if hasattr(origin.loaded.model, REWARD_HEAD):
+            raise ConfigError(f"{origin.path} is a reward model, which judges answers. Begin with a model that writes.")
+        config = self.data.fitted(config, asked)
+        if config.tuning.lora is not None or self.data.keeps_base(config):
             origin.write_base(run.base)
         with atomic_directory(run.examples, replace=True) as place:
             self._build(config, origin.loaded.tokenizer, place, console)
-        return config, ExampleData.open(run, origin)
+        return config, self.data.of_run(run, origin, console)
 
     def reopen(self, stored: StoredRun, asked: SheepOpConfig, run: RunDirectory, console: Console) -> RunData:
         """The examples that the run has kept; raises `ConfigError` where others are named, which would not be read."""
@@ -92,7 +102,7 @@ class SupervisedTuning(RunKind):
                 f"A resumed run keeps its examples, but data.paths was {list(before)} and is now "
                 f"{list(asked.data.paths)}. Leave it out, or start a new run with another --output."
             )
-        return ExampleData.open(run)
+        return self.data.of_run(run, None, console)
 
     def _build(self, config: SheepOpConfig, tokenizer: Tokenizer, place: Path, console: Console) -> None:
         tokenizer = _with_template(tokenizer, config.tuning.chat_template, place / _TOKENIZER, console)
@@ -101,7 +111,8 @@ class SupervisedTuning(RunKind):
                 [Path(path) for path in config.data.paths],
                 place / TOKENS,
                 ExampleEncoder(tokenizer, template),
-                max_length=_row_length(config),
+                self.data.row_type(config),
+                max_length=self.data.most_tokens(config),
                 long_examples=config.tuning.long_examples,
                 validation_fraction=config.data.validation_fraction,
                 validation_paths=[Path(path) for path in config.tuning.validation_paths],
@@ -110,18 +121,39 @@ class SupervisedTuning(RunKind):
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleData(RunData):
-    """Examples, of which the answers are learnt."""
+class TunedData(RunData):
+    """Examples, and the model that a run begins with; what is learnt from them, and how, is said by each kind."""
 
     place: Path
     store: ExampleStore
     base: Path
-    origin: Fork | None = None
+    origin: Fork | None
+    console: Console
 
     @classmethod
-    def open(cls, run: RunDirectory, origin: Fork | None = None) -> ExampleData:
+    def of_run(cls, run: RunDirectory, origin: Fork | None, console: Console) -> Self:
         """The examples of a run, verified."""
-        return cls(run.examples, ExampleStore.open(run.examples / TOKENS), run.base, origin)
+        return cls(run.examples, ExampleStore.open(run.examples / TOKENS), run.base, origin, console)
+
+    @staticmethod
+    def row_type(config: SheepOpConfig) -> type[Row]:
+        """What a line of the examples is."""
+        return Supervised
+
+    @staticmethod
+    def keeps_base(config: SheepOpConfig) -> bool:
+        """Whether the model that the run begins with is needed later on."""
+        return False
+
+    @staticmethod
+    def most_tokens(config: SheepOpConfig) -> int:
+        """The most tokens that an example may have."""
+        return row_length(config)
+
+    @staticmethod
+    def fitted(config: SheepOpConfig, asked: SheepOpConfig) -> SheepOpConfig:
+        """`config`, which has the sizes of the model, as this kind of run needs it."""
+        return config
 
     @property
     def directory(self) -> Path:
@@ -150,8 +182,8 @@ class ExampleData(RunData):
         """How many examples there are, and how many of their tokens are learnt."""
         train = self.store.train
         return (
-            f"{train.num_examples:,} examples of {train.num_tokens:,} tokens, {train.num_supervised:,} of them "
-            f"supervised; {self.store.validation.num_examples:,} examples held out"
+            f"{train.num_groups:,} examples of {train.num_tokens:,} tokens, {train.num_supervised:,} of them "
+            f"supervised; {self.store.validation.num_groups:,} examples held out"
         )
 
     def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:
@@ -165,7 +197,12 @@ class ExampleData(RunData):
 
     def batches(self, config: SheepOpConfig) -> Batches:
         """Rows of training examples."""
-        return self._rows(self.store.train, config)
+        return self.rows(self.store.train, config)
+
+    def rows(self, split: ExampleSplit, config: SheepOpConfig) -> Batches:
+        """The samples of a split."""
+        cut = PackedExamples if config.data.packing else PaddedExamples
+        return cut(split, max_length=row_length(config), pad_id=self.tokenizer().filler_id)
 
     def plan(self, config: SheepOpConfig, run: RunDirectory, console: Console) -> StepPlan:
         """Rows in random order."""
@@ -176,12 +213,6 @@ class ExampleData(RunData):
             training.row_lengths(rows.max_length),
             config.seed,
         )
-
-    def objective(self, config: SheepOpConfig) -> Objective:
-        """The cross-entropy of the answers."""
-        objective = with_experts(OBJECTIVES[config.training.objective](config.training), config.model)
-        alpha = config.tuning.neftune_alpha
-        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
 
     def network(self, config: SheepOpConfig, device: str) -> Transformer:
         """The model that is tuned; with LoRA its change beside weights that stay as they are."""
@@ -200,17 +231,21 @@ class ExampleData(RunData):
         lora = config.tuning.lora
         return WholeModel(model) if lora is None else AdaptedModel(self.base, model, lora)
 
-    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, device: str) -> StepSource:
+    def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the plan."""
         training = config.training
-        micro_batch_size = training.resolved().micro_batch_size
         return PlannedSource(
-            plan, objective, micro_batch_size, device, ahead=training.prefetch, hashed=training.log_batch_hash
+            plan,
+            objective,
+            training.resolved().micro_batch_size,
+            placement.device,
+            ahead=training.prefetch,
+            hashed=training.log_batch_hash,
         )
 
     def held_out(self, config: SheepOpConfig) -> Batches | None:
         """Rows of held-out examples."""
-        return self._rows(self.store.validation, config) if self.held_out_tokens else None
+        return self.rows(self.store.validation, config) if self.held_out_tokens else None
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Answers to `training.sample_prompts`, or to the prompts of held-out examples."""
@@ -238,21 +273,29 @@ class ExampleData(RunData):
 
     def _held_out_prompts(self, most: int) -> list[list[int]]:
         """What stands before the first answer of held-out examples, or of those to learn, where it is not too long."""
-        split = self.store.validation if self.store.validation.num_examples else self.store.train
+        split = self.store.validation if self.store.validation.num_groups else self.store.train
         found = []
-        for number in range(min(split.num_examples, _LOOKED_AT)):
-            ids, supervised = split.example(number)
-            begin = int(np.argmax(supervised))
+        for number in range(min(split.num_groups, _LOOKED_AT)):
+            ids, supervised = split.example(number * split.group_size)
+            begin = int(np.argmax(supervised)) if supervised.any() else len(ids)
             if 0 < begin <= most:
                 found.append(ids[:begin].tolist())
         return found[:_SAMPLES]
 
-    def _rows(self, split: ExampleSplit, config: SheepOpConfig) -> Batches:
-        cut = PackedExamples if config.data.packing else PaddedExamples
-        return cut(split, max_length=_row_length(config), pad_id=self.tokenizer().filler_id)
+
+class SupervisedData(TunedData):
+    """Answers, whose cross-entropy is learnt."""
+
+    def objective(self, config: SheepOpConfig) -> Objective:
+        """The cross-entropy of the answers."""
+        objective = with_experts(OBJECTIVES[config.training.objective](config.training), config.model)
+        alpha = config.tuning.neftune_alpha
+        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
 
 
-def first_of(config: SheepOpConfig, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
+def first_of(
+    config: SheepOpConfig, data: type[TunedData], model: Path, count: int
+) -> Iterator[tuple[str, Example, Tokenizer]]:
     """The first examples that a run from `model` would learn from, with their places, to look at before it."""
     if not config.data.paths:
         raise ConfigError("data.paths is empty: name a file of examples with --data FILE.")
@@ -262,11 +305,13 @@ def first_of(config: SheepOpConfig, model: Path, count: int) -> Iterator[tuple[s
         tokenizer = _with_template(source, config.tuning.chat_template, Path(place) / _TOKENIZER, console)
         with ChatTemplate.of(tokenizer) as template:
             encoder = ExampleEncoder(tokenizer, template)
-            for where, example in first_examples([Path(path) for path in config.data.paths], encoder, count):
+            paths = [Path(path) for path in config.data.paths]
+            for where, example in first_examples(paths, encoder, count, data.row_type(config)):
                 yield where, example, tokenizer
 
 
-def _row_length(config: SheepOpConfig) -> int:
+def row_length(config: SheepOpConfig) -> int:
+    """The most tokens of a row; raises `ConfigError` for more than the model reads."""
     length = config.data.max_length or config.model.max_seq_len
     if length > config.model.max_seq_len:
         raise ConfigError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sheepop.core.errors import SheepOpError, TokenizerError
-from sheepop.posttrain.rows import Message, RowError, Supervised
+from sheepop.posttrain.rows import Judged, Message, Prompt, Row, RowError, Supervised, Turns
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.chat import Rendered
 
@@ -27,6 +28,28 @@ class Example:
     def cut(self, length: int) -> Example:
         """The first `length` tokens."""
         return Example(self.ids[:length], self.supervised[:length])
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens stand before the first that is learnt."""
+        return self.supervised.index(True) if any(self.supervised) else len(self)
+
+    def up_to_the_end(self) -> Example:
+        """Without what stands behind the last token that is learnt."""
+        return self.cut(len(self) - self.supervised[::-1].index(True))
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one row becomes: one example, or the chosen and the rejected one.
+
+    `value` is the margin of a pair, and 1 or -1 for an answer that is wanted or not. `fields` is what else a prompt's
+    line says.
+    """
+
+    examples: tuple[Example, ...]
+    value: float = 0.0
+    fields: Mapping[str, Any] | None = None
 
 
 def default_template(tokenizer: Tokenizer) -> str:
@@ -65,8 +88,44 @@ class ExampleEncoder:
         alone = tokenizer.decode_bytes(tokenizer.encode("a"), continues=True)
         self._adds_space = tokenizer.leading_spaces > 0 or alone.startswith(b" ")
 
-    def __call__(self, row: Supervised) -> Example:
-        """The example of a row; raises `RowError` for one that cannot be learnt as it is."""
+    def __call__(self, row: Row) -> Group:
+        """The examples of a row; raises `RowError` for one that cannot be learnt as it is."""
+        if isinstance(row, Supervised):
+            return Group((self.supervised(row),))
+        if isinstance(row, Prompt):
+            return Group((self.prompt(row.prompt, row.tools),), fields=row.fields)
+        if isinstance(row, Judged):
+            answer = self._answer(row.prompt, row.answer, row.tools)
+            return Group((answer,), 1.0 if row.is_desirable else -1.0)
+        chosen, rejected = (self._answer(row.prompt, answer, row.tools) for answer in (row.chosen, row.rejected))
+        if chosen.ids == rejected.ids:
+            raise RowError("rejected: has the same tokens as chosen")
+        return Group((chosen, rejected), 0.0 if row.margin is None else row.margin)
+
+    def _answer(self, prompt: Turns, answer: Turns, tools: tuple[Mapping[str, Any], ...]) -> Example:
+        """A prompt with an answer to it that is judged; what a template puts behind the answer is nobody's merit."""
+        if isinstance(prompt, str) and isinstance(answer, str):
+            row = Supervised("", prompt, answer)
+        else:
+            row = Supervised("", "", (*prompt, *answer), tools, learnt_from=len(prompt))
+        return self.supervised(row).up_to_the_end()
+
+    def prompt(self, prompt: Turns, tools: Sequence[object] = ()) -> Example:
+        """What stands before an answer, as generation sees it; nothing of it is learnt."""
+        if isinstance(prompt, str):
+            ids = [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt)]
+        else:
+            self._refuse_specials(prompt, tools)
+            given = {"tools": list(tools)} if tools else {}
+            try:
+                text = self._template.render(prompt, add_generation_prompt=True, **given)  # type: ignore[arg-type]
+            except SheepOpError as error:
+                raise RowError(str(error)) from None
+            ids = self.tokenizer.encode(text, allow_special=True)
+        return Example(ids, [False] * len(ids))
+
+    def supervised(self, row: Supervised) -> Example:
+        """The example of a row whose answer is learnt; raises `RowError` where that has no token."""
         if isinstance(row.answer, str):
             example = self._plain(row.prompt, row.answer)
         else:

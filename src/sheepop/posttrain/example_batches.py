@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data import Batch
 from sheepop.data.batches import IGNORED_LABEL, check_cutting, check_indices
-from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.example_store import ExampleSplit, Learnt
 
 
 class PackedExamples:
@@ -118,14 +119,18 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 
 
 def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int) -> Batch:
+    return batch_of([[split.example(number) for number in numbers] for numbers in rows], length, pad_id)
+
+
+def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:
+    """Rows of `length` tokens, each with its examples one after the other and padding behind them."""
     shape = (len(rows), length)
     input_ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
     begins = np.zeros(shape, dtype=bool)
     has_boundaries = False
-    for row, numbers in enumerate(rows):
+    for row, examples in enumerate(rows):
         place = 0
-        for number in numbers:
-            ids, supervised = split.example(number)
+        for ids, supervised in examples:
             end = place + len(ids)
             begins[row, place] = True
             input_ids[row, place:end] = ids
@@ -133,7 +138,7 @@ def _batch(split: ExampleSplit, rows: list[list[int]], length: int, pad_id: int)
             place = end
         if place < length:
             begins[row, place] = True
-        has_boundaries |= len(numbers) > 1
+        has_boundaries |= len(examples) > 1
     columns = np.arange(length, dtype=np.int64)
     starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
     return Batch(input_ids, labels, columns - starts, np.cumsum(begins, axis=1, dtype=np.int64) - 1, has_boundaries)

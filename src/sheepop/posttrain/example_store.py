@@ -1,15 +1,16 @@
 """The examples of a run, tokenised once and kept on disk, so that every session reads the same.
 
 Of each split there are ``train-tokens.bin`` (int32, little endian), ``train-supervised.bin`` (a byte for each token,
-1 where it is learnt) and ``train-ends.bin`` (int64, where every example ends); ``manifest.json`` has the counts and
-the checksums of all of them.
+1 where it is learnt), ``train-ends.bin`` (int64, where every example ends), ``train-values.bin`` (float32, a number for
+every group of examples) and ``train-fields.jsonl`` (what else the lines of prompts say); ``manifest.json`` has the
+counts and the checksums of all of them. A group is one example, or the chosen and the rejected one of a pair.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console
@@ -25,13 +27,19 @@ from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.posttrain.config import LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
-from sheepop.posttrain.rows import RowError, Supervised, read_rows
+from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
 TOKENS = "tokens"
 """The folder of a run's examples that holds them as tokens."""
 _MANIFEST = "manifest.json"
-_TYPES: dict[str, Any] = {"tokens": np.dtype("<i4"), "supervised": np.dtype("u1"), "ends": np.dtype("<i8")}
+_TYPES: dict[str, Any] = {
+    "tokens": np.dtype("<i4"),
+    "supervised": np.dtype("u1"),
+    "ends": np.dtype("<i8"),
+    "values": np.dtype("<f4"),
+}
+_FIELDS = "fields.jsonl"
 _FIRST_PROBLEMS = 5
 
 
@@ -44,16 +52,29 @@ class Learnt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExampleSplit:
-    """The examples of a split, read from a map of its files."""
+    """The examples of a split, read from a map of its files, in groups of `group_size`; `values` has one for each."""
 
     tokens: NDArray[np.int32]
     supervised: NDArray[np.uint8]
     ends: NDArray[np.int64]
+    values: NDArray[np.float32]
+    fields_file: Path
+    group_size: int = 1
 
     @property
     def num_examples(self) -> int:
         """How many examples there are."""
         return len(self.ends)
+
+    @property
+    def num_groups(self) -> int:
+        """How many lines they are made of."""
+        return self.num_examples // self.group_size
+
+    @cached_property
+    def fields(self) -> list[Mapping[str, Any]]:
+        """Of every prompt what else its line says."""
+        return [orjson.loads(line) for line in self.fields_file.read_bytes().splitlines()]
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +121,10 @@ class ExampleStore:
                     raise DataError(f"{file} is missing or damaged. Restore it, or start the run anew.")
                 empty = file.stat().st_size == 0
                 arrays[name] = np.zeros(0, dtype) if empty else np.memmap(file, dtype, mode="r")
-            splits.append(ExampleSplit(**arrays))
+            file = directory / f"{split}-{_FIELDS}"
+            if not file.is_file() or sha256_file(file) != found["checksums"].get(file.name):
+                raise DataError(f"{file} is missing or damaged. Restore it, or start the run anew.")
+            splits.append(ExampleSplit(**arrays, fields_file=file, group_size=found["group_size"]))
         return cls(directory, found, *splits)
 
     @property
@@ -130,6 +154,7 @@ def build_examples(
     paths: Sequence[Path],
     directory: Path,
     encoder: ExampleEncoder,
+    wanted: type[Row] = Supervised,
     *,
     max_length: int,
     long_examples: LongExamples,
@@ -137,19 +162,20 @@ def build_examples(
     validation_paths: Sequence[Path] = (),
     console: Console,
 ) -> ExampleStore:
-    """Reads, checks, tokenises and splits the examples of files into `directory`, which is made.
+    """Reads, checks, tokenises and splits the examples of files, rows of one kind, into `directory`, which is made.
 
     All lines are checked before the first is tokenised. An example is held out by the hash of its tokens, so that
-    equal ones are never on both sides. Raises `DataError` where lines cannot be learnt, counting all of them.
+    equal ones are never on both sides, and one of several answers by that of its prompt. Raises `DataError` where lines
+    cannot be learnt, counting all of them.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
-    num_rows = {split: sum(1 for _ in read_rows(given, Supervised)) for split, given in files.items() if given}
+    num_rows = {split: sum(1 for _ in read_rows(given, wanted)) for split, given in files.items() if given}
     directory.mkdir()
     writer = _Writer(directory, encoder, max_length, long_examples, console)
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
             share = 0.0 if validation_paths else validation_fraction
-            for row in read_rows(files[split], Supervised):
+            for row in read_rows(files[split], wanted):
                 writer.add(row, split, share)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
@@ -166,43 +192,52 @@ class _Writer:
         self._max_length, self._policy = max_length, long_examples
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._longest = 0
+        self._longest, self._group_size = 0, 1
         self._totals = {"train": 0, "validation": 0}
 
     def opened(self) -> ExitStack:
         """The files, open until the stack is closed."""
         stack = ExitStack()
+        names = (*(f"{name}.bin" for name in _TYPES), _FIELDS)
         self._files = {
-            (split, name): stack.enter_context((self._directory / f"{split}-{name}.bin").open("wb"))
+            (split, name.partition(".")[0]): stack.enter_context((self._directory / f"{split}-{name}").open("wb"))
             for split in self._totals
-            for name in _TYPES
+            for name in names
         }
         return stack
 
-    def add(self, row: Supervised, split: str, validation_fraction: float) -> None:
-        """Writes the example of a row, unless it is too long or cannot be learnt."""
+    def add(self, row: Row, split: str, validation_fraction: float) -> None:
+        """Writes the examples of a row, unless they are too long or cannot be learnt."""
         try:
-            example = self._encoder(row)
+            group = self._encoder(row)
         except RowError as error:
             self._bad(row.place, str(error))
             return
-        if len(example) > self._max_length:
-            self._longest = max(self._longest, len(example))
+        examples, longest = group.examples, max(map(len, group.examples))
+        if longest > self._max_length:
+            self._longest = max(self._longest, longest)
             self._counts["long"] += 1
             if self._policy != "cut":
                 return
-            example = example.cut(self._max_length)
-            if not any(example.supervised):
+            examples = tuple(example.cut(self._max_length) for example in examples)
+            if not all(any(example.supervised) for example in examples):
                 self._bad(row.place, f"has no token to learn within the first {self._max_length:,}; leave it out")
                 return
-        if split == "train" and _is_held_out(example, validation_fraction):
+        if split == "train" and _is_held_out(_identity(row, examples), validation_fraction):
             split = "validation"
-        self._totals[split] += len(example)
-        values = {"tokens": example.ids, "supervised": example.supervised, "ends": [self._totals[split]]}
-        for name, value in values.items():
-            self._files[split, name].write(np.asarray(value, dtype=_TYPES[name]).tobytes())
+        for example in examples:
+            self._totals[split] += len(example)
+            self._write(split, tokens=example.ids, supervised=example.supervised, ends=[self._totals[split]])
+        self._write(split, values=[group.value])
+        if group.fields is not None:
+            self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
         self._counts[split] += 1
-        self._counts["conversations"] += not isinstance(row.answer, str)
+        self._counts["conversations"] += not isinstance(row.answer if isinstance(row, Supervised) else row.prompt, str)
+        self._group_size = len(examples)
+
+    def _write(self, split: str, **arrays: Sequence[float]) -> None:
+        for name, values in arrays.items():
+            self._files[split, name].write(np.asarray(values, dtype=_TYPES[name]).tobytes())
 
     def _bad(self, place: str, reason: str) -> None:
         self._counts["bad"] += 1
@@ -249,26 +284,43 @@ class _Writer:
                     "cut": counts["long"] - left_out,
                 },
                 "conversations": counts["conversations"],
+                "group_size": self._group_size,
                 "tokens": self._totals,
                 "max_length": self._max_length,
                 "tokenizer": self._encoder.tokenizer.fingerprint(),
-                "checksums": {file.name: sha256_file(file) for file in sorted(self._directory.glob("*.bin"))},
+                "checksums": {
+                    file.name: sha256_file(file)
+                    for pattern in ("*.bin", f"*-{_FIELDS}")
+                    for file in sorted(self._directory.glob(pattern))
+                },
             },
         )
 
 
-def _is_held_out(example: Example, fraction: float) -> bool:
+def _identity(row: Row, examples: Sequence[Example]) -> list[int]:
+    """What decides whether a row is held out: of one to learn by itself all of its tokens, else those of its prompt."""
+    first = examples[0]
+    return first.ids if isinstance(row, Supervised) else first.ids[: first.prompt_length]
+
+
+def _is_held_out(ids: list[int], fraction: float) -> bool:
     """Whether the hash of an example, a number below 1, is below `fraction`."""
-    digest = hashlib.blake2b(np.asarray(example.ids, dtype="<i4").tobytes(), digest_size=8).digest()
+    digest = hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
 
 
-def first_examples(paths: Sequence[Path], encoder: ExampleEncoder, count: int) -> Iterator[tuple[str, Example]]:
-    """The first examples of files with their places, to look at; raises `DataError` for one that cannot be learnt."""
-    for number, row in enumerate(read_rows(paths, Supervised)):
+def first_examples(
+    paths: Sequence[Path], encoder: ExampleEncoder, count: int, wanted: type[Row] = Supervised
+) -> Iterator[tuple[str, Example]]:
+    """The examples of the first rows with their places, to look at; raises `DataError` for one that cannot be learnt.
+
+    The rejected answer of a pair comes right behind the chosen one.
+    """
+    for number, row in enumerate(read_rows(paths, wanted)):
         if number == count:
             return
         try:
-            yield row.place, encoder(row)
+            for example in encoder(row).examples:
+                yield row.place, example
         except RowError as error:
             raise DataError(first_few([f"{row.place}: {error}"], 1)) from None

@@ -7,14 +7,12 @@ float32 at least, and every function gives one loss for each pair (P,), or for e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo"]
-REFERENCE_FREE: tuple[PreferenceKind, ...] = ("simpo", "orpo")
+from sheepop.posttrain.config import REFERENCE_FREE, PreferenceKind
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,10 @@ class PreferenceLoss:
     beta: float = 0.1
     label_smoothing: float = 0.0
     margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "kto":
+            raise ValueError("kto has no pairs; its loss is kto_loss")
 
     def __call__(self, chosen: Completions, rejected: Completions) -> Tensor:
         """The loss of each pair (P,).

@@ -51,16 +51,28 @@ class Preference:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """An answer to a prompt, which is wanted or not."""
+
+    place: str
+    prompt: Turns
+    answer: Turns
+    is_desirable: bool
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class Prompt:
     """Something to answer, with whatever else its line says, such as the right answer."""
 
     place: str
     prompt: Turns
     fields: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
-Row = Supervised | Preference | Prompt
-T = TypeVar("T", Supervised, Preference, Prompt)
+Row = Supervised | Preference | Judged | Prompt
+T = TypeVar("T", bound=Row)
 
 
 class RowError(Exception):
@@ -111,6 +123,8 @@ def _row(value: Any, place: str, wanted: type[T]) -> T:
         row = _supervised(found, place)
     elif wanted is Preference:
         row = _preference(found, place)
+    elif wanted is Judged:
+        row = _judged(found, place)
     else:
         row = _prompt(found, place)
     assert isinstance(row, wanted)
@@ -125,6 +139,8 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
         raise RowError("is a preference, with a chosen and a rejected answer; give the answer to learn as completion")
     if "completion" not in found:
         raise RowError("has a prompt, but no answer to learn (completion)")
+    if found.get("label") is False:
+        raise RowError("label: is false, so this answer is not one to learn; leave the line out")
     prompt, answer = found.get("prompt", ""), found["completion"]
     if isinstance(answer, str) and isinstance(prompt, str):
         if not answer.strip():
@@ -164,10 +180,26 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
     return Preference(place, tuple(before), tuple(answers[0]), tuple(answers[1]), margin, _tools(found))
 
 
+def _judged(found: Mapping[str, Any], place: str) -> Judged:
+    if "label" not in found:
+        raise RowError("label: is missing; an answer is wanted (true) or not (false)")
+    if not isinstance(label := found["label"], bool):
+        raise RowError(f"label: is {label!r}, not true or false")
+    row = _supervised({**found, "label": True}, place)
+    if isinstance(row.answer, str):
+        return Judged(place, row.prompt, row.answer, label, row.tools)
+    return Judged(place, row.answer[: row.learnt_from], row.answer[row.learnt_from :], label, row.tools)
+
+
 def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
-    others = {name: value for name, value in found.items() if name not in ("prompt", "messages")}
+    others = {name: value for name, value in found.items() if name not in ("prompt", "messages", "tools")}
+    tools = _tools(found)
     if "messages" in found:
-        return Prompt(place, check_messages(found["messages"], "messages", ends_with=("user", "tool")), others)
+        messages = found["messages"]
+        last = messages[-1] if isinstance(messages, list) and messages else None
+        if isinstance(last, dict) and last.get("role") == "assistant":
+            others, messages = {**others, "completion": last.get("content")}, messages[:-1]
+        return Prompt(place, check_messages(messages, "messages", ends_with=("user", "tool")), others, tools)
     if "prompt" not in found:
         raise RowError("has no prompt")
     prompt = found["prompt"]
@@ -175,7 +207,7 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
         if not prompt.strip():
             raise RowError("prompt: is empty")
         return Prompt(place, prompt, others)
-    return Prompt(place, check_messages(prompt, "prompt", ends_with=("user", "tool")), others)
+    return Prompt(place, check_messages(prompt, "prompt", ends_with=("user", "tool")), others, tools)
 
 
 def check_messages(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:

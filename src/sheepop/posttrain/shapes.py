@@ -172,6 +172,6 @@ SHAPES = (
     _shape("Dolly", "instruction response", _instruction("response", "context")),
     _shape("Alpaca", "instruction output", _instruction("output", "input")),
     _shape("FLAN", "inputs targets", _flan),
-    _shape("prompt and completion", "prompt completion"),
+    _shape("prompt and completion, also judged by a label", "prompt completion"),
     _shape("prompt", "prompt"),
 )

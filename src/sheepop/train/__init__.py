@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sheepop.train.loop import Trainer
     from sheepop.train.optimizers import build_optimizers, check_layers
     from sheepop.train.schedule import Schedule
-    from sheepop.train.validation import Scores, validate
+    from sheepop.train.validation import Scores, TokenScores, validate
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -24,6 +24,7 @@ __all__ = [
     "EvaluationWeights",
     "Schedule",
     "Scores",
+    "TokenScores",
     "Trainer",
     "TrainingConfig",
     "TrainingError",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_training_state
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
-from sheepop.checkpoint.training_state import TRAINED, read_trained_weights
+from sheepop.checkpoint.training_state import TRAINED, read_source_state, read_trained_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
@@ -20,6 +20,7 @@ from sheepop.tokenizer import Tokenizer
 from sheepop.train.counters import TrainingState
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.optimizers import optimizer_slots
+from sheepop.train.source import StepSource
 
 
 class BackgroundWriter:
@@ -56,7 +57,8 @@ class BackgroundWriter:
 class Checkpointer:
     """Writes and reads the checkpoints of one run. Writing goes on beside the loop; `check` raises what went wrong.
 
-    `form` says what is stored of the model; without one all of its weights are. Close it at the end.
+    `form` says what is stored of the model; without one all of its weights are. The state of `source`, where steps come
+    from, is kept with them. Close it at the end.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Checkpointer:
         evaluation: EvaluationWeights,
         provenance: Mapping[str, Any],
         form: ModelForm | None = None,
+        source: StepSource | None = None,
     ) -> None:
         self.run = run
         self._form = form or WholeModel(model)
@@ -76,6 +79,7 @@ class Checkpointer:
         self._optimizers = optimizers
         self._evaluation = evaluation
         self._provenance = provenance
+        self._source = source
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._writer = BackgroundWriter()
 
@@ -98,13 +102,14 @@ class Checkpointer:
         trained = _copies(self._form.weights(self._model)) if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
         optimizer = replace(optimizer, tensors=_copies(optimizer.tensors))
+        source = _copies({} if self._source is None else self._source.state())
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens}
 
         def write() -> None:
             before()
             with self.run.write_checkpoint(state.step) as directory:
                 self._form.write(directory, weights, self._tokenizer, provenance)
-                write_training_state(directory, optimizer, asdict(state), trained)
+                write_training_state(directory, optimizer, asdict(state), trained, source)
             after()
 
         self._writer.submit(write)
@@ -144,6 +149,8 @@ class Checkpointer:
         if trained is not None:
             self._evaluation.adopt()
             self._form.put(self._model, trained, directory / "state" / TRAINED)
+        if self._source is not None:
+            self._source.restore(read_source_state(directory))
         counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots)
         try:
             return TrainingState.from_record(counters)

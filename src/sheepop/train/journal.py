@@ -161,18 +161,9 @@ class Journal:
         )
 
     def validated(self, state: TrainingState, scores: Scores) -> None:
-        """Writes the scores of held-out text."""
-        self._write(
-            state,
-            split="validation",
-            loss=scores.loss,
-            perplexity=scores.perplexity,
-            accuracy=scores.accuracy,
-            bits_per_byte=scores.bits_per_byte,
-            tokens=state.tokens,
-            seconds=self.seconds,
-        )
-        self._console.info(f"Step {state.step:,}: held out, {scores.tokens:,} tokens: {scores}")
+        """Writes the scores on what is held out."""
+        self._write(state, split="validation", **scores.metrics(), tokens=state.tokens, seconds=self.seconds)
+        self._console.info(f"Step {state.step:,}: held out, {scores.extent}: {scores}")
 
     def sampled(self, state: TrainingState, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes down what the model wrote."""

@@ -16,6 +16,8 @@ from sheepop.core.console import Progress
 from sheepop.core.facts import Fact, Text
 from sheepop.report import MISSING, data_size, duration, flops, shown
 
+# What says most of a validation beside its loss; the first that is there.
+_SCORES = ("bits_per_byte", "reward", "accuracy")
 _TERMS = "loss: surprise per token; gradient norm: pull on the weights; MFU: share of the peak; see docs/glossary.md"
 
 
@@ -107,7 +109,10 @@ class LiveView:
 
     def _scores(self) -> str:
         last = self._validation
-        words = f"step {last['step']:,}: loss {last['loss']:.4f}, {last['bits_per_byte']:.4f} bits per byte"
+        words = f"step {last['step']:,}: loss {last['loss']:.4f}"
+        name = next((name for name in _SCORES if name in last), None)
+        if name is not None:
+            words += f", {last[name]:.4f} {name.replace('_', ' ')}"
         if self.best is None:
             return words
         loss, step = self.best

@@ -21,12 +21,14 @@ from sheepop.train.placement import Network, Placement
 class TensorBatch:
     """A micro-batch on the device: what the network reads, as `sheepop.data.Batch.inputs` names it, and labels (B, T).
 
-    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do.
+    `supervised` (M,) are the flat indices of the labels that count, ``slice(None)`` when all do. `given` is what some
+    objectives read beside these, as `sheepop.data.Batch.given` names it.
     """
 
     inputs: Mapping[str, Tensor]
     labels: Tensor
     supervised: Tensor | slice
+    given: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_numpy(cls, batch: Batch, device: str) -> TensorBatch:
@@ -46,6 +48,7 @@ class TensorBatch:
             inputs={name: tensor(array) for name, array in batch.inputs().items()},
             labels=tensor(batch.labels),
             supervised=slice(None) if supervised.size == batch.labels.size else tensor(supervised),
+            given={name: tensor(array) for name, array in batch.given().items()},
         )
 
     def to(self, device: str) -> TensorBatch:
@@ -58,6 +61,7 @@ class TensorBatch:
             {name: moved(tensor) for name, tensor in self.inputs.items()},
             moved(self.labels),
             moved(self.supervised) if isinstance(self.supervised, Tensor) else self.supervised,
+            {name: moved(tensor) for name, tensor in self.given.items()},
         )
 
 
@@ -82,7 +86,7 @@ class Objective(Protocol):
     """
 
     def supervised(self, batch: Batch) -> int:
-        """How many positions of the batch count."""
+        """How many positions of the batch count, or pairs, or whatever the losses are a mean of."""
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
 from sheepop.train.objective import Objective, TensorBatch
@@ -14,9 +16,9 @@ from sheepop.train.objective import Objective, TensorBatch
 class PreparedStep:
     """The micro-batches of a step in host memory, and three counts of its tokens.
 
-    `num_tokens` normalises the objective: those that count in the whole step, on all ranks. `num_reported` is what
-    the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with, padding
-    too, and what speed is measured by.
+    `num_tokens` normalises the objective: what counts in the whole step, on all ranks, tokens or pairs. `num_reported`
+    is what the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with,
+    padding too, and what speed is measured by.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -28,7 +30,7 @@ class PreparedStep:
     @property
     def row_length(self) -> int:
         """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
-        return self.micro_batches[0].labels.shape[1]
+        return self.micro_batches[0].labels.shape[-1]
 
     @classmethod
     def of(
@@ -41,7 +43,7 @@ class PreparedStep:
         return cls(
             [TensorBatch.on_host(piece, pin=device == "cuda") for piece in pieces],
             num_tokens=num_tokens,
-            num_reported=num_tokens,
+            num_reported=batch.num_labels,
             num_computed=sum(piece.labels.size for piece in pieces),
             batch_hash=batch_hash(batch) if hashed else None,
         )
@@ -62,6 +64,14 @@ class StepSource(Protocol):
 
     def describe(self, number: int) -> list[str]:
         """The names of the documents that batch `number` is made of, as far as they are known."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What it must be given back to go on as it would have; nothing where data depends on the number alone."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave."""
+        return
 
 
 @dataclass(frozen=True, eq=False)

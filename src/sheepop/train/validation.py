@@ -1,24 +1,45 @@
-"""How well a model predicts held-out text: loss, perplexity, next-token accuracy, bits per byte."""
+"""How well a model does on what is held out; of text: loss, perplexity, next-token accuracy, bits per byte."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sheepop.core.facts import counted
 from sheepop.data import Batches
 from sheepop.model import IGNORE_INDEX, Transformer
 from sheepop.train.objective import TensorBatch
 from sheepop.train.precision import autocast
 
 
+class Scores(Protocol):
+    """What a model is judged by on what is held out. The lower its `loss`, the better; `str` says the rest in words."""
+
+    loss: float
+
+    @property
+    def extent(self) -> str:
+        """On how much it was judged, in words."""
+
+    def metrics(self) -> dict[str, float]:
+        """The scores by name, the loss among them."""
+
+    def counts(self) -> dict[str, float]:
+        """On how much of what it was judged."""
+
+    def to_dict(self) -> dict[str, float]:
+        """All of it as plain data."""
+        return {**self.metrics(), **self.counts()}
+
+
 @dataclass(frozen=True)
-class Scores:
+class TokenScores(Scores):
     """Means over the predicted tokens of a held-out split."""
 
     loss: float  # nats per token
@@ -34,9 +55,18 @@ class Scores:
             f"{self.bits_per_byte:.4f} bits per byte"
         )
 
-    def to_dict(self) -> dict[str, float]:
-        """The scores as plain data."""
-        return asdict(self)
+    @property
+    def extent(self) -> str:
+        """The tokens."""
+        return counted(self.tokens, "token")
+
+    def metrics(self) -> dict[str, float]:
+        """The four means."""
+        return {name: value for name, value in asdict(self).items() if name not in self.counts()}
+
+    def counts(self) -> dict[str, float]:
+        """Tokens and bytes."""
+        return {"tokens": self.tokens, "bytes": self.bytes}
 
 
 def validate(
@@ -49,7 +79,7 @@ def validate(
     device: str,
     max_tokens: int | None = None,
     on_batch: Callable[[int], None] | None = None,
-) -> Scores:
+) -> TokenScores:
     """Scores `model`, which is in evaluation mode, on the samples of `batches` in order.
 
     `byte_lengths` (V,) gives the bytes each token stands for. With `max_tokens` the samples are taken evenly from
@@ -79,7 +109,7 @@ def validate(
             if on_batch is not None:
                 on_batch(len(samples.labels))
     loss = loss_sum / max(1, num_tokens)
-    return Scores(
+    return TokenScores(
         loss=loss,
         perplexity=math.exp(loss) if loss < 700 else math.inf,
         accuracy=correct / max(1, num_tokens),

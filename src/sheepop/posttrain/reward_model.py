@@ -1,0 +1,81 @@
+"""A reward model: a network that says by a number what an answer is worth, learnt from pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.adapt.scalar_head import REWARD_HEAD, scalar_head
+from sheepop.data import Batch
+from sheepop.model import LossSums, Transformer
+from sheepop.posttrain.policy_losses import pairwise_reward_loss
+from sheepop.posttrain.preference import PreferenceScores, preference_metrics, rewards_measured
+from sheepop.posttrain.sequences import MeanLosses, last_states
+from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.placement import Network
+
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class PairwiseReward(Objective):
+    """Bradley and Terry's loss on the rewards of pairs, a mean over pairs; see `pairwise_reward_loss`.
+
+    With `margins` the values of the pairs are how much better the chosen answers are at least.
+    """
+
+    centring: float
+    margins: bool
+
+    def supervised(self, batch: Batch) -> int:
+        """Pairs."""
+        return len(batch.input_ids)
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The losses of all pairs, summed, in one pass over both answers."""
+        chosen, rejected = scalar_head(network.modules, REWARD_HEAD)(last_states(network, batch)).unbind(1)
+        margin = batch.given["values"] if self.margins else 0.0
+        total = pairwise_reward_loss(chosen, rejected, margin=margin, centring=self.centring).sum()
+        found = chosen.detach(), rejected.detach()
+        measured = rewards_measured(*found) | {"calibration": _calibration(*found)}
+        return LossSums(total, total.detach(), measured)
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """Rewards, their margin, and the share of pairs in the right order."""
+        return preference_metrics(losses.measured, losses.num_tokens)
+
+
+def _calibration(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Pairs, confidence and right orders (3, bins), summed by how sure the model is of the order that it gives."""
+    confidence = torch.sigmoid((chosen - rejected).abs())  # from 1/2 to 1
+    bins = ((confidence - 0.5) * 2 * _BINS).long().clamp(max=_BINS - 1)
+    right = (chosen > rejected).to(confidence.dtype)
+    sums = confidence.new_zeros(3, _BINS)
+    return sums.index_add_(1, bins, torch.stack((torch.ones_like(confidence), confidence, right)))
+
+
+def reward_scores(found: MeanLosses) -> PreferenceScores:
+    """The scores of a reward model, with its expected calibration error (Guo et al. 2017, eq. 3)."""
+    count, confidence, right = found.measured["calibration"]
+    error = ((confidence - right).abs().sum() / count.sum().clamp(min=1)).item()
+    return replace(PreferenceScores.of(found), calibration_error=error)
+
+
+@torch.no_grad()
+def answer_rewards(model: Transformer, rows: Sequence[Sequence[int]], *, batch_size: int, pad_id: int) -> Tensor:
+    """The rewards (N,) of answers, each behind its prompt, under a reward model in evaluation mode."""
+    found = []
+    for start in range(0, len(rows), batch_size):
+        some = rows[start : start + batch_size]
+        length = max(map(len, some))
+        ids = torch.full((len(some), length), pad_id, dtype=torch.int64)
+        for number, row in enumerate(some):
+            ids[number, : len(row)] = torch.tensor(row)
+        hidden = model.hidden_states(ids.to(model.device))
+        last = torch.tensor([len(row) - 1 for row in some], device=model.device)
+        found.append(scalar_head(model, REWARD_HEAD)(hidden[torch.arange(len(some), device=model.device), last]))
+    return torch.cat(found).float().cpu()

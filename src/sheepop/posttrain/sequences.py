@@ -1,0 +1,129 @@
+"""What a network says of whole answers: their log-probabilities, and the state behind their last tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sheepop.data import Batches
+from sheepop.model import IGNORE_INDEX, Outputs, Transformer
+from sheepop.model.head import OutputHead
+from sheepop.train.objective import Objective, TensorBatch
+from sheepop.train.placement import Network
+from sheepop.train.precision import autocast
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedNetwork(Network):
+    """A model that is not trained, as objectives see one."""
+
+    model: Transformer
+
+    @property
+    def head(self) -> OutputHead:
+        """That of the model."""
+        return self.model.lm_head
+
+    @property
+    def modules(self) -> Transformer:
+        """The model."""
+        return self.model
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """What the model gives."""
+        return self.model.run(**inputs)
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states of such a pass."""
+        return self.run(inputs).hidden_states
+
+
+def grouped_hidden_states(network: Network, batch: TensorBatch) -> Tensor:
+    """The hidden states of P groups of G rows, as rows (P G, T, D)."""
+    return network.hidden_states({name: tensor.flatten(0, 1) for name, tensor in batch.inputs.items()})
+
+
+def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    """``log pi(y | x)`` of the answers y in P groups of G, and their tokens, both (P, G); sums are in float32."""
+    labels = batch.labels.flatten(0, 1)
+    log_p = network.head.log_probabilities(grouped_hidden_states(network, batch), labels, batch.supervised)
+    shape = batch.labels.shape[:2]
+    return log_p.sum(-1).view(shape), (labels != IGNORE_INDEX).sum(-1).view(shape)
+
+
+def last_states(network: Network, batch: TensorBatch) -> Tensor:
+    """The hidden states (P, G, D) of the last tokens of answers, which `batch.given` has the lengths of."""
+    hidden = grouped_hidden_states(network, batch)
+    last = (batch.given["lengths"].flatten() - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+    return hidden.gather(1, last).view(*batch.labels.shape[:2], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLosses:
+    """The losses of an objective over a split, summed, and what else it measured."""
+
+    loss: float
+    count: int
+    measured: Mapping[str, Tensor]
+
+
+def mean_losses(
+    model: Transformer,
+    objective: Objective,
+    batches: Batches,
+    *,
+    batch_size: int,
+    precision: str,
+    device: str,
+    max_tokens: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> MeanLosses:
+    """What `objective` gives for a finished model on the samples of a split, or evenly on about `max_tokens` of them.
+
+    `on_batch` hears of the number of samples finished.
+    """
+    count = batches.num_samples
+    if max_tokens is not None:
+        count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
+    chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
+    network, total, supervised = FinishedNetwork(model), 0.0, 0
+    measured: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for start in range(0, count, batch_size):
+            samples = batches.batch(chosen[start : start + batch_size])
+            with autocast(device, precision):
+                sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
+            total += sums.cross_entropy.item()
+            supervised += objective.supervised(samples)
+            for name, value in sums.measured.items():
+                measured[name] = value.double() + measured.get(name, 0.0)
+            if on_batch is not None:
+                on_batch(len(samples.labels))
+    return MeanLosses(total / max(1, supervised), supervised, measured)
+
+
+def log_probabilities_of(
+    model: Transformer,
+    batches: Batches,
+    *,
+    batch_size: int,
+    precision: str,
+    device: str,
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The log-probabilities (groups, G) of all answers of a split under a finished model, without gradients."""
+    found = []
+    network = FinishedNetwork(model)
+    with torch.no_grad():
+        for start in range(0, batches.num_samples, batch_size):
+            indices = np.arange(start, min(batches.num_samples, start + batch_size))
+            batch = TensorBatch.from_numpy(batches.batch(indices), device)
+            with autocast(device, precision):
+                found.append(answer_log_probabilities(network, batch)[0].float().cpu())
+            on_batch(len(indices))
+    return torch.cat(found).numpy() if found else np.zeros((0, 2), np.float32)
