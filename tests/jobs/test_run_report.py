@@ -26,7 +26,7 @@ from sheepop.jobs.run_record import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.model import build_model
 from sheepop.tokenizer import TokenizerConfig
-from sheepop.train import Scores
+from sheepop.train import TokenScores
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 VOID = {"meta", "img", "link", "br"}
@@ -111,7 +111,9 @@ def read(run: RunDirectory) -> ReadPage:
     return ReadPage((run.path / "report.html").read_text(encoding="utf-8"))
 
 
-SCORES = Scores(loss=1.5, perplexity=math.exp(1.5), accuracy=0.5312, bits_per_byte=0.78125, tokens=4321, bytes=12345)
+SCORES = TokenScores(
+    loss=1.5, perplexity=math.exp(1.5), accuracy=0.5312, bits_per_byte=0.78125, tokens=4321, bytes=12345
+)
 BASELINES = Baselines(warm_xz=1.5, xz=1.875, gzip=2.125, bytes=12400, training_bytes=99000)
 
 
@@ -137,7 +139,7 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
         "Training time": "4 min 10 s",
         "Best checkpoint": "–",
     }
-    assert page.facts["Held-out text"] == {
+    assert page.facts["Held out"] == {
         "Bits per byte": "0.7812",
         "Loss (nats per token)": "1.5000",
         "Perplexity": "4.48",
@@ -245,7 +247,7 @@ def test_stopped_run_shows_its_last_validation(run: RunDirectory, record: RunRec
     write_lines(run.metrics_file, [train_row(30), {**row, "tokens": 999, "seconds": 1.0}])
     write_run_report(run, None, record)
     page = read(run)
-    assert page.facts["Held-out text"] == {
+    assert page.facts["Held out"] == {
         "Bits per byte": "1.5000",
         "Loss (nats per token)": "2.0000",
         "Perplexity": "–",
@@ -289,7 +291,7 @@ def test_values_of_any_kind_give_a_report(run: RunDirectory, record: RunRecord, 
     write_lines(run.metrics_file, rows)
     write_lines(run.samples_file, [{"step": value, "prompt": value, "text": value}])
     write_run_report(run, None, record)
-    assert read(run).facts["Held-out text"]["Bits per byte"] == "–"
+    assert read(run).facts["Held out"]["Bits per byte"] == "–"
 
 
 @pytest.mark.parametrize("text", ["model: [", "model:\n  d_model: -1\n", "\x00\x01", ""])

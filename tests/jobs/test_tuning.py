@@ -240,7 +240,7 @@ def test_what_a_change_lets_the_model_write_is_what_the_finished_model_writes(ad
     run = RunDirectory.open(adapted[0])
     samples, _ = read_json_lines(run.samples_file)
     loaded, stored = load_model(run.checkpoint(6)), read_run_config(run)
-    prompts = SupervisedData.open(run).sample_prompts(stored)
+    prompts = SupervisedData.of_run(run, None, Console.silent()).sample_prompts(stored)
     again = TrainingSamples(loaded.model, loaded.tokenizer, stored, "cpu", prompts)(6)
     assert [(row["prompt"], row["text"]) for row in samples if row["step"] == 6] == [
         (row["prompt"], row["text"]) for row in again

@@ -87,7 +87,7 @@ def test_what_stands_before_an_answer_has_the_tokens_of_the_prompt_alone(
 def test_plain_text_ends_with_the_end_token(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bpe"]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode(Supervised("line 1", "two plus", " five <eos>"))
+        found = encode.supervised(Supervised("line 1", "two plus", " five <eos>"))
     prompt, answer = tokenizer.encode("two plus"), tokenizer.encode(" five <eos>")
     assert found.ids == [*prompt, *answer, tokenizer.eos_id]
     assert found.supervised == [False] * len(prompt) + [True] * (len(answer) + 1)
@@ -118,7 +118,7 @@ def test_a_conversation_that_would_be_learnt_wrong_is_refused(
     tokenizers: dict[str, Tokenizer], template: str, messages: Any, problem: str
 ) -> None:
     with encoding(tokenizers["bpe"], template) as encode, pytest.raises(RowError, match=problem):
-        encode(Supervised("line 1", "", tuple(messages)))
+        encode.supervised(Supervised("line 1", "", tuple(messages)))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -126,7 +126,7 @@ def test_a_prompt_that_ends_in_a_word_keeps_its_tokens(tokenizers: dict[str, Tok
     """Where prompt and answer are one word in two parts, the whole text has other tokens than the prompt alone."""
     tokenizer = tokenizers[algorithm]
     with encoding(tokenizer, MARKED) as encode:
-        found = encode(Supervised("line 1", "The she", "ep jumps"))
+        found = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
     prompt = tokenizer.encode("The she")
     assert found.ids[: len(prompt)] == prompt
     assert found.supervised == [False] * len(prompt) + [True] * (len(found) - len(prompt))
@@ -148,7 +148,7 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_in_the_middle
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     tokenizer = load_tokenizer(tmp_path)
     with encoding(tokenizer, MARKED) as encode:
-        found = encode(Supervised("line 1", "The she", "ep jumps"))
+        found = encode.supervised(Supervised("line 1", "The she", "ep jumps"))
     assert tokenizer.decode(found.ids).strip() == "The sheep jumps"
 
 
@@ -161,7 +161,7 @@ def test_an_answer_of_weight_nought_is_not_learnt(tokenizers: dict[str, Tokenize
 
 def test_nothing_can_be_learnt_of_a_first_token(tokenizers: dict[str, Tokenizer]) -> None:
     with encoding(tokenizers["bpe"], MARKED) as encode:
-        found = encode(Supervised("line 1", "", "seven"))
+        found = encode.supervised(Supervised("line 1", "", "seven"))
     assert found.supervised == [False] + [True] * (len(found) - 1)
 
 
@@ -211,4 +211,4 @@ def test_users_of_the_encoder_hear_of_rows_without_anything_to_learn(
         encoding(tokenizers["bpe"], template) as encode,
         pytest.raises(RowError, match="does not mark it as written by the model"),
     ):
-        encode(Supervised("line 1", "", tuple(LONG)))
+        encode.supervised(Supervised("line 1", "", tuple(LONG)))

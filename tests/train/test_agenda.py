@@ -12,15 +12,15 @@ import pytest
 
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.jobs.config import load_config
-from sheepop.train import Scores, Trainer, TrainingState
+from sheepop.train import TokenScores, Trainer, TrainingState
 from sheepop.train.agenda import EarlyStopping
 from sheepop.train.metrics import read_json_lines
 
 MakeTrainer = Callable[..., Trainer]
 
 
-def scores(loss: float) -> Scores:
-    return Scores(loss=loss, perplexity=1.0, accuracy=0.0, bits_per_byte=loss, tokens=1, bytes=1)
+def scores(loss: float) -> TokenScores:
+    return TokenScores(loss=loss, perplexity=1.0, accuracy=0.0, bits_per_byte=loss, tokens=1, bytes=1)
 
 
 def script(trainer: Trainer, losses: Sequence[float]) -> None:

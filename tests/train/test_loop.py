@@ -15,7 +15,7 @@ from sheepop.checkpoint.model_directory import load_weights, read_weights
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.random import seed_torch
 from sheepop.data import Corpus, batch_hash
-from sheepop.train import Scores, Trainer
+from sheepop.train import TokenScores, Trainer
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
@@ -165,7 +165,7 @@ def test_the_supervised_tokens_of_all_steps_are_counted(make_trainer: MakeTraine
 def test_of_equal_validations_the_first_is_the_best(make_trainer: MakeTrainer) -> None:
     losses = [5.0, 3.0, 4.0, 3.0, 3.0, 4.0]
     trainer = make_trainer("run", eval_interval=2)
-    trainer.validate = lambda: Scores(losses[trainer.state.step // 2 - 1], 1.0, 0.0, 1.0, tokens=1, bytes=1)
+    trainer.validate = lambda: TokenScores(losses[trainer.state.step // 2 - 1], 1.0, 0.0, 1.0, tokens=1, bytes=1)
     state = trainer.run()
     assert (state.best_loss, state.best_step) == (3.0, 4)
     assert trainer.checkpointer.run.pointer("best") == 4

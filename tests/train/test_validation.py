@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sheepop.data import Batch, Batches, Corpus, PackedBatches
 from sheepop.model import ModelConfig, Transformer, build_model
-from sheepop.train import Scores, validate
+from sheepop.train import TokenScores, validate
 from sheepop.train.objective import TensorBatch
 
 
@@ -44,7 +44,7 @@ def network(corpus: Corpus, **settings: Any) -> Transformer:
     return build_model(ModelConfig(vocab_size=corpus.tokenizer().vocab_size, **sizes, **settings), 0).eval()
 
 
-def scores(model: Transformer, batches: Any, corpus: Corpus, **settings: Any) -> Scores:
+def scores(model: Transformer, batches: Any, corpus: Corpus, **settings: Any) -> TokenScores:
     lengths = corpus.tokenizer().byte_lengths()
     return validate(model, batches, lengths, **{"batch_size": 3, "precision": "fp32", "device": "cpu", **settings})
 
@@ -120,4 +120,4 @@ def test_a_split_without_a_supervised_token_scores_nothing(corpus: Corpus, batch
             return replace(found, labels=np.full_like(found.labels, -100))
 
     found = scores(network(corpus), Unlabelled(batches), corpus)
-    assert found == Scores(loss=0.0, perplexity=1.0, accuracy=0.0, bits_per_byte=0.0, tokens=0, bytes=0)
+    assert found == TokenScores(loss=0.0, perplexity=1.0, accuracy=0.0, bits_per_byte=0.0, tokens=0, bytes=0)

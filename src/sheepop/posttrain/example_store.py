@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,8 +57,8 @@ class ExampleSplit:
     tokens: NDArray[np.int32]
     supervised: NDArray[np.uint8]
     ends: NDArray[np.int64]
-    values: NDArray[np.float32]
-    fields_file: Path
+    values: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    fields_file: Path | None = None
     group_size: int = 1
 
     @property
@@ -74,6 +74,7 @@ class ExampleSplit:
     @cached_property
     def fields(self) -> list[Mapping[str, Any]]:
         """Of every prompt what else its line says."""
+        assert self.fields_file is not None
         return [orjson.loads(line) for line in self.fields_file.read_bytes().splitlines()]
 
     @property

@@ -1,0 +1,61 @@
+"""What runs in the process that judges answers by a program of the user's: within limits, without network or files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.bounded_child import Alive, serve
+
+FUNCTION = "reward"
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+
+
+class Judge:
+    """Runs the function ``reward(prompt, completion, **fields)`` of a file, which is read with the first request."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, request: Any, alive: Alive) -> Iterator[Any]:
+        """What the function gives for every answer, one after the other."""
+        reward = self._function(request["program"])
+        for answer in request["answers"]:
+            found = reward(answer["prompt"], answer["completion"], **answer["fields"])
+            # Numbers of other libraries too, but no text that looks like one.
+            yield found if isinstance(found, bool | int | float | str | None) else float(found)
+            alive()
+
+    def _function(self, path: str) -> Callable[..., Any]:
+        if path not in self._functions:
+            names: dict[str, Any] = {"__name__": "reward_program", "__file__": path}
+            exec(compile(Path(path).read_bytes(), path, "exec"), names)
+            if not callable(names.get(FUNCTION)):
+                raise LookupError(f"{path} defines no function {FUNCTION}(prompt, completion, **fields)")
+            self._functions[path] = names[FUNCTION]
+        return self._functions[path]
+
+
+def leave_the_network() -> bool:
+    """Gives this process a network of its own, with nobody in it; whether the system allowed that."""
+    try:
+        unshare = ctypes.CDLL(None, use_errno=True).unshare
+    except (OSError, AttributeError):  # not Linux
+        return False
+    user, group = os.getuid(), os.getgid()
+    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+if __name__ == "__main__":
+    leave_the_network()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes no file
+    serve(Judge())
