@@ -194,6 +194,14 @@ def activate(model: Transformer, *names: str) -> None:
             change.requires_grad_(name in names)
 
 
+def without_changes(model: Transformer) -> Transformer:
+    """A copy over the same memory in which no change counts: the network as it was before."""
+    copy = model.sharing_copy()
+    for layer in adapted_layers(copy).values():
+        layer.active = ()
+    return copy
+
+
 def can_merge(model: Transformer) -> bool:
     """Whether all changes may go into the weights that they are beside: not into integers."""
     weights = [layer.weight for layer in adapted_layers(model).values()]

@@ -9,6 +9,13 @@ from torch import Tensor, nn
 from sheepop.model import Transformer
 
 REWARD_HEAD, VALUE_HEAD = "reward_head", "value_head"
+VALUE_MODEL = "value_model"
+"""The name that a network of its own for values has in the policy."""
+
+
+def is_of_values(name: str) -> bool:
+    """Whether a weight of a policy belongs to what judges its states, and not to what writes."""
+    return name.partition(".")[0] in (VALUE_HEAD, VALUE_MODEL)
 
 
 class ScalarHead(nn.Linear):

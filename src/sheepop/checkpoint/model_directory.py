@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sheepop.adapt.lora import merged
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
+from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head, is_of_values
 from sheepop.adapt.stored_weight import GROUP, StoredWeight
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
@@ -302,11 +302,11 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:
-    """The state dict without the second name of tied weights."""
+    """The state dict without the second name of tied weights, and without what judges a policy beside it."""
     state = model.state_dict()
     if model.config.tie_weights:
         del state["lm_head.weight"]
-    return {name: tensor.detach() for name, tensor in state.items()}
+    return {name: tensor.detach() for name, tensor in state.items() if not is_of_values(name)}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -321,7 +321,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
     """Puts `weights` into `model`; names every tensor that is missing, unexpected or of another shape."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not is_of_values(name)}
     if model.config.tie_weights:
         del expected["lm_head.weight"]
     _check_fit({name: tuple(tensor.shape) for name, tensor in weights.items()}, expected, source)

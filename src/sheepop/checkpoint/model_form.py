@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.adapt.scalar_head import REWARD_HEAD, is_of_values
 from sheepop.checkpoint.changes import changes_of, require_changes
 from sheepop.checkpoint.model_directory import (
     ADAPTER,
@@ -28,6 +28,8 @@ from sheepop.checkpoint.weight_files import INDEX, WEIGHTS, read_all_weights
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
+
+VALUES = "values.safetensors"
 
 
 class ModelForm(Protocol):
@@ -111,6 +113,42 @@ class AdaptedModel(ModelForm):
         require_changes(weights, own, source)
         for name, tensor in own.items():
             tensor.copy_(weights[name])
+
+
+@dataclass(frozen=True)
+class WithValues(ModelForm):
+    """A policy in the form `policy`, and beside it what judges its states, which only training needs."""
+
+    policy: ModelForm
+
+    def weights(self, model: Transformer) -> dict[str, Tensor]:
+        """Those of both."""
+        return {**self.policy.weights(model), **_of_values(model)}
+
+    def write(
+        self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
+    ) -> None:
+        """Writes the policy as a model directory, and what judges it into a file of its own."""
+        policy = {name: tensor for name, tensor in weights.items() if not is_of_values(name)}
+        self.policy.write(directory, policy, tokenizer, provenance)
+        values = {name: tensor.cpu().contiguous() for name, tensor in weights.items() if is_of_values(name)}
+        save_file(values, directory / VALUES)
+
+    def read(self, directory: Path) -> dict[str, Tensor]:
+        """Those of both."""
+        return {**self.policy.read(directory), **read_weights(directory / VALUES)}
+
+    def put(self, model: Transformer, weights: dict[str, Tensor], source: Path) -> None:
+        """Gives them to both."""
+        self.policy.put(model, {name: each for name, each in weights.items() if not is_of_values(name)}, source)
+        found, own = {name: each for name, each in weights.items() if is_of_values(name)}, _of_values(model)
+        require_changes(found, own, source)
+        for name, tensor in own.items():
+            tensor.copy_(found[name])
+
+
+def _of_values(model: Transformer) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in model.named_parameters() if is_of_values(name)}
 
 
 def copy_base(source: Path, target: Path) -> None:

@@ -36,6 +36,14 @@ Data = Annotated[
 Validation = Annotated[
     list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
 ]
+RewardSource = Annotated[
+    str | None,
+    typer.Option(
+        "--reward",
+        metavar="MODEL|FILE.py|URL",
+        help="What judges answers: a reward model, a Python file with a function reward, or a service.",
+    ),
+]
 Show = Annotated[
     int | None, typer.Option("--show", min=1, help="Show N examples with what is learnt of them; start no run.")
 ]
@@ -133,6 +141,97 @@ def reward(
     _tune("reward", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
 
 
+@app.command("ppo")
+def ppo(
+    model: Model = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    validation: Validation = None,
+    reward: RewardSource = None,
+    output: RunOutput = None,
+    device: Device = None,
+    resume: Resume = None,
+    overwrite: OverwriteRun = False,
+    show: Show = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Let a model learn from rewards of what it writes, with a value model that learns along.
+
+    A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it.
+
+    Examples:
+
+      sheepop tune ppo runs/chat --data prompts.jsonl --reward runs/judge --output runs/better
+
+      sheepop tune ppo runs/chat --data prompts.jsonl --reward check.py --output runs/better tuning.ppo.epochs=2
+    """
+    _tune(
+        "ppo",
+        model,
+        overrides,
+        config,
+        data,
+        validation,
+        output,
+        device,
+        resume,
+        overwrite,
+        show,
+        quiet,
+        as_json,
+        reward,
+    )
+
+
+@app.command("grpo")
+def grpo(
+    model: Model = None,
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    validation: Validation = None,
+    reward: RewardSource = None,
+    output: RunOutput = None,
+    device: Device = None,
+    resume: Resume = None,
+    overwrite: OverwriteRun = False,
+    show: Show = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Let a model learn from rewards of several answers to each prompt.
+
+    A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it,
+    such as the right answer.
+
+    Examples:
+
+      sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums
+
+      sheepop tune grpo runs/chat --data sums.jsonl --reward http://127.0.0.1:8001/judge --output runs/sums
+
+      sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums tuning.grpo.group_size=16
+    """
+    _tune(
+        "grpo",
+        model,
+        overrides,
+        config,
+        data,
+        validation,
+        output,
+        device,
+        resume,
+        overwrite,
+        show,
+        quiet,
+        as_json,
+        reward,
+    )
+
+
 def _tune(
     method: Method,
     model: Path | None,
@@ -147,6 +246,7 @@ def _tune(
     show: int | None,
     quiet: bool,
     as_json: bool,
+    reward: str | None = None,
 ) -> None:
     """Starts or resumes a run of a method, or shows what it would learn from."""
     if model is not None and "=" in str(model) and not model.exists():  # settings without a model before them
@@ -156,6 +256,8 @@ def _tune(
         options["data"] = {"paths": [str(path) for path in data]}
     if validation:
         options["tuning"]["validation_paths"] = [str(path) for path in validation]
+    if reward is not None:
+        options["tuning"][method] = {"reward": reward}
     if device is not None:
         options["device"] = device
     if model is None and resume in (None, "auto"):

@@ -201,7 +201,7 @@ class RewardData(PreferenceData):
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """Training a policy with it."""
-        return typed("tune", "ppo", "MODEL", "--data", "prompts.jsonl", f"tuning.ppo.reward_model={run}")
+        return typed("tune", "ppo", "MODEL", "--data", "prompts.jsonl", "--reward", run)
 
 
 def without_dropout(config: SheepOpConfig, asked: SheepOpConfig) -> SheepOpConfig:

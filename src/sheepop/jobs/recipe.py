@@ -47,6 +47,9 @@ _MINUTES_AT_MOST = 60.0
 # Post-training: the rate of a model of 1e9 weights, what a change of low rank may be faster, rows of a step, epochs.
 _TUNING_RATE, _LORA_FACTOR, _MOST_TUNING_RATE = 2e-5, 10.0, 1e-2
 _TUNING_BATCH, _TUNING_EPOCHS = 16, 3
+_MORE_ROWS = {"ppo": 4, "grpo": 4}
+_SMALLER_RATE = {"dpo": 0.2, "ppo": 0.2, "grpo": 0.2}
+_GROUP = 8
 _FEW_WEIGHTS = 1_000_000
 # Held-out tokens of a validation while the minutes run.
 _EVAL_TOKENS = 16_384
@@ -236,7 +239,7 @@ def _choices(
     reads_text = model.get("architecture", "decoder") == "decoder"
     choices: dict[str, dict[str, Any]] = {}
     if (tuning := _section(given, "tuning")).get("method") is not None:
-        choices["training"] = _tuning(weights, tuning.get("lora") is not None, _section(given, "training"))
+        choices["training"] = _tuning(weights, tuning, _section(given, "training"))
         return _opened(choices, given)
     if not keeps_model and "preset" not in model:
         choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
@@ -300,12 +303,19 @@ def _training(size: Size, given: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _tuning(weights: int, has_lora: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Rate, batch and epochs of post-training; larger models take smaller steps, and a change of low rank larger."""
-    micro = _size(given, "micro_batch_size") or 1
-    chosen: dict[str, Any] = {"global_batch_size": -(-_TUNING_BATCH // micro) * micro}
+def _tuning(weights: int, tuning: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rate, batch and epochs of post-training; larger models take smaller steps, and a change of low rank larger.
+
+    Groups of answers fit into a batch, and what is learnt by comparing takes smaller steps than what is told.
+    """
+    micro, method = _size(given, "micro_batch_size") or 1, str(tuning.get("method"))
+    group = (_size(_section(tuning, "grpo"), "group_size") or _GROUP) if method == "grpo" else 1
+    unit, batch = math.lcm(micro, group), _TUNING_BATCH * _MORE_ROWS.get(method, 1)
+    chosen: dict[str, Any] = {"global_batch_size": -(-batch // unit) * unit}
     if "optimizer" not in given:
+        has_lora = tuning.get("lora") is not None
         rate = _TUNING_RATE * math.sqrt(1e9 / weights) * (_LORA_FACTOR if has_lora else 1.0)
+        rate *= _SMALLER_RATE.get(method, 1.0)
         chosen |= {"learning_rate": float(f"{min(rate, _MOST_TUNING_RATE):.1e}"), "weight_decay": 0.0}
     if not any(given.get(f"max_{unit}") is not None for unit in ("steps", "epochs", "tokens", "minutes")):
         chosen["max_epochs"] = _TUNING_EPOCHS

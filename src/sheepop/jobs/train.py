@@ -21,6 +21,7 @@ from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.policy_tuning import GroupPolicyData, ProximalPolicyData
 from sheepop.jobs.preference_tuning import PreferenceData, RewardData
 from sheepop.jobs.pretraining import Pretraining
 from sheepop.jobs.resume import find_resumable, refuse_changes
@@ -56,6 +57,8 @@ _KINDS: dict[Method | None, RunKind] = {
     "sft": Tuning(SupervisedData),
     "reward": Tuning(RewardData),
     "dpo": Tuning(PreferenceData),
+    "ppo": Tuning(ProximalPolicyData),
+    "grpo": Tuning(GroupPolicyData),
 }
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import Config, PathText
 
-Method = Literal["sft", "reward", "dpo"]
+Method = Literal["sft", "reward", "dpo", "ppo", "grpo"]
 LongExamples = Literal["refuse", "cut", "leave_out"]
 PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo", "kto"]
 REFERENCE_FREE: tuple[PreferenceKind, ...] = ("simpo", "orpo")
@@ -53,12 +53,93 @@ class RewardConfig(Config):
     """Whether the margins in the examples are how much better the chosen answers are at least."""
 
 
+class RolloutConfig(Config):
+    """What PPO and GRPO have in common: how answers are drawn, judged and learnt from."""
+
+    reward: PathText | None = None
+    """What judges answers: a reward model, as `sheepop tune reward` makes them; a Python file with a function
+    `reward(prompt, completion, **fields)` that gives a number, where `fields` is what else the line of the prompt says;
+    or the address of a service that gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies
+    `{"rewards": [...]}`."""
+    reward_seconds: float = Field(10.0, gt=0)
+    """The time that a program or a service has for an answer."""
+    max_new_tokens: int = Field(128, ge=1)
+    """The most tokens of an answer; a prompt may have what is left of `data.max_length`."""
+    temperature: float = Field(1.0, gt=0)
+    """Answers are drawn at this temperature, and all log-probabilities are taken at it."""
+    minibatches: int = Field(1, ge=1)
+    """Steps that the answers of a rollout are divided into."""
+    epochs: int = Field(1, ge=1)
+    """How often the answers of a rollout are learnt from."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """How far below 1 the ratio of new and old probabilities counts."""
+    clip_high: float = Field(0.2, gt=0)
+    """How far above 1 it counts."""
+    entropy_weight: float = Field(0.0, ge=0)
+    """Weight of the entropy of what the policy writes, which keeps it from settling early."""
+    missing_end_penalty: float = Field(0.0, ge=0)
+    """What an answer loses that is cut off at `max_new_tokens`."""
+    divergence_ceiling: float | None = Field(None, gt=0)
+    """The run ends where the mean divergence from the reference is above this, in nats for an answer."""
+    length_ceiling: float | None = Field(None, gt=0)
+    """The run ends where the mean length of answers is above this, in tokens."""
+    repetition_ceiling: float | None = Field(None, gt=0, le=1)
+    """The run ends where a larger share of the four-grams of answers than this are repetitions."""
+
+
+class PPOConfig(RolloutConfig):
+    """Proximal policy optimisation: the worth of every token is learnt by a value model."""
+
+    epochs: int = Field(4, ge=1)
+    """How often the answers of a rollout are learnt from."""
+    divergence_weight: float = Field(0.05, ge=0)
+    """What a token pays for each nat of divergence from the reference."""
+    divergence_target: float | None = Field(None, gt=0)
+    """The divergence in nats for an answer that the weight is adapted to; `null` leaves the weight as it is."""
+    divergence_horizon: int = Field(10_000, ge=1)
+    """After how many answers an adapted weight has changed by the whole error."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """What a reward is worth one token earlier."""
+    decay: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation."""
+    whiten: bool = True
+    """Whether advantages are brought to mean 0 and variance 1 over all tokens of a rollout."""
+    value_model: Literal["shared", "apart"] = "shared"
+    """`shared` is a head beside the policy's own, `apart` a network of its own."""
+    value_weight: float = Field(0.1, gt=0)
+    """Weight of the loss of the value model."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """How far a value may move from what it was when the answers were written; `null` is any distance."""
+
+
+class GRPOConfig(RolloutConfig):
+    """Group relative policy optimisation: an answer is judged beside others to the same prompt."""
+
+    group_size: int = Field(8, ge=2)
+    """Answers to each prompt."""
+    baseline: Literal["scaled", "centred", "leave_one_out"] = "scaled"
+    """`scaled` is GRPO, rewards less their mean over their deviation; `centred` leaves out the deviation, as Dr. GRPO
+    does; `leave_one_out` is RLOO."""
+    mean_over: Literal["answers", "tokens", "longest"] = "answers"
+    """What a step is a mean of: the means of answers, as in GRPO; all tokens, as in DAPO; the sums of answers over
+    `max_new_tokens`, as in Dr. GRPO."""
+    divergence_weight: float = Field(0.04, ge=0)
+    """Weight of the divergence from the reference in the loss; at 0 no reference is kept."""
+    divergence_estimator: Literal["k3", "k2"] = "k3"
+    """`k3` is never negative and unbiased; `k2` has the gradient of the divergence."""
+    truncated_answers: Literal["keep", "leave_out"] = "keep"
+    """What becomes of answers that are cut off: learnt from, or left out, as in DAPO."""
+    equal_groups: Literal["keep", "leave_out", "draw_again"] = "keep"
+    """What becomes of groups whose rewards are all equal: kept, left out of the mean, or replaced by other prompts, as
+    in DAPO."""
+
+
 class TuningConfig(Config):
     """Post-training: a run that begins with a finished model and learns from examples."""
 
     method: Method | None = None
     """What is learnt from: `sft`, supervised fine-tuning, from answers; `dpo` from preferences; `reward` makes a reward
-    model of them; `null` is text, in pre-training."""
+    model of them; `ppo` and `grpo` from rewards of what the model writes; `null` is text, in pre-training."""
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
@@ -74,6 +155,10 @@ class TuningConfig(Config):
     """Of `sheepop tune reward`."""
     dpo: PreferenceConfig = Field(default_factory=PreferenceConfig)
     """Of `sheepop tune dpo`."""
+    ppo: PPOConfig = Field(default_factory=PPOConfig)
+    """Of `sheepop tune ppo`."""
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    """Of `sheepop tune grpo`."""
 
     @model_validator(mode="after")
     def _need_a_method(self) -> TuningConfig:
@@ -88,5 +173,11 @@ class TuningConfig(Config):
         return self
 
 
-_OF_METHODS: dict[str, tuple[Method, ...]] = {"neftune_alpha": ("sft",), "reward": ("reward",), "dpo": ("dpo",)}
+_OF_METHODS: dict[str, tuple[Method, ...]] = {
+    "neftune_alpha": ("sft",),
+    "reward": ("reward",),
+    "dpo": ("dpo",),
+    "ppo": ("ppo",),
+    "grpo": ("grpo",),
+}
 """The settings that belong to some methods only."""

@@ -104,8 +104,8 @@ class ProgramReward(Reward):
             self._thread.submit(self._ask, answers, found).result()
         except TimeLimitError:
             raise TrainingError(
-                f"The reward program {self._path} took more than {self._seconds:g} s for {_shown(answers, len(found))}. "
-                "Mend it, or give it more time."
+                f"The reward program {self._path} took more than {self._seconds:g} s for "
+                f"{_shown(answers, len(found))}. Mend it, or give it more time."
             ) from None
         except HandlerError as error:
             where = _shown(answers, len(found))
@@ -129,7 +129,9 @@ class ProgramReward(Reward):
 
 @dataclass(frozen=True)
 class EndpointReward(Reward):
-    """A service that gets ``{"answers": [{prompt, completion, fields}]}`` by POST and replies ``{"rewards": [...]}``."""
+    """A service that gets ``{"answers": [...]}`` by POST, objects of `Answer.to_dict`, and replies
+    ``{"rewards": [...]}``. It has `seconds` for each answer.
+    """
 
     url: str
     seconds: float

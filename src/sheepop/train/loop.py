@@ -135,7 +135,7 @@ class Trainer:
         )
         self.journal.step_done(prepared)
         if self.agenda.logs(step):
-            measured = self.runner.objective.metrics(outcome.losses)
+            measured = {**prepared.measured, **self.runner.objective.metrics(outcome.losses)}
             self.journal.log(self.state, outcome, prepared, learning_rate=rate, measured=measured)
 
     def _meet_trouble(self, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -18,7 +18,7 @@ class PreparedStep:
 
     `num_tokens` normalises the objective: what counts in the whole step, on all ranks, tokens or pairs. `num_reported`
     is what the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with,
-    padding too, and what speed is measured by.
+    padding too, and what speed is measured by. `measured` is what the source has to say of the data, for the log.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -26,6 +26,7 @@ class PreparedStep:
     num_reported: int
     num_computed: int
     batch_hash: str | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def row_length(self) -> int:

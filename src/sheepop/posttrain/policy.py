@@ -1,0 +1,177 @@
+"""Policies that learn from rewards of what they wrote: the objective of PPO, GRPO and their relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, scalar_head
+from sheepop.core.facts import counted
+from sheepop.data import Batch
+from sheepop.model import IGNORE_INDEX, LossSums
+from sheepop.posttrain.advantages import Divergence, divergence
+from sheepop.posttrain.policy_losses import clipped_policy_loss, clipped_value_loss
+from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.placement import Network
+from sheepop.train.validation import Scores
+
+Unit = Literal["token", "answer"]
+OLD, REFERENCE, ADVANTAGES, WEIGHTS = "old_log_probabilities", "reference_log_probabilities", "advantages", "weights"
+VALUES, RETURNS = "old_values", "returns"
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerBatch(Batch):
+    """Answers of a policy behind their prompts, padding last; `numbers` (B, T) belong to the labels, by name."""
+
+    lengths: NDArray[np.int64]
+    numbers: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        input_ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        numbers: Mapping[str, NDArray[np.float32]],
+    ) -> AnswerBatch:
+        """Rows without a document boundary, each with its length."""
+        positions = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
+        return cls(input_ids, labels, positions, np.zeros_like(input_ids), False, lengths, numbers)
+
+    def given(self) -> dict[str, NDArray[Any]]:
+        """The numbers."""
+        return dict(self.numbers)
+
+    def rows(self, chosen: NDArray[np.int64] | slice) -> AnswerBatch:
+        """The chosen answers, without the padding that all of them have."""
+        lengths = self.lengths[chosen]
+        length = int(lengths.max(initial=1))
+        return AnswerBatch.of(
+            self.input_ids[chosen][:, :length],
+            self.labels[chosen][:, :length],
+            lengths,
+            {name: values[chosen][:, :length] for name, values in self.numbers.items()},
+        )
+
+    def cut(self, length: int) -> Batch:
+        """The batch as it is: answers are never cut."""
+        return self
+
+
+@dataclass(frozen=True)
+class PolicyObjective(Objective):
+    """The clipped surrogate of PPO with what is added to it, for every token of an answer.
+
+    - the surrogate itself, with `clip_low` and `clip_high` (see `clipped_policy_loss`);
+    - `divergence_weight` times the divergence from the reference that `estimator` gives (Shao et al. 2024, eq. 3);
+    - `value_weight` times the loss of the value model (see `clipped_value_loss`);
+    - ``entropy_weight (log pi)^2 / 2``, whose expected gradient over what the policy writes is that of its negative
+      entropy.
+
+    Log-probabilities are those of logits divided by `temperature`, at which answers are drawn. A step is a mean over
+    tokens or over answers, as `unit` says; within an answer every token weighs what its `WEIGHTS` say.
+    """
+
+    temperature: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    entropy_weight: float = 0.0
+    divergence_weight: float = 0.0
+    estimator: Divergence = "k3"
+    value_weight: float = 0.0
+    value_clip: float | None = None
+    unit: Unit = "token"
+
+    def supervised(self, batch: Batch) -> int:
+        """Tokens that the policy wrote, or answers that have any."""
+        return batch.num_labels if self.unit == "token" else int((batch.labels != IGNORE_INDEX).any(-1).sum())
+
+    def log_probabilities(self, network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        """``log pi`` of every label (B, T), 0 where there is none, and the hidden states (B, T, D)."""
+        hidden = network.hidden_states(batch.inputs)
+        scaled = hidden if self.temperature == 1.0 else hidden / self.temperature
+        return network.head.log_probabilities(scaled, batch.labels, batch.supervised), hidden
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        """The losses of all tokens, weighted and summed."""
+        log_p, hidden = self.log_probabilities(network, batch)
+        mask, given = batch.labels != IGNORE_INDEX, batch.given
+        old = given.get(OLD, log_p.detach())
+        losses, is_clipped = clipped_policy_loss(
+            log_p, old, given[ADVANTAGES], clip_low=self.clip_low, clip_high=self.clip_high
+        )
+        measured = {
+            "policy_loss": losses,
+            "clipped": is_clipped,
+            "entropy": -log_p,
+            "divergence_from_old": divergence(log_p - old, "k3"),
+        }
+        if self.entropy_weight:
+            losses = losses + self.entropy_weight * log_p.square() / 2
+        if self.divergence_weight:
+            losses = losses + self.divergence_weight * divergence(log_p - given[REFERENCE], self.estimator)
+        if self.value_weight:
+            values = predicted_values(network, batch, hidden)
+            of_values = clipped_value_loss(values, given[VALUES], given[RETURNS], clip=self.value_clip)
+            measured["value_loss"] = of_values
+            losses = losses + self.value_weight * of_values
+        total = torch.where(mask, losses * given[WEIGHTS], 0).sum()
+        sums = {name: torch.where(mask, value.detach().float(), 0).sum() for name, value in measured.items()}
+        return LossSums(total, total.detach(), {**sums, "tokens": mask.sum().float()})
+
+    def metrics(self, losses: StepLoss) -> dict[str, Any]:
+        """Means over the tokens of the step."""
+        count = max(1.0, losses.measured["tokens"].item())
+        return {name: value.item() / count for name, value in losses.measured.items() if name != "tokens"}
+
+
+def predicted_values(network: Network, batch: TensorBatch, hidden: Tensor) -> Tensor:
+    """What the value model expects at every position (B, T), from the policy's states or from its own network."""
+    own = getattr(network.modules, VALUE_MODEL, None)
+    if own is None:
+        return scalar_head(network.modules, VALUE_HEAD)(hidden)
+    return scalar_head(own, VALUE_HEAD)(own.hidden_states(**batch.inputs))
+
+
+@dataclass(frozen=True)
+class RewardScores(Scores):
+    """Means over answers to held-out prompts."""
+
+    loss: float  # minus the reward
+    reward: float
+    length: float
+    truncated: float  # share of answers cut off at the limit
+    repetition: float
+    completions: int
+
+    def __str__(self) -> str:
+        return (
+            f"reward {self.reward:.4f}, {self.length:,.1f} tokens an answer, {self.truncated:.1%} cut off, "
+            f"{self.repetition:.1%} repeated"
+        )
+
+    @property
+    def extent(self) -> str:
+        """The answers."""
+        return counted(self.completions, "answer")
+
+    def metrics(self) -> dict[str, float]:
+        """The means."""
+        return {name: value for name, value in asdict(self).items() if name != "completions"}
+
+    def counts(self) -> dict[str, float]:
+        """The answers."""
+        return {"completions": self.completions}
+
+
+def repetition(token_ids: Sequence[int], order: int = 4) -> float:
+    """The share of n-grams that stood in the same text before."""
+    grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,0 +1,367 @@
+"""Rollouts: a policy answers prompts, its answers are judged, and what follows from that is learnt in some steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sheepop.core.errors import TrainingError
+from sheepop.core.random import derive_seed, numpy_generator
+from sheepop.data.batches import IGNORED_LABEL
+from sheepop.data.order import Order
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.model import Transformer
+from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.policy import (
+    ADVANTAGES,
+    OLD,
+    REFERENCE,
+    RETURNS,
+    VALUES,
+    WEIGHTS,
+    AnswerBatch,
+    PolicyObjective,
+    predicted_values,
+    repetition,
+)
+from sheepop.posttrain.rewards import Answer, Reward
+from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.tokenizer import Tokenizer
+from sheepop.train.objective import TensorBatch
+from sheepop.train.placement import Network, Placement
+from sheepop.train.source import PreparedStep, StepSource
+
+# How often prompts are drawn again before a rollout is learnt from with fewer answers.
+_MOST_DRAWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """N answers as they were written and judged, those of one prompt side by side.
+
+    `advantages` are there once a method has said what the rewards mean.
+    """
+
+    answers: list[Answer]
+    prompt_lengths: list[int]
+    is_finished: list[bool]
+    rewards: list[float]
+    advantages: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens that were written."""
+        pairs = zip(self.answers, self.prompt_lengths, strict=True)
+        return [len(answer.token_ids) - prompt for answer, prompt in pairs]
+
+    def learnt_from(self, advantages: Sequence[float | None]) -> Written:
+        """The answers that have an advantage, with it."""
+        kept = [number for number, advantage in enumerate(advantages) if advantage is not None]
+        return Written(
+            [self.answers[number] for number in kept],
+            [self.prompt_lengths[number] for number in kept],
+            [self.is_finished[number] for number in kept],
+            [self.rewards[number] for number in kept],
+            [advantage for advantage in advantages if advantage is not None],
+        )
+
+    def and_more(self, others: Written) -> Written:
+        """These and others."""
+        return Written(
+            self.answers + others.answers,
+            self.prompt_lengths + others.prompt_lengths,
+            self.is_finished + others.is_finished,
+            self.rewards + others.rewards,
+            self.advantages + others.advantages,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the answers."""
+        lengths, answers = self.lengths, self.answers
+        repeated = [
+            repetition(answer.token_ids[prompt:]) for answer, prompt in zip(answers, self.prompt_lengths, strict=True)
+        ]
+        return {
+            "reward": float(np.mean(self.rewards)),
+            "reward_deviation": float(np.std(self.rewards)),
+            "length": float(np.mean(lengths)),
+            "truncated": 1 - float(np.mean(self.is_finished)),
+            "repetition": float(np.mean(repeated)),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """Lets a model answer prompts of a split, and has the answers judged."""
+
+    tokenizer: Tokenizer
+    reward: Reward
+    config: RolloutConfig
+    end_ids: Sequence[int]
+    max_batch_size: int
+
+    def __call__(
+        self, model: Transformer, split: ExampleSplit, prompts: Sequence[int], count: int, seed: int
+    ) -> Written:
+        """`count` answers to each of these prompts; prompt i of the list has a seed made of `seed` and i."""
+        generator = Generator(model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size)
+        settings = GenerationConfig(
+            max_new_tokens=self.config.max_new_tokens,
+            temperature=self.config.temperature,
+            num_completions=count,
+            top_p=1.0,
+        )
+        ids = [split.example(number).ids.tolist() for number in prompts]
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(ids))]
+        completions = generator.generate(ids, configs)
+        answers, lengths = [], []
+        for place, completion in enumerate(completions):
+            prompt, number = ids[place // count], prompts[place // count]
+            answers.append(
+                Answer(completion.prompt, completion.text, [*prompt, *completion.token_ids], split.fields[number])
+            )
+            lengths.append(len(prompt))
+        finished = [completion.finish_reason == "stop" for completion in completions]
+        return Written(answers, lengths, finished, self.reward(answers))
+
+
+class RewardMethod(Protocol):
+    """What PPO and GRPO differ in: what the rewards of a rollout mean for every token. The last four have a body."""
+
+    def advantages(self, written: Written) -> list[float | None]:
+        """What the rewards say of every answer as a whole; None where it is not learnt from."""
+
+    def numbers(
+        self, written: Written, mask: Tensor, log_p: Tensor, reference: Tensor | None, values: Tensor | None
+    ) -> dict[str, Tensor]:
+        """What the objective reads of each token (N, T) beside the log-probabilities; `mask` (N, T) is of labels."""
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether other prompts take the place of answers that are not learnt from."""
+        return False
+
+    def metrics(self) -> dict[str, float]:
+        """What it has measured of the last rollout."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What it remembers."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes it back."""
+        return
+
+
+@dataclass(eq=False)
+class RolloutSource(StepSource):
+    """Steps from rollouts: each gives ``epochs x minibatches`` of them, of which the first begins with new answers.
+
+    Answers are written by the weights of that moment, so nothing is prepared ahead. What a rollout gave is part of a
+    checkpoint.
+    """
+
+    prompts: ExampleSplit
+    order: Order
+    writer: Writer
+    method: RewardMethod
+    objective: PolicyObjective
+    placement: Placement
+    reference: Transformer | None
+    config: RolloutConfig
+    batch_size: int
+    micro_batch_size: int
+    answers_per_prompt: int
+    seed: int
+    pad_id: int
+    ahead: int = 0
+    _held: int = -1
+    _taken: int = 0
+    _batch: AnswerBatch | None = None
+    _metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """How many steps a rollout gives."""
+        return self.config.epochs * self.config.minibatches
+
+    def prepare(self, number: int) -> PreparedStep:
+        """The minibatch of step `number`, behind a rollout where that is the first of its steps."""
+        rollout, place = divmod(number, self.steps_per_rollout)
+        if self._held != rollout:
+            self._roll_out(rollout)
+        assert self._batch is not None
+        chosen = self._minibatch(rollout, place)
+        batch = self._batch.rows(chosen) if len(chosen) else self._nothing()
+        prepared = PreparedStep.of(batch, self.micro_batch_size, self.objective, device=self.placement.device)
+        return replace(prepared, measured=self._metrics)
+
+    def describe(self, number: int) -> list[str]:
+        """Answers come from no document."""
+        return []
+
+    def state(self) -> dict[str, Tensor]:
+        """The rollout that steps are taken of, the place in the order of prompts, and what the method remembers."""
+        found = {"counters": torch.tensor([self._held, self._taken]), **_named("method", self.method.state())}
+        if self._batch is None:
+            return found
+        arrays = {"input_ids": self._batch.input_ids, "labels": self._batch.labels, "lengths": self._batch.lengths}
+        names, values = list(self._metrics), torch.tensor(list(self._metrics.values()), dtype=torch.float64)
+        return {
+            **found,
+            **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
+            **_named("numbers", {name: torch.from_numpy(array) for name, array in self._batch.numbers.items()}),
+            **_named("metrics", {name: value.clone() for name, value in zip(names, values, strict=True)}),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Takes it back; with nothing to take it stands at the beginning."""
+        self._held, self._taken = (int(value) for value in state["counters"]) if state else (-1, 0)
+        self.method.restore(_below("method", state))
+        self._metrics = {name: float(value) for name, value in _below("metrics", state).items()}
+        self._batch = None
+        if "input_ids" in state:
+            ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
+            numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
+            self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+
+    def _minibatch(self, rollout: int, place: int) -> NDArray[np.int64]:
+        """The answers of one step, in an order of their own in every epoch."""
+        assert self._batch is not None
+        epoch, part = divmod(place, self.config.minibatches)
+        order = numpy_generator(self.seed, "minibatches", rollout, epoch).permutation(len(self._batch.lengths))
+        return np.array_split(order, self.config.minibatches)[part]
+
+    def _roll_out(self, rollout: int) -> None:
+        """New answers with all that is learnt from them."""
+        started = time.monotonic()
+        with self.placement.evaluating():
+            written, found = self._written(rollout)
+        self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
+        self._batch = self._padded(written)
+        self._held = rollout
+        if not len(written):
+            return
+        log_p, values = self._asked(self.placement, self.placement.begin_step, rollout)
+        reference, mask = None, torch.from_numpy(self._batch.labels != IGNORED_LABEL)
+        if self.reference is not None:
+            reference, _ = self._asked(FinishedNetwork(self.reference), lambda: None, rollout)
+            self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
+        self._check_ceilings()
+        numbers = self.method.numbers(written, mask, log_p, reference, values)
+        if self.steps_per_rollout > 1:
+            numbers[OLD] = log_p
+        if reference is not None:
+            numbers[REFERENCE] = reference
+        if values is not None:
+            numbers[VALUES] = values
+        batch = self._batch
+        arrays = {name: tensor.float().numpy() for name, tensor in numbers.items()}
+        self._batch = AnswerBatch.of(batch.input_ids, batch.labels, batch.lengths, arrays)
+        self._metrics |= {**self.method.metrics(), "preparation_seconds": time.monotonic() - started}
+
+    def _written(self, rollout: int) -> tuple[Written, dict[str, float]]:
+        """Judged answers, as many as the steps of a rollout read, and the means over all that were written."""
+        wanted = self.batch_size * self.config.minibatches
+        kept, everything = Written([], [], [], []), Written([], [], [], [])
+        for draw in range(_MOST_DRAWS if self.method.draws_again else 1):
+            count = -(-(wanted - len(kept)) // self.answers_per_prompt)
+            prompts = self.order.indices(self._taken, count).tolist()
+            self._taken += count
+            seed = derive_seed(self.seed, "rollout", rollout, draw)
+            written = self.writer(self.placement.model, self.prompts, prompts, self.answers_per_prompt, seed)
+            everything = everything.and_more(written)
+            advantages = self.method.advantages(written)
+            room = wanted - len(kept)
+            fitting = [number for number, advantage in enumerate(advantages) if advantage is not None][:room]
+            kept = kept.and_more(
+                written.learnt_from([each if number in fitting else None for number, each in enumerate(advantages)])
+            )
+            if len(kept) == wanted:
+                break
+        metrics = everything.metrics()
+        if len(kept) != len(everything):
+            metrics["left_out"] = 1 - len(kept) / len(everything)
+        return kept, metrics
+
+    def _padded(self, written: Written) -> AnswerBatch:
+        lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
+        shape = (len(written), int(lengths.max(initial=1)))
+        ids, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
+        for row, (answer, prompt) in enumerate(zip(written.answers, written.prompt_lengths, strict=True)):
+            ids[row, : lengths[row]] = answer.token_ids
+            labels[row, prompt - 1 : lengths[row] - 1] = answer.token_ids[prompt:]
+        return AnswerBatch.of(ids, labels, lengths, {})
+
+    def _nothing(self) -> AnswerBatch:
+        """What a step reads that has no answer to learn from: a token without a label."""
+        row = np.full((1, 1), self.pad_id, np.int64)
+        names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
+        nothing = {name: np.zeros((1, 1), np.float32) for name in names}
+        return AnswerBatch.of(row, np.full((1, 1), IGNORED_LABEL, np.int64), np.ones(1, np.int64), nothing)
+
+    @torch.no_grad()
+    def _asked(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities (N, T) of all answers, and their values where there is a value model.
+
+        They are computed in the micro-batches of the first epoch, so that its first ratios are 1 to the bit.
+        """
+        assert self._batch is not None
+        batch = self._batch
+        log_p = torch.zeros(batch.labels.shape)
+        judges = self.objective.value_weight > 0 and network is self.placement
+        values = torch.zeros(batch.labels.shape) if judges else None
+        begin()
+        for chosen in self._micro_batches(rollout):
+            piece = batch.rows(chosen)
+            tensors = TensorBatch.from_numpy(piece, self.placement.device)
+            width = piece.labels.shape[1]
+            with self.placement.arithmetic():
+                found, hidden = self.objective.log_probabilities(network, tensors)
+                log_p[chosen, :width] = found.float().cpu()
+                if values is not None:
+                    values[chosen, :width] = predicted_values(network, tensors, hidden).float().cpu()
+        return log_p, values
+
+    def _micro_batches(self, rollout: int) -> Iterator[NDArray[np.int64]]:
+        for place in range(self.config.minibatches):
+            chosen = self._minibatch(rollout, place)
+            for start in range(0, len(chosen), self.micro_batch_size):
+                yield chosen[start : start + self.micro_batch_size]
+
+    def _check_ceilings(self) -> None:
+        """Raises `TrainingError` where the policy has gone too far."""
+        ceilings = {
+            "divergence": (self.config.divergence_ceiling, "nats from the reference in an answer"),
+            "length": (self.config.length_ceiling, "tokens in an answer"),
+            "repetition": (self.config.repetition_ceiling, "of its four-grams repeated"),
+        }
+        for name, (most, words) in ceilings.items():
+            found = self._metrics.get(name)
+            if most is not None and found is not None and found > most:
+                raise TrainingError(
+                    f"The policy has {found:.3g} {words}, more than {name}_ceiling = {most:g}, so training ends here. "
+                    "Whoever uses the run gets its best checkpoint, from before; raise the ceiling to go on."
+                )
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")
+    }
