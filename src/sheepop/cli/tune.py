@@ -16,6 +16,7 @@ from sheepop.cli.options import (
     Quiet,
     Resume,
     RunOutput,
+    make_console,
     print_json,
 )
 from sheepop.cli.train import run_command
@@ -229,6 +230,65 @@ def grpo(
         quiet,
         as_json,
         reward,
+    )
+
+
+@app.command("best-of")
+def best_of(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model that answers: a model directory or a run.")],
+    data: Annotated[list[Path], typer.Option("--data", help="Prompts in JSON lines, a JSON list or Parquet.")],
+    reward: Annotated[
+        str, typer.Option("--reward", metavar="MODEL|FILE.py|URL", help="What judges answers, as for sheepop tune ppo.")
+    ],
+    output: Annotated[Path, typer.Option("--output", help="The file of examples to write, in JSON lines.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="Answers to each prompt.")] = 8,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Write the best and the worst answer, as examples for sheepop tune dpo.")
+    ] = False,
+    least: Annotated[
+        float | None, typer.Option("--least", help="Leave out prompts whose best answer is worth less than this.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="How freely answers are drawn.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides the draws.")] = 0,
+    device: Device = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --output.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write the best of several answers to each prompt, as examples to learn from.
+
+    What comes out is read by sheepop tune sft, or with --pairs by sheepop tune dpo and reward.
+
+    Examples:
+
+      sheepop tune best-of runs/chat --data prompts.jsonl --reward check.py --output best.jsonl
+
+      sheepop tune best-of runs/chat --data prompts.jsonl --reward runs/judge --pairs --output pairs.jsonl
+    """
+    from sheepop.jobs.best_of import best_of as run
+
+    found = run(
+        model,
+        data,
+        output,
+        reward=reward,
+        count=count,
+        pairs=pairs,
+        least=least,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        device=device or "auto",
+        overwrite=overwrite,
+        console=make_console(quiet),
+    )
+    if as_json:
+        print_json({"output": str(output), **found.to_dict()})
+        return
+    typer.echo(
+        f"Wrote {output}: {found.written:,} of {found.prompts:,} prompts, {found.left_out:,} left out because no "
+        f"answer would do. Mean reward {found.reward:.4f}, of the best answers {found.best_reward:.4f}."
     )
 
 

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, add_scalar_head
 from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.model_form import ModelForm, WithValues
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import ConfigError, TrainingError
+from sheepop.core.errors import ConfigError
 from sheepop.core.random import derive_seed
 from sheepop.data import Batches, SampleOrder, StepPlan
 from sheepop.data.batches import IGNORED_LABEL, check_indices
@@ -41,8 +40,8 @@ from sheepop.posttrain.policy import (
     RewardScores,
 )
 from sheepop.posttrain.ppo import ProximalPolicy
-from sheepop.posttrain.rewards import EndpointReward, ModelReward, ProgramReward, Reward
-from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, Writer, Written
+from sheepop.posttrain.rewards import Reward, open_reward
+from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, Writer, Written, questions_of
 from sheepop.posttrain.rows import Prompt, Row
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
@@ -170,33 +169,25 @@ class PolicyData(TunedData):
     def check(self, config: SheepOpConfig) -> None:
         """Refuses prompts that the model cannot answer, and what cannot judge answers."""
         super().check(config)
-        try:
-            self.reward(config)([])
-        except TrainingError as error:
-            raise ConfigError(str(error)) from None
+        self.reward(config)
 
     def reward(self, config: SheepOpConfig) -> Reward:
         """What judges answers."""
-        if "reward" not in self._opened:
-            self._opened["reward"] = self._open_reward(config)
-        return self._opened["reward"]
-
-    @cached_property
-    def _opened(self) -> dict[str, Reward]:
-        return {}
-
-    def _open_reward(self, config: SheepOpConfig) -> Reward:
         settings = self.settings(config)
         assert settings.reward is not None
-        if settings.reward.startswith(("http://", "https://")):
-            return EndpointReward(settings.reward, settings.reward_seconds)
-        path = Path(settings.reward)
-        if not path.exists():
-            raise ConfigError(f"tuning.{config.tuning.method}.reward: {path} does not exist.")
-        if path.suffix == ".py":
-            return ProgramReward(path, settings.reward_seconds)
-        loaded = load_model(path, resolve_device(config.device), torch.float32)
-        return ModelReward.fitting(loaded, self.tokenizer(), evaluation_batch(config))
+        if settings.reward not in self._rewards:
+            self._rewards[settings.reward] = open_reward(
+                settings.reward,
+                settings.reward_seconds,
+                self.tokenizer(),
+                device=resolve_device(config.device),
+                batch_size=evaluation_batch(config),
+            )
+        return self._rewards[settings.reward]
+
+    @cached_property
+    def _rewards(self) -> dict[str, Reward]:
+        return {}
 
     @cached_property
     def _base(self) -> LoadedModel:
@@ -228,7 +219,15 @@ class PolicyData(TunedData):
         )
 
     def _writer(self, config: SheepOpConfig) -> Writer:
-        return Writer(self.tokenizer(), self.reward(config), self.settings(config), self._base.end_ids, _TOGETHER)
+        settings = self.settings(config)
+        return Writer(
+            self.tokenizer(),
+            self.reward(config),
+            settings.max_new_tokens,
+            settings.temperature,
+            self._base.end_ids,
+            _TOGETHER,
+        )
 
     def _reference(self, config: SheepOpConfig, placement: Placement) -> Transformer:
         """The model that the policy began with; where a change is learnt beside it, the same weights without that."""
@@ -262,7 +261,7 @@ class PolicyData(TunedData):
         for start in range(0, count, _TOGETHER):
             some = chosen[start : start + _TOGETHER]
             seed = derive_seed(config.seed, "held-out answers", start)
-            found = found.and_more(writer(model, held_out.split, some, 1, seed))
+            found = found.and_more(writer(model, questions_of(held_out.split, some), 1, seed))
             if on_batch is not None:
                 on_batch(len(some))
         means = found.metrics()

@@ -78,4 +78,4 @@ def answer_rewards(model: Transformer, rows: Sequence[Sequence[int]], *, batch_s
         hidden = model.hidden_states(ids.to(model.device))
         last = torch.tensor([len(row) - 1 for row in some], device=model.device)
         found.append(scalar_head(model, REWARD_HEAD)(hidden[torch.arange(len(some), device=model.device), last]))
-    return torch.cat(found).float().cpu()
+    return torch.cat(found).float().cpu() if found else torch.zeros(0)

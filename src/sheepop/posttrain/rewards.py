@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from sheepop.adapt.scalar_head import REWARD_HEAD
-from sheepop.checkpoint import LoadedModel
+from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.posttrain.reward_model import answer_rewards
@@ -157,6 +159,27 @@ class EndpointReward(Reward):
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def open_reward(place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int) -> Reward:
+    """What judges answers, tried out on none: an address, a Python file, or a reward model.
+
+    `seconds` are those that the first two have for an answer. Raises `ConfigError` for what cannot judge.
+    """
+    reward: Reward
+    if place.startswith(("http://", "https://")):
+        reward = EndpointReward(place, seconds)
+    elif not Path(place).exists():
+        raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
+    elif place.endswith(".py"):
+        reward = ProgramReward(Path(place), seconds)
+    else:
+        reward = ModelReward.fitting(load_model(place, device, torch.float32), tokenizer, batch_size)
+    try:
+        reward([])
+    except TrainingError as error:
+        raise ConfigError(str(error)) from None
+    return reward
 
 
 def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float]:

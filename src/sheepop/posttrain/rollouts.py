@@ -101,37 +101,39 @@ class Written:
         }
 
 
+@dataclass(frozen=True)
+class Question:
+    """A prompt as tokens, and what else its line says."""
+
+    token_ids: list[int]
+    fields: Mapping[str, Any]
+
+
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Lets a model answer prompts of a split, and has the answers judged."""
+    """Lets a model answer questions, and has the answers judged."""
 
     tokenizer: Tokenizer
     reward: Reward
-    config: RolloutConfig
-    end_ids: Sequence[int]
-    max_batch_size: int
+    max_new_tokens: int
+    temperature: float
+    end_ids: Sequence[int] = ()
+    max_batch_size: int = 128
 
-    def __call__(
-        self, model: Transformer, split: ExampleSplit, prompts: Sequence[int], count: int, seed: int
-    ) -> Written:
-        """`count` answers to each of these prompts; prompt i of the list has a seed made of `seed` and i."""
+    def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
+        """`count` answers to each question; question i of the list has a seed made of `seed` and i."""
         generator = Generator(model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size)
         settings = GenerationConfig(
-            max_new_tokens=self.config.max_new_tokens,
-            temperature=self.config.temperature,
-            num_completions=count,
-            top_p=1.0,
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
         )
-        ids = [split.example(number).ids.tolist() for number in prompts]
-        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(ids))]
-        completions = generator.generate(ids, configs)
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
+        completions = generator.generate([question.token_ids for question in questions], configs)
         answers, lengths = [], []
         for place, completion in enumerate(completions):
-            prompt, number = ids[place // count], prompts[place // count]
-            answers.append(
-                Answer(completion.prompt, completion.text, [*prompt, *completion.token_ids], split.fields[number])
-            )
-            lengths.append(len(prompt))
+            asked = questions[place // count]
+            ids = [*asked.token_ids, *completion.token_ids]
+            answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
+            lengths.append(len(asked.token_ids))
         finished = [completion.finish_reason == "stop" for completion in completions]
         return Written(answers, lengths, finished, self.reward(answers))
 
@@ -278,10 +280,10 @@ class RolloutSource(StepSource):
         kept, everything = Written([], [], [], []), Written([], [], [], [])
         for draw in range(_MOST_DRAWS if self.method.draws_again else 1):
             count = -(-(wanted - len(kept)) // self.answers_per_prompt)
-            prompts = self.order.indices(self._taken, count).tolist()
+            asked = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())
             self._taken += count
             seed = derive_seed(self.seed, "rollout", rollout, draw)
-            written = self.writer(self.placement.model, self.prompts, prompts, self.answers_per_prompt, seed)
+            written = self.writer(self.placement.model, asked, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
             advantages = self.method.advantages(written)
             room = wanted - len(kept)
@@ -355,6 +357,11 @@ class RolloutSource(StepSource):
                     f"The policy has {found:.3g} {words}, more than {name}_ceiling = {most:g}, so training ends here. "
                     "Whoever uses the run gets its best checkpoint, from before; raise the ceiling to go on."
                 )
+
+
+def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
+    """Some prompts of a split."""
+    return [Question(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
