@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.train import run_training
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,10 @@ def configured(text_folder: Path, tiny: tuple[str, ...]) -> Callable[..., SheepO
         return load_config(overrides=(*tiny, *places, *overrides))
 
     return configure
+
+
+@pytest.fixture(scope="session")
+def base(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has seen a little text, to be tuned."""
+    settings = ("model.max_seq_len=64", "model.dropout=0", "training.max_steps=2")
+    return run_training(configured(tmp_path_factory.mktemp("base") / "run", *settings)).run

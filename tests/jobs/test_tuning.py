@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,6 @@ SETTINGS = (
     "tuning.method=sft",
     "tuning.neftune_alpha=5",
 )
-
-
-@pytest.fixture(scope="module")
-def base(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has seen a little text."""
-    settings = ("model.max_seq_len=64", "model.dropout=0", "training.max_steps=2")
-    return run_training(configured(tmp_path_factory.mktemp("base") / "run", *settings)).run
 
 
 @pytest.fixture(scope="module")

@@ -317,6 +317,9 @@ def _tuning(weights: int, tuning: Mapping[str, Any], given: Mapping[str, Any]) -
         rate = _TUNING_RATE * math.sqrt(1e9 / weights) * (_LORA_FACTOR if has_lora else 1.0)
         rate *= _SMALLER_RATE.get(method, 1.0)
         chosen |= {"learning_rate": float(f"{min(rate, _MOST_TUNING_RATE):.1e}"), "weight_decay": 0.0}
+    if method != "sft":
+        # Losses of comparisons have long tails: what is far above the median is what there is to learn.
+        chosen["trouble"] = {"spike": "ignore"}
     if not any(given.get(f"max_{unit}") is not None for unit in ("steps", "epochs", "tokens", "minutes")):
         chosen["max_epochs"] = _TUNING_EPOCHS
     return chosen

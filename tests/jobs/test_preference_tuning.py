@@ -1,0 +1,240 @@
+"""Runs that learn from preferences: the DPO family and reward models."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageError
+from sheepop.generate import Generator
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.exchange import export_model
+from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.posttrain.preference import PreferenceScores
+from sheepop.posttrain.reward_model import answer_rewards
+from sheepop.train.metrics import read_json_lines
+
+SETTINGS = (
+    "device=cpu",
+    "training.precision=fp32",
+    "training.global_batch_size=4",
+    "training.micro_batch_size=2",
+    "training.learning_rate=0.01",
+    "training.log_interval=1",
+    "training.checkpoint_interval=2",
+    "training.schedule=constant",
+    "training.warmup_steps=0",
+    "training.eval_interval=2",
+    "training.max_steps=6",
+    "data.validation_fraction=0.2",
+)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty questions whose better answer is the number itself."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [{"prompt": f"number {n} ", "chosen": f"{n}", "rejected": f"sheep {39 - n}"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty answers, every third of which is wanted."""
+    path = tmp_path_factory.mktemp("judged") / "judged.jsonl"
+    rows = [
+        {"prompt": f"number {n} ", "completion": "fence" if n % 3 else f"{n}", "label": n % 3 == 0} for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(method: str, data: Path, output: Path, *overrides: str) -> SheepOpConfig:
+    places = (f"tuning.method={method}", f"data.paths={data}", f"output_dir={output}")
+    return load_config(overrides=(*SETTINGS, *places, *overrides))
+
+
+def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
+    rows, _ = read_json_lines(run / "metrics.jsonl")
+    return [row for row in rows if row["split"] == split]
+
+
+@pytest.fixture(scope="module")
+def preferred(base: Path, pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainOutcome:
+    return train(config("dpo", pairs, tmp_path_factory.mktemp("dpo") / "run"), fork=base)
+
+
+@pytest.fixture(scope="module")
+def judge(base: Path, pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainOutcome:
+    return train(config("reward", pairs, tmp_path_factory.mktemp("reward") / "run"), fork=base)
+
+
+def test_the_first_step_of_dpo_gives_the_logarithm_of_two(preferred: TrainOutcome) -> None:
+    first = rows_of(preferred.run, "train")[0]
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert (first["margin"], first["reward_chosen"], first["reward_rejected"]) == pytest.approx((0, 0, 0), abs=1e-6)
+
+
+def test_the_right_order_is_learnt_and_shown(preferred: TrainOutcome) -> None:
+    assert isinstance(preferred.scores, PreferenceScores)
+    assert preferred.scores.accuracy == 1.0 and preferred.scores.loss < 0.5
+    page = RunDirectory.open(preferred.run).report.read_text()
+    assert "Held-out pairs in the right order" in page and "100.0%" in page
+
+
+def test_references_are_the_log_probabilities_of_the_model_that_the_run_began_with(
+    preferred: TrainOutcome, base: Path, pairs: Path
+) -> None:
+    found = load_file(RunDirectory.open(preferred.run).examples / "reference.safetensors")
+    loaded = load_model(base)
+    tokenizer, model = loaded.tokenizer, loaded.model.double()
+    expected = set()
+    for line in pairs.read_text().splitlines():
+        row = json.loads(line)
+        both = []
+        for answer in (row["chosen"], row["rejected"]):
+            prompt = [*tokenizer.prefix_ids, *tokenizer.encode(row["prompt"])]
+            ids = [*prompt, *tokenizer.encode(answer), tokenizer.eos_id]
+            with torch.no_grad():
+                log_p = model(torch.tensor([ids]))[0].log_softmax(-1)
+            both.append(round(sum(float(log_p[t - 1, ids[t]]) for t in range(len(prompt), len(ids))), 3))
+        expected.add(tuple(both))
+    rounded = {tuple(round(float(value), 3) for value in pair) for split in found.values() for pair in split}
+    assert len(rounded) == 40
+    for pair in rounded:
+        assert any(pair == pytest.approx(other, abs=2e-3) for other in expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("dpo", ()),
+        ("dpo", ("tuning.lora.rank=2",)),
+        ("reward", ()),
+        ("reward", ("tuning.lora.rank=2",)),
+        ("dpo", ("tuning.dpo.loss=orpo",)),
+    ],
+    ids=["dpo", "dpo-lora", "reward", "reward-lora", "orpo"],
+)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    base: Path, pairs: Path, tmp_path: Path, method: str, more: tuple[str, ...]
+) -> None:
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    run_training(config(method, pairs, whole, *more), fork=base)
+    run_training(config(method, pairs, output, *more, "training.max_steps=3"), fork=base)
+    stored = find_resumable(output)
+    assert stored is not None
+    run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    for step in (4, 6):
+        one, other = (RunDirectory(place).checkpoint(step) for place in (whole, output))
+        files = sorted(path.name for path in one.glob("*.safetensors"))
+        assert files == sorted(path.name for path in other.glob("*.safetensors"))
+        for name in files:
+            assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_how_a_step_is_cut_makes_no_difference(base: Path, pairs: Path, tmp_path: Path) -> None:
+    losses = []
+    for size in (1, 4):
+        given = config("dpo", pairs, tmp_path / f"run{size}", f"training.micro_batch_size={size}")
+        losses.append([row["loss"] for row in rows_of(run_training(given, fork=base).run, "train")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["robust", "hinge", "ipo", "simpo", "orpo"])
+def test_every_loss_learns_the_order(base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
+    given = config("dpo", pairs, tmp_path / "run", f"tuning.dpo.loss={loss}", "training.max_steps=8")
+    scores = run_training(given, fork=base).scores
+    assert isinstance(scores, PreferenceScores)
+    assert scores.accuracy >= 0.9 and scores.margin > 0
+
+
+def test_kto_learns_from_answers_that_are_judged_one_by_one(base: Path, judged: Path, tmp_path: Path) -> None:
+    given = config("dpo", judged, tmp_path / "run", "tuning.dpo.loss=kto", "training.max_steps=12")
+    outcome = run_training(given, fork=base)
+    assert isinstance(outcome.scores, PreferenceScores)
+    first = rows_of(outcome.run, "train")[0]
+    assert first["loss"] == pytest.approx(0.5, abs=1e-6)  # 1 - sigmoid(0) for every answer
+    assert outcome.scores.margin > 0.05
+
+
+def test_a_reward_model_judges_at_the_last_token(judge: TrainOutcome) -> None:
+    assert isinstance(judge.scores, PreferenceScores)
+    assert judge.scores.accuracy == 1.0
+    assert judge.scores.calibration_error is not None
+    assert rows_of(judge.run, "train")[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)  # its head begins at 0
+    loaded = load_model(judge.run)
+    model, head = loaded.model.double(), read_all_weights(loaded.directory)["reward_head.weight"].double()
+    end, texts = loaded.tokenizer.eos_id, ("number 3 3", "number 3 sheep 36", "x")
+    rows = [[*loaded.tokenizer.encode(text), end] for text in texts]
+    found = answer_rewards(model, rows, batch_size=2, pad_id=loaded.tokenizer.filler_id)
+    with torch.no_grad():
+        expected = [float(model.hidden_states(torch.tensor([row]))[0, -1] @ head[0]) for row in rows]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    assert found[0] > found[1]
+
+
+def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, pairs: Path, tmp_path: Path) -> None:
+    loaded = load_model(judge.run)
+    with pytest.raises(UsageError, match="A reward model judges answers and writes none"):
+        Generator(loaded.model, loaded.tokenizer)
+    with pytest.raises(CheckpointError, match="is a reward model, which no format"):
+        export_model(judge.run, tmp_path / "exported")
+    with pytest.raises(ConfigError, match="is a reward model, which judges answers"):
+        run_training(config("dpo", pairs, tmp_path / "run"), fork=judge.run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["model.dropout=0.2"], r"model\.dropout is not for tune dpo"),
+        (["tuning.lora.dropout=0.1"], r"tuning\.lora\.dropout is not for tune dpo"),
+        (["tuning.reward.centring=1"], "reward has no effect with method dpo; it is of reward"),
+        (["tuning.dpo.margin=1"], "margin is of the loss simpo, not of sigmoid"),
+        (
+            ["tuning.dpo.label_smoothing=0.1", "tuning.dpo.loss=ipo"],
+            "label_smoothing is of the losses sigmoid",
+        ),
+        (["tuning.neftune_alpha=5"], "neftune_alpha has no effect with method dpo"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    base: Path, pairs: Path, tmp_path: Path, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_training(config("dpo", pairs, tmp_path / "run", *overrides), fork=base)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_bad_pair_among_many_is_named(base: Path, pairs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    lines = pairs.read_text().splitlines() * 50
+    lines[1234] = json.dumps({"prompt": "number 3 ", "chosen": "3", "rejected": "3"})
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"1 of 2,000 lines[^$]*line 1,235: rejected: is the same as chosen"):
+        run_training(config("dpo", path, tmp_path / "run"), fork=base)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_reference_is_named(base: Path, pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run_training(config("dpo", pairs, output, "training.max_steps=2"), fork=base)
+    file = RunDirectory.open(output).examples / "reference.safetensors"
+    file.write_bytes(file.read_bytes()[:40])
+    stored = find_resumable(output)
+    assert stored is not None
+    with pytest.raises(DataError, match=r"reference\.safetensors is damaged"):
+        run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    file.unlink()  # as the error says
+    again = run_training(load_config(overrides=["training.max_steps=6"], base=stored.record.asked), resume=True)
+    assert again.steps == 6

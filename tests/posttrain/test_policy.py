@@ -1,0 +1,172 @@
+"""The objective of PPO and GRPO, and what they make of rewards, against loops over plain numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
+from sheepop.posttrain.config import GRPOConfig, PPOConfig
+from sheepop.posttrain.grpo import GroupPolicy
+from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
+from sheepop.posttrain.ppo import ProximalPolicy, token_rewards
+from sheepop.posttrain.rewards import Answer
+from sheepop.posttrain.rollouts import Written
+from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.train.objective import TensorBatch
+
+LENGTHS, PROMPTS = [5, 9, 3, 7], [2, 4, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    sizes: dict[str, Any] = {"vocab_size": 30, "d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 16}
+    return build_model(ModelConfig(**sizes, dropout=0.0), seed=3, device="cpu").eval()
+
+
+def answers(seed: int = 0, **numbers: float) -> AnswerBatch:
+    """Four answers of different lengths, with numbers drawn for each of their tokens."""
+    draw = np.random.default_rng(seed)
+    ids, labels = np.zeros((4, 9), np.int64), np.full((4, 9), IGNORE_INDEX, np.int64)
+    for row, (length, prompt) in enumerate(zip(LENGTHS, PROMPTS, strict=True)):
+        ids[row, :length] = draw.integers(1, 30, length)
+        labels[row, prompt - 1 : length - 1] = ids[row, prompt:length]
+    found = {name: draw.normal(0, scale, (4, 9)).astype(np.float32) for name, scale in numbers.items()}
+    return AnswerBatch.of(ids, labels, np.array(LENGTHS), {WEIGHTS: np.ones((4, 9), np.float32), **found})
+
+
+def log_probabilities(model: Transformer, batch: AnswerBatch, temperature: float) -> list[list[float]]:
+    """For each answer the log-probability of each of its tokens, one unpadded answer after the other, in float64."""
+    found = []
+    for row, (length, prompt) in enumerate(zip(LENGTHS, PROMPTS, strict=True)):
+        ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
+        with torch.no_grad():
+            log_p = (model(ids)[0].double() / temperature).log_softmax(-1)
+        found.append([float(log_p[t - 1, ids[0, t]]) for t in range(prompt, length)])
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_loss_is_that_of_a_loop_over_tokens(model: Transformer, temperature: float) -> None:
+    batch = answers(**{ADVANTAGES: 1.0, OLD: 0.3, REFERENCE: 0.3})
+    truth = log_probabilities(model, batch, temperature)
+    for row, (prompt, found) in enumerate(zip(PROMPTS, truth, strict=True)):
+        for name in (OLD, REFERENCE):  # near the present ones, on both sides of the clips
+            batch.numbers[name][row, prompt - 1 : prompt - 1 + len(found)] += np.array(found, np.float32)
+    objective = PolicyObjective(
+        temperature=temperature, clip_low=0.1, clip_high=0.3, entropy_weight=0.05, divergence_weight=0.2
+    )
+    expected = clipped = 0.0
+    for row, (prompt, found) in enumerate(zip(PROMPTS, truth, strict=True)):
+        for place, log_p in enumerate(found):
+            t = prompt - 1 + place
+            advantage, old, reference = (float(batch.numbers[name][row, t]) for name in (ADVANTAGES, OLD, REFERENCE))
+            ratio = math.exp(log_p - old)
+            bounded = min(max(ratio, 0.9), 1.3)
+            expected += max(-advantage * ratio, -advantage * bounded)
+            clipped += -advantage * bounded > -advantage * ratio
+            expected += 0.05 * log_p**2 / 2
+            r = log_p - reference
+            expected += 0.2 * (math.exp(-r) - 1 + r)
+    sums = objective.loss_sums(FinishedNetwork(model), TensorBatch.from_numpy(batch, "cpu"))
+    assert sums.objective.item() == pytest.approx(expected, rel=1e-4)
+    assert sums.measured["clipped"].item() == clipped > 0
+    assert sums.measured["tokens"].item() == sum(map(len, truth)) == objective.supervised(batch)
+
+
+def test_padding_makes_no_difference_to_losses_or_gradients(model: Transformer) -> None:
+    batch, objective = answers(**{ADVANTAGES: 1.0}), PolicyObjective(clip_low=0.2)
+    found = []
+    for pieces in ([slice(0, 4)], [slice(row, row + 1) for row in range(4)]):
+        model.zero_grad()
+        total = 0.0
+        for piece in pieces:
+            sums = objective.loss_sums(FinishedNetwork(model), TensorBatch.from_numpy(batch.rows(piece), "cpu"))
+            sums.objective.backward()
+            total += sums.objective.item()
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        found.append((total, gradients))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_entropy_term_has_the_gradient_of_the_entropy() -> None:
+    """Over all outcomes of a small distribution: E[(log p) grad log p] = -grad H."""
+    logits = torch.tensor([0.3, -1.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
+    log_p = logits.log_softmax(-1)
+    (expected,) = torch.autograd.grad(-(log_p.exp() * log_p).sum(), logits, retain_graph=True)
+    (found,) = torch.autograd.grad((log_p.exp().detach() * log_p.square() / 2).sum(), logits)
+    torch.testing.assert_close(found, -expected)
+
+
+def written(rewards: list[float], finished: list[bool] | None = None) -> Written:
+    count = len(rewards)
+    made = [Answer("p", "a", list(range(LENGTHS[n % 4]))) for n in range(count)]
+    return Written(made, [PROMPTS[n % 4] for n in range(count)], finished or [True] * count, rewards)
+
+
+def mask_of(count: int) -> torch.Tensor:
+    mask = torch.zeros(count, 9, dtype=torch.bool)
+    for row in range(count):
+        mask[row, PROMPTS[row % 4] - 1 : LENGTHS[row % 4] - 1] = True
+    return mask
+
+
+def test_the_reward_comes_with_the_last_token_and_each_pays_for_its_divergence() -> None:
+    mask, price = mask_of(4), torch.full((4, 9), 0.5)
+    rewards = token_rewards(written([1.0, 2.0, 3.0, 4.0], [True, True, False, True]), mask, price, 10.0)
+    for row in range(4):
+        own = rewards[row][mask[row]].tolist()
+        last = [1.0, 2.0, 3.0 - 10.0, 4.0][row]
+        assert own == pytest.approx([-0.5] * (len(own) - 1) + [last - 0.5])
+    assert rewards[~mask].abs().max() == 0
+
+
+def test_the_price_of_divergence_follows_its_target() -> None:
+    method = ProximalPolicy(PPOConfig(divergence_weight=0.1, divergence_target=2.0, divergence_horizon=100))
+    mask = mask_of(4)
+    log_p, values = torch.where(mask, 1.0, 0.0), torch.zeros(4, 9)
+    method.numbers(written([0.0] * 4), mask, log_p, torch.zeros(4, 9), values)
+    # 14 tokens of 1 nat in 4 answers are 3.5, more than 0.2 above 2: the error is cut to 0.2.
+    assert method.metrics()["divergence_weight"] == pytest.approx(0.1 * (1 + 0.2 * 4 / 100))
+    again = ProximalPolicy(PPOConfig(divergence_weight=0.1, divergence_target=2.0))
+    again.restore(method.state())
+    assert again.metrics() == method.metrics()
+
+
+@pytest.mark.parametrize(
+    ("mean_over", "weights"),
+    [("tokens", [1, 1, 1, 1]), ("answers", [1 / 3, 1 / 5, 1 / 2, 1 / 4]), ("longest", [1 / 8] * 4)],
+)
+def test_weights_say_what_a_step_is_a_mean_of(mean_over: str, weights: list[float]) -> None:
+    config = GRPOConfig(group_size=2, mean_over=mean_over, max_new_tokens=8, baseline="centred")  # type: ignore[arg-type]
+    method, mask = GroupPolicy(config), mask_of(4)
+    judged = written([1.0, 0.0, 0.0, 4.0])
+    judged = judged.learnt_from(method.advantages(judged))
+    numbers = method.numbers(judged, mask, torch.zeros(4, 9), None, None)
+    for row, (weight, advantage) in enumerate(zip(weights, [0.5, -0.5, -2.0, 2.0], strict=True)):
+        assert numbers[WEIGHTS][row][mask[row]].tolist() == pytest.approx([weight] * int(mask[row].sum()))
+        assert numbers[ADVANTAGES][row][mask[row]].tolist() == pytest.approx([advantage] * int(mask[row].sum()))
+
+
+def test_equal_groups_and_truncated_answers_are_left_out_where_asked() -> None:
+    rewards, finished = [1.0, 1.0, 0.0, 1.0], [True, True, True, False]
+    keep = GroupPolicy(GRPOConfig(group_size=2, baseline="centred"))
+    assert keep.advantages(written(rewards, finished)) == [0.0, 0.0, -0.5, 0.5]
+    leave = GroupPolicy(
+        GRPOConfig(group_size=2, baseline="centred", equal_groups="leave_out", truncated_answers="leave_out")
+    )
+    assert leave.advantages(written(rewards, finished)) == [None, None, -0.5, None]
+    punished = GroupPolicy(GRPOConfig(group_size=2, baseline="leave_one_out", missing_end_penalty=3.0))
+    assert punished.advantages(written(rewards, finished)) == [0.0, 0.0, 2.0, -2.0]
+
+
+def test_repetition_counts_what_stood_before() -> None:
+    assert repetition([1, 2, 3]) == 0
+    assert repetition([1, 2, 3, 4, 5, 6]) == 0
+    assert repetition([1] * 7) == 3 / 4

@@ -1,0 +1,166 @@
+"""What judges answers: programs within limits, services on loopback, and what either may do wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sheepop.core.errors import ConfigError, TrainingError
+from sheepop.posttrain.rewards import Answer, Reward, open_reward
+from sheepop.tokenizer import Tokenizer
+
+ANSWERS = [
+    Answer("one plus two", " three", [1, 2], {"answer": "three"}),
+    Answer("two", " x" * 200, [1], {"answer": "y"}),
+]
+
+
+@pytest.fixture
+def opened(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> Iterator[Any]:
+    """``opened(source)``: a program with this text as a reward, or the address itself."""
+    found: list[Reward] = []
+
+    def make(source: str, seconds: float = 5.0) -> Reward:
+        place = source
+        if not source.startswith("http"):
+            (tmp_path / "judge.py").write_text(source)
+            place = str(tmp_path / "judge.py")
+        found.append(open_reward(place, seconds, tokenizers["bpe"], device="cpu", batch_size=2))
+        return found[-1]
+
+    yield make
+    for reward in found:
+        reward.close()
+
+
+def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
+    reward = opened(
+        "import json\n"
+        "def reward(prompt, completion, answer, **fields):\n"
+        "    return len(prompt) + 100 * (completion.strip() == answer)\n"
+    )
+    assert reward(ANSWERS) == [112.0, 3.0]
+    assert reward([]) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("raise ValueError('no judge')", r"judge\.py failed for the answer ' three': ValueError: no judge"),
+        ("return float('nan')", r"gave nan for the answer ' three', which is no finite number"),
+        ("return 'good'", r"gave 'good' for the answer ' three', which is no finite number"),
+        ("return None", r"gave None for the answer ' three'"),
+        ("import time; time.sleep(60)", r"took more than 1 s for the answer ' three'"),
+        ("return 1.0 if len(completion) < 9 else 1 / 0", r"failed for the answer ' x x.*\.\.\.: ZeroDivisionError"),
+        ("import os; os._exit(3)", r"ended at the answer ' three'"),
+        ("return bytearray(2**34)[0]", r"ended at the answer ' three'|failed for the answer ' three': MemoryError"),
+    ],
+)
+def test_a_program_that_does_wrong_is_named_with_the_answer(opened: Any, body: str, problem: str) -> None:
+    reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=1.0)
+    with pytest.raises(TrainingError, match=problem):
+        reward(ANSWERS)
+
+
+def test_a_program_has_neither_network_nor_files(opened: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        reward = opened(
+            "import socket\n"
+            "def reward(prompt, completion, **fields):\n"
+            "    found = 0\n"
+            "    try:\n"
+            f"        socket.create_connection(('127.0.0.1', {port}), 1).close()\n"
+            "        found += 1\n"
+            "    except OSError:\n"
+            "        pass\n"
+            "    try:\n"
+            f"        open({str(tmp_path / 'written')!r}, 'wb', buffering=0).write(b'x')\n"
+            "        found += 2\n"
+            "    except OSError:\n"
+            "        pass\n"
+            "    return found\n"
+        )
+        (found, _) = reward(ANSWERS)
+    if found == 1:  # only the network was there
+        pytest.skip("this system lets no process leave the network")
+    assert found == 0
+    assert not (tmp_path / "written").exists() or not (tmp_path / "written").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("def judge(prompt, completion): return 1\n", r"defines no function reward"),
+        ("def reward(:\n", r"SyntaxError"),
+        ("http://127.0.0.1:9/judge", r"127\.0\.0\.1:9/judge cannot be reached to judge answers"),
+    ],
+)
+def test_what_cannot_judge_is_refused_before_a_run_begins(opened: Any, source: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        opened(source)
+
+
+class Service(BaseHTTPRequestHandler):
+    """Judges by the length of answers, or replies with what `reply` says."""
+
+    reply: bytes | None = None
+    status = 200
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found = json.dumps({"rewards": [len(answer["completion"]) for answer in asked["answers"]]}).encode()
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(found if self.reply is None or not asked["answers"] else self.reply)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[type[Service], str]]:
+    handler = type("Handler", (Service,), {})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield handler, f"http://127.0.0.1:{server.server_port}/judge"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_service_is_asked_over_http(opened: Any, service: tuple[type[Service], str]) -> None:
+    assert opened(service[1])(ANSWERS) == [6.0, 400.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (b"<html>", "did not reply with JSON"),
+        (b"[1, 2]", r'did not reply with an object \{"rewards"'),
+        (b'{"rewards": [1]}', "gave 1 rewards for 2 answers"),
+        (b'{"rewards": [1, NaN]}', "gave nan for the answer ' x x"),
+        (b'{"rewards": [true, "2"]}', "gave '2' for the answer"),
+    ],
+)
+def test_a_service_that_replies_wrongly_is_named(
+    opened: Any, service: tuple[type[Service], str], reply: bytes, problem: str
+) -> None:
+    reward = opened(service[1])
+    service[0].reply = reply
+    with pytest.raises(TrainingError, match=problem):
+        reward(ANSWERS)
+
+
+def test_a_service_that_refuses_is_named(opened: Any, service: tuple[type[Service], str]) -> None:
+    reward = opened(service[1])
+    service[0].status = 503
+    with pytest.raises(TrainingError, match="refuses to judge answers: 503"):
+        reward(ANSWERS)
