@@ -6,10 +6,13 @@ import pytest
 
 from sheepop.report import (
     bits_per_byte_chart,
+    divergence_chart,
     expert_load_chart,
     gradient_norm_chart,
     learning_rate_chart,
     loss_chart,
+    order_chart,
+    reward_chart,
     smooth,
     speed_chart,
     stage_times_chart,
@@ -53,6 +56,22 @@ def test_expert_loads_are_drawn_where_there_are_experts(metrics: Rows) -> None:
     most, least = expert_load_chart(rows).data
     assert (most.name, most.x, most.y) == ("Most loaded", (1, 2, 3), (2.5, 3.5, 4.5))
     assert (least.name, least.x, least.y) == ("Least loaded", (1, 2, 3), (0.5, 0.5, 0.5))
+
+
+def test_rewards_are_drawn_for_both_splits(metrics: Rows) -> None:
+    assert not reward_chart(metrics).data and not divergence_chart(metrics).data
+    assert not order_chart(metrics).data, "accuracy of tokens is none of pairs"
+    rows = [
+        {"step": step, "split": split, "reward": step / 2, "accuracy": 0.5, "margin": 1.0, "divergence": 0.25 * step}
+        for step in (1, 2, 3)
+        for split in ("train", "validation")
+    ]
+    found = {trace.name: (trace.x, trace.y) for trace in reward_chart(rows).data}
+    assert found["Held out"] == ((1, 2, 3), (0.5, 1.0, 1.5))
+    assert next(value for name, value in found.items() if name != "Held out") == ((1, 2, 3), (0.5, 1.0, 1.5))
+    (divergence,) = divergence_chart(rows).data
+    assert (divergence.x, divergence.y) == ((1, 2, 3), (0.25, 0.5, 0.75))
+    assert {trace.y for trace in order_chart(rows).data} == {(0.5, 0.5, 0.5)}
 
 
 def test_references_are_level_lines_beside_the_model(metrics: Rows) -> None:

@@ -71,7 +71,7 @@ def best_of(
     writer = Writer(tokenizer, judge, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
-        (ChatTemplate.of(tokenizer) if has_template else ChatTemplate(default_template(tokenizer))) as template,
+        ChatTemplate.of(tokenizer) if has_template else ChatTemplate(default_template(tokenizer)) as template,
         atomic_file(output, replace=overwrite) as place,
         place.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,

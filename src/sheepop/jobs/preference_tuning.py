@@ -78,7 +78,8 @@ class PreferenceData(TunedData):
         dpo = config.tuning.dpo
         if dpo.loss == "kto":
             return JudgedAnswers(dpo.beta, (dpo.desirable_weight, dpo.undesirable_weight))
-        return PairwisePreference(PreferenceLoss(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.margin))
+        loss = PreferenceLoss(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.margin)
+        return PairwisePreference(loss, dpo.supervised_weight)
 
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the plan, whose answers the reference has read by then."""

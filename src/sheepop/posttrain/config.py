@@ -28,6 +28,9 @@ class PreferenceConfig(Config):
     """The share of pairs whose order is thought to be wrong, of `sigmoid` and `robust`."""
     margin: float = Field(0.0, ge=0)
     """By how much the chosen answer is to be better, of `simpo`."""
+    supervised_weight: float = Field(0.0, ge=0)
+    """Weight of the mean cross-entropy of the chosen answer's tokens, which keeps both answers from becoming unlikely;
+    0.2 to 1 are usual."""
     desirable_weight: float = Field(1.0, gt=0)
     """Weight of wanted answers, of `kto`."""
     undesirable_weight: float = Field(1.0, gt=0)
@@ -37,6 +40,8 @@ class PreferenceConfig(Config):
     def _fit_the_loss(self) -> PreferenceConfig:
         if self.label_smoothing and self.loss not in _SMOOTHED:
             raise ValueError(f"label_smoothing is of the losses {' and '.join(_SMOOTHED)}, not of {self.loss}")
+        if self.supervised_weight and self.loss in ("orpo", "kto"):
+            raise ValueError(f"supervised_weight is not of the loss {self.loss}")
         if self.margin and self.loss != "simpo":
             raise ValueError(f"margin is of the loss simpo, not of {self.loss}")
         if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):

@@ -81,9 +81,13 @@ def rewards_measured(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class PairwisePreference(Objective):
-    """A loss of the DPO family, a mean over pairs."""
+    """A loss of the DPO family, a mean over pairs.
+
+    With `supervised_weight` a the loss of a pair has ``-a log pi(chosen) / |chosen|`` added (Pang et al. 2024, eq. 2).
+    """
 
     loss: PreferenceLoss
+    supervised_weight: float = 0.0
 
     def supervised(self, batch: Batch) -> int:
         """Pairs."""
@@ -97,7 +101,10 @@ class PairwisePreference(Objective):
             Completions(log_p[:, side], None if reference is None else reference[:, side], lengths[:, side])
             for side in (0, 1)
         )
-        total = self.loss(chosen, rejected).sum()
+        losses = self.loss(chosen, rejected)
+        if self.supervised_weight:
+            losses = losses - self.supervised_weight * chosen.means
+        total = losses.sum()
         measured = rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected))
         return LossSums(total, total.detach(), measured)
 

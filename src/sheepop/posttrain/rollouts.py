@@ -220,12 +220,13 @@ class RolloutSource(StepSource):
         if self._batch is None:
             return found
         arrays = {"input_ids": self._batch.input_ids, "labels": self._batch.labels, "lengths": self._batch.lengths}
-        names, values = list(self._metrics), torch.tensor(list(self._metrics.values()), dtype=torch.float64)
+        # Times are of this session, and two equal runs have equal checkpoints.
+        kept = {name: value for name, value in self._metrics.items() if not name.endswith("_seconds")}
         return {
             **found,
             **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
             **_named("numbers", {name: torch.from_numpy(array) for name, array in self._batch.numbers.items()}),
-            **_named("metrics", {name: value.clone() for name, value in zip(names, values, strict=True)}),
+            **_named("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in kept.items()}),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

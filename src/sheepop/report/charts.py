@@ -74,6 +74,43 @@ def expert_load_chart(metrics: Metrics) -> Figure:
     return figure
 
 
+def reward_chart(metrics: Metrics) -> Figure:
+    """Reward by step, on prompts to learn from and on held-out ones; where they part, a policy learns its judge."""
+    return _both_splits(metrics, "reward", "Reward")
+
+
+def order_chart(metrics: Metrics) -> Figure:
+    """The share of pairs in the right order by step, on both splits."""
+    figure = _both_splits(metrics, "accuracy", "Share of pairs", needs="margin")
+    figure.update_yaxes(range=[0, 1.02])
+    return figure
+
+
+def divergence_chart(metrics: Metrics) -> Figure:
+    """How far answers are from the reference by step, in nats for an answer."""
+    figure = _by_step("Nats for an answer")
+    add_curve(figure, series(metrics, "train", "divergence"), "Policy", TRAIN)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def length_chart(metrics: Metrics) -> Figure:
+    """The tokens of an answer by step, on both splits."""
+    figure = _both_splits(metrics, "length", "Tokens")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _both_splits(metrics: Metrics, key: str, title: str, needs: str | None = None) -> Figure:
+    """A number of training steps beside that of validations, from rows that have `needs` too."""
+    figure = _by_step(title)
+    rows = [row for row in metrics if needs is None or needs in row]
+    _add_smoothed(figure, series(rows, "train", key), "Learnt from")
+    add_curve(figure, series(rows, "validation", key), "Held out", VALIDATION, markers=True)
+    add_curve(figure, series(rows, "score", key), "Best checkpoint, all that is held out", SCORE, markers=True)
+    return figure
+
+
 def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
     """Seconds of each stage as horizontal bars, the first stage on top."""
     from plotly.graph_objects import Bar

@@ -1,0 +1,264 @@
+"""Runs that learn from rewards of what they write: PPO and GRPO."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
+from sheepop.jobs.best_of import best_of
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.posttrain.policy import RewardScores
+from sheepop.train.metrics import read_json_lines
+
+SETTINGS = (
+    "device=cpu",
+    "training.precision=fp32",
+    "training.global_batch_size=8",
+    "training.micro_batch_size=4",
+    "training.learning_rate=0.01",
+    "training.log_interval=1",
+    "training.checkpoint_interval=1",
+    "training.schedule=constant",
+    "training.warmup_steps=0",
+    "training.eval_interval=4",
+    "training.max_steps=8",
+    "training.sample_prompts=[]",
+    "data.validation_fraction=0.2",
+)
+PPO = ("tuning.ppo.max_new_tokens=6", "tuning.ppo.epochs=2", "tuning.ppo.minibatches=2")
+GRPO = ("tuning.grpo.max_new_tokens=6", "tuning.grpo.group_size=4", "tuning.grpo.epochs=2")
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"number {n} ", "wanted": string.ascii_lowercase} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The share of wanted letters in an answer."""
+    path = tmp_path_factory.mktemp("judge") / "judge.py"
+    path.write_text(
+        "def reward(prompt, completion, wanted, **fields):\n"
+        "    return sum(letter in wanted for letter in completion) / max(1, len(completion))\n"
+    )
+    return path
+
+
+def config(method: str, data: Path, reward: Path, output: Path, *overrides: str) -> SheepOpConfig:
+    places = (
+        f"tuning.method={method}",
+        f"tuning.{method}.reward={reward}",
+        f"data.paths={data}",
+        f"output_dir={output}",
+        *{"ppo": PPO, "grpo": GRPO}[method],
+    )
+    return load_config(overrides=(*SETTINGS, *places, *overrides))
+
+
+def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
+    rows, _ = read_json_lines(run / "metrics.jsonl")
+    timed = {"seconds", "tokens_per_second", "mfu", "rollout_seconds", "preparation_seconds"}
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows if row["split"] == split]
+
+
+@pytest.fixture(scope="module")
+def improved(base: Path, prompts: Path, judge: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainOutcome:
+    output = tmp_path_factory.mktemp("grpo") / "run"
+    return train(
+        config("grpo", prompts, judge, output, "training.max_steps=16", "training.global_batch_size=32"), fork=base
+    )
+
+
+def test_grpo_raises_the_reward(improved: TrainOutcome) -> None:
+    assert isinstance(improved.scores, RewardScores)
+    rewards = [row["reward"] for row in rows_of(improved.run, "train")]
+    assert sum(rewards[-4:]) > sum(rewards[:4])
+    validations = [row["reward"] for row in rows_of(improved.run, "validation")]
+    assert validations[-1] > validations[0]
+    page = RunDirectory.open(improved.run).report.read_text()
+    assert "Reward on held-out prompts" in page and "on prompts to learn from" in page
+
+
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_the_first_ratio_of_a_rollout_is_one(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str
+) -> None:
+    rows = rows_of(run_training(config(method, prompts, judge, tmp_path / "run"), fork=base).run, "train")
+    steps = {"ppo": 4, "grpo": 2}[method]
+    for number, row in enumerate(rows):
+        if number % steps == 0:
+            assert (row["divergence_from_old"], row["clipped"]) == (0.0, 0.0), "to the bit"
+        else:
+            assert row["divergence_from_old"] > 0
+    assert rows[0]["divergence"] == pytest.approx(0, abs=1e-4)  # the policy is its reference
+    assert rows[-1]["divergence"] != 0
+    assert len({row["reward"] for row in rows[:steps]}) == 1, "one rollout"
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("ppo", ()),
+        ("ppo", ("tuning.ppo.value_model=apart", "tuning.ppo.divergence_target=1")),
+        ("ppo", ("tuning.lora.rank=2",)),
+        ("grpo", ("tuning.lora.rank=2", "tuning.grpo.equal_groups=draw_again")),
+        ("grpo", ()),
+    ],
+    ids=["ppo", "ppo-apart", "ppo-lora", "grpo-lora", "grpo"],
+)
+def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str, more: tuple[str, ...]
+) -> None:
+    whole, output = tmp_path / "whole", tmp_path / "run"
+    run_training(config(method, prompts, judge, whole, *more), fork=base)
+    run_training(config(method, prompts, judge, output, *more, "training.max_steps=3"), fork=base)
+    stored = find_resumable(output)
+    assert stored is not None
+    run_training(load_config(overrides=["training.max_steps=8"], base=stored.record.asked), resume=True)
+    one, other = (RunDirectory(place).checkpoint(8) for place in (whole, output))
+    files = sorted(path.name for path in one.glob("*.safetensors"))
+    assert files == sorted(path.name for path in other.glob("*.safetensors"))
+    assert ("values.safetensors" in files) == (method == "ppo")
+    for name in (*files, "state/source.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert rows_of(whole, "train") == rows_of(output, "train")
+
+
+def test_a_policy_is_a_model_like_any_other(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
+    given = config("ppo", prompts, judge, tmp_path / "run", "tuning.ppo.value_model=apart")
+    outcome = run_training(given, fork=base)
+    loaded = load_model(outcome.run)
+    assert not [name for name in read_all_weights(loaded.directory) if name.startswith("value")]
+    before = read_all_weights(load_model(base).directory)
+    after = read_all_weights(loaded.directory)
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
+    run = RunDirectory.open(run_training(config("grpo", prompts, judge, tmp_path / "run"), fork=base).run)
+    before, kept = read_all_weights(load_model(base).directory), read_all_weights(run.base)
+    assert all(torch.equal(before[name], kept[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "words"),
+    [
+        ("divergence_ceiling=1e-6", "nats from the reference in an answer, more than divergence_ceiling = 1e-06"),
+        ("length_ceiling=2", "tokens in an answer, more than length_ceiling = 2"),
+    ],
+)
+def test_a_policy_that_goes_too_far_is_stopped_with_everything_saved(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path, ceiling: str, words: str
+) -> None:
+    output = tmp_path / "run"
+    with pytest.raises(TrainingError, match=words):
+        run_training(config("grpo", prompts, judge, output, f"tuning.grpo.{ceiling}"), fork=base)
+    assert RunDirectory.open(output).latest_good(lambda words: None) is not None
+
+
+def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(base: Path, prompts: Path, tmp_path: Path) -> None:
+    judge, output = tmp_path / "judge.py", tmp_path / "run"
+    judge.write_text(
+        "calls = 0\n"
+        "def reward(prompt, completion, **fields):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return 1.0 if calls <= 20 else float('nan')\n"
+    )
+    with pytest.raises(TrainingError, match="gave nan for the answer"):
+        run_training(config("grpo", prompts, judge, output, "data.validation_fraction=0"), fork=base)
+    assert RunDirectory.open(output).steps()[-1] == 4  # two rollouts of eight answers, two steps from each
+    judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")
+    stored = find_resumable(output)
+    assert stored is not None
+    assert run_training(load_config(base=stored.record.asked), resume=True).steps == 8
+
+
+def test_groups_that_are_all_equal_teach_nothing(base: Path, prompts: Path, tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")
+    more = ("tuning.grpo.equal_groups=draw_again", "tuning.grpo.divergence_weight=0", "training.weight_decay=0")
+    run = run_training(config("grpo", prompts, judge, tmp_path / "run", *more), fork=base).run
+    assert {row["left_out"] for row in rows_of(run, "train")} == {1.0}
+    before, after = (read_all_weights(load_model(place).directory) for place in (base, run))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "problem"),
+    [
+        ("grpo", ["tuning.grpo.reward=null"], "Nothing judges the answers. Give --reward"),
+        ("grpo", ["tuning.grpo.reward=nowhere"], "nowhere does not exist, so it cannot judge answers"),
+        ("grpo", ["tuning.grpo.group_size=3"], "= 8 answers, which is no multiple of the 3 answers"),
+        ("ppo", ["tuning.ppo.max_new_tokens=64"], "max_new_tokens = 64 leaves no room for a prompt in 64 tokens"),
+        ("ppo", ["tuning.long_examples=cut"], "A prompt without its end is another prompt"),
+        ("ppo", ["training.batch_size_warmup=[[2,4]]"], "batch_size_warmup is not for rollouts"),
+        ("ppo", ["model.dropout=0.3"], "model.dropout is not for tune ppo"),
+        ("ppo", ["tuning.grpo.group_size=4"], "grpo has no effect with method ppo"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_training(config(method, prompts, judge, tmp_path / "run", *overrides), fork=base)
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_that_are_too_long_are_counted(base: Path, judge: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "number " * (1 + 8 * (n % 2)), "wanted": "e"} for n in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="10 examples of 20 have more than 58 tokens; the longest has 63"):
+        run_training(config("grpo", path, judge, tmp_path / "run"), fork=base)
+
+
+def test_a_reward_must_be_a_reward_model_of_the_same_tokenizer(base: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no reward model\. Make one with: sheepop tune reward"):
+        run_training(config("ppo", prompts, base, tmp_path / "run"), fork=base)
+
+
+def test_the_best_of_several_answers_become_examples(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
+    def made(name: str, **more: Any) -> list[dict[str, Any]]:
+        found = best_of(
+            base,
+            [prompts],
+            tmp_path / name,
+            reward=str(judge),
+            count=4,
+            max_new_tokens=40,
+            console=Console.silent(),
+            **more,
+        )
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert (found.prompts, found.written + found.left_out, found.written) == (40, 40, len(rows))
+        return rows
+
+    def worth(text: str) -> float:
+        return sum(letter in string.ascii_lowercase for letter in text) / max(1, len(text))
+
+    best = made("best.jsonl")
+    assert all(row["reward"] == pytest.approx(worth(row["completion"])) for row in best)
+    pairs = made("pairs.jsonl", pairs=True)
+    assert all(row["margin"] == pytest.approx(worth(row["chosen"]) - worth(row["rejected"])) for row in pairs)
+    assert all(row["margin"] > 0 for row in pairs)
+    with pytest.raises(OutputError, match=r"best\.jsonl already exists"):
+        made("best.jsonl")
+    assert made("best.jsonl", overwrite=True) == best, "the same seed, the same answers"
+    assert all(row["reward"] >= 0.8 for row in made("good.jsonl", least=0.8))
