@@ -189,6 +189,18 @@ def test_the_recipe_takes_smaller_steps_with_larger_models(base: Path, examples:
     assert kept.config.training.max_epochs is None
 
 
+def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
+    base: Path, examples: Path, tmp_path: Path
+) -> None:
+    teacher = (f"tuning.teacher.model={base}", "tuning.teacher.weight=1", "tuning.neftune_alpha=null")
+    outcome = run_training(config(examples, tmp_path / "run", *teacher, "training.max_steps=2"), fork=base)
+    first, *_ = (row for row in rows_of(outcome.run) if row["split"] == "train")
+    assert (first["objective"], first["divergence_from_teacher"]) == pytest.approx((0, 0), abs=1e-5)
+    assert first["loss"] > 1
+    with pytest.raises(ConfigError, match=r"neftune_alpha has no effect|teacher has no effect with method dpo"):
+        config(examples, tmp_path / "other", *teacher, "tuning.method=dpo")
+
+
 LORA = ("tuning.lora.rank=3", "tuning.lora.alpha=6", "tuning.lora.dropout=0.1", "training.max_steps=6")
 
 

@@ -19,6 +19,7 @@ from sheepop.checkpoint.changes import NAME
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
@@ -29,6 +30,7 @@ from sheepop.jobs.run_kind import RunData, RunKind, Samples
 from sheepop.jobs.run_record import StoredRun
 from sheepop.jobs.training_samples import TrainingSamples, check_samples, generate_command
 from sheepop.model import Transformer, build_model
+from sheepop.posttrain.distillation import Distillation
 from sheepop.posttrain.encoding import Example, ExampleEncoder, default_template
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples, first_examples
@@ -288,9 +290,36 @@ class SupervisedData(TunedData):
 
     def objective(self, config: SheepOpConfig) -> Objective:
         """The cross-entropy of the answers."""
-        objective = with_experts(OBJECTIVES[config.training.objective](config.training), config.model)
+        objective = with_experts(self._answers(config), config.model)
         alpha = config.tuning.neftune_alpha
         return objective if alpha is None else NoisyEmbeddings(objective, alpha)
+
+    def _answers(self, config: SheepOpConfig) -> Objective:
+        """What is learnt of an answer: its tokens, or what a teacher gives for them."""
+        teacher = config.tuning.teacher
+        if teacher is None:
+            return OBJECTIVES[config.training.objective](config.training)
+        return Distillation(self._taught_by(teacher.model, config), teacher.weight, teacher.temperature)
+
+    def _taught_by(self, path: str, config: SheepOpConfig) -> Transformer:
+        """The teacher, read once; raises `ConfigError` for one that has other tokens or reads too few."""
+        if path not in self._teachers:
+            found = load_model(path, resolve_device(config.device), torch.float32)
+            if found.tokenizer.fingerprint() != self.tokenizer().fingerprint():
+                raise ConfigError(
+                    f"tuning.teacher.model: {path} has another tokenizer, so its probabilities are of other tokens."
+                )
+            if found.config.max_seq_len < row_length(config):
+                raise ConfigError(
+                    f"tuning.teacher.model: {path} reads {found.config.max_seq_len:,} tokens, fewer than the rows of "
+                    f"{row_length(config):,}. Lower data.max_length."
+                )
+            self._teachers[path] = found.model.requires_grad_(False)
+        return self._teachers[path]
+
+    @cached_property
+    def _teachers(self) -> dict[str, Transformer]:
+        return {}
 
 
 def first_of(

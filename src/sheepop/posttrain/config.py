@@ -49,6 +49,17 @@ class PreferenceConfig(Config):
         return self
 
 
+class TeacherConfig(Config):
+    """Distillation: what a larger model gives for the answers is learnt beside them, or instead of them."""
+
+    model: PathText
+    """The teacher: a model or run with the same tokenizer."""
+    weight: float = Field(0.5, gt=0, le=1)
+    """Weight of the divergence from the teacher; the cross-entropy of the answers has the rest."""
+    temperature: float = Field(1.0, gt=0)
+    """Both are compared at this temperature; a higher one tells more of what is unlikely."""
+
+
 class RewardConfig(Config):
     """A reward model, learnt from pairs of a better and a worse answer."""
 
@@ -156,6 +167,8 @@ class TuningConfig(Config):
     """Noise on the embeddings of training steps, for less learning by heart; 5 is usual; `null` is none."""
     lora: LoraConfig | None = None
     """Learn a change of low rank beside the weights, which stay as they are; `null` trains all weights."""
+    teacher: TeacherConfig | None = None
+    """Learn from the probabilities that another model gives, too; `null` has none."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Of `sheepop tune reward`."""
     dpo: PreferenceConfig = Field(default_factory=PreferenceConfig)
@@ -180,6 +193,7 @@ class TuningConfig(Config):
 
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "neftune_alpha": ("sft",),
+    "teacher": ("sft",),
     "reward": ("reward",),
     "dpo": ("dpo",),
     "ppo": ("ppo",),

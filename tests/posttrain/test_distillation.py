@@ -1,0 +1,60 @@
+"""The loss of distillation against a loop over tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from sheepop.data import Batch
+from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
+from sheepop.posttrain import distillation
+from sheepop.posttrain.distillation import Distillation
+from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.train.objective import TensorBatch
+
+
+def batch_of_rows(ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Batch:
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    return Batch(ids, labels, positions, np.zeros_like(ids), False)
+
+
+def network(seed: int, width: int) -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 23, "d_model": width, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}
+    return build_model(ModelConfig(**sizes, dropout=0.0), seed=seed, device="cpu").eval()
+
+
+@pytest.mark.parametrize(("weight", "temperature"), [(0.3, 1.0), (1.0, 2.5)])
+def test_the_loss_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch, weight: float, temperature: float) -> None:
+    monkeypatch.setattr(distillation, "_LOGITS", 23 * 4)  # four tokens at a time
+    student, teacher = network(1, 16), network(2, 24).requires_grad_(False)
+    draw = np.random.default_rng(0)
+    ids, labels = draw.integers(0, 23, (3, 9)), draw.integers(0, 23, (3, 9))
+    labels[draw.random((3, 9)) < 0.4] = IGNORE_INDEX
+    expected = cross_entropy = 0.0
+    with torch.no_grad():
+        ours, theirs = (model(torch.from_numpy(ids)).double() for model in (student, teacher))
+    for b, t in zip(*np.nonzero(labels != IGNORE_INDEX), strict=True):
+        p = (theirs[b, t] / temperature).softmax(-1)
+        kl = float((p * (p.log() - (ours[b, t] / temperature).log_softmax(-1))).sum())
+        ce = -float(ours[b, t].log_softmax(-1)[labels[b, t]])
+        cross_entropy += ce
+        expected += (1 - weight) * ce + weight * temperature**2 * kl
+    batch = TensorBatch.from_numpy(batch_of_rows(ids, labels), "cpu")
+    sums = Distillation(teacher, weight, temperature).loss_sums(FinishedNetwork(student), batch)
+    assert sums.objective.item() == pytest.approx(expected, rel=1e-4)
+    assert sums.cross_entropy.item() == pytest.approx(cross_entropy, rel=1e-5)
+    sums.objective.backward()
+    assert student.embedding.weight.grad is not None
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_teacher_that_is_the_model_itself_teaches_nothing() -> None:
+    model = network(1, 16)
+    ids = np.random.default_rng(0).integers(0, 23, (2, 9))
+    batch = TensorBatch.from_numpy(batch_of_rows(ids, ids), "cpu")
+    sums = Distillation(network(1, 16).requires_grad_(False), 1.0, 1.0).loss_sums(FinishedNetwork(model), batch)
+    assert sums.objective.item() == pytest.approx(0.0, abs=1e-4)
