@@ -13,12 +13,13 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop import register
+    from sheepop.jobs.best_of import best_of
     from sheepop.language_model import LanguageModel, load, load_tokenizer, tune
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __version__ = "0.1.0"
-__all__ = ["LanguageModel", "__version__", "load", "load_tokenizer", "register", "train", "tune"]
+__all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "register", "train", "tune"]
 
 
 class _Train(ModuleType):

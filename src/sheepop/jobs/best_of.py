@@ -55,7 +55,7 @@ def best_of(
     seed: int = 0,
     device: str = "auto",
     overwrite: bool = False,
-    console: Console,
+    console: Console | None = None,
 ) -> BestOf:
     """Writes `count` answers to every prompt of files, and the best ones, finished and judged `least`, to `output`.
 
@@ -64,7 +64,7 @@ def best_of(
     """
     if output.exists() and not overwrite:
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
-    loaded = load_model(model, resolve_device(device))
+    loaded, console = load_model(model, resolve_device(device)), console or Console.silent()
     found, tokenizer = BestOf(), loaded.tokenizer
     has_template = bool(chat_templates(tokenizer))
     judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_TOGETHER)

@@ -1,0 +1,262 @@
+"""Post-training beside TRL: examples per second and peak memory of SFT and DPO steps, same model, data and steps.
+
+Both start from one Llama that transformers has saved and read the same file of examples; the same number of examples
+makes a step, and AdamW moves all weights in float32. Every measurement has a process of its own. TRL is measured twice:
+with the activation checkpointing that it has by default, and without. Ours is measured with padded rows, as theirs are,
+and for SFT packed, as it is by default. A last row is pre-training at the same shape: the tokens of full rows.
+
+python bench/tune_speed.py --peers DIR --json bench/results/tune_speed.json
+
+`DIR` holds trl and datasets (pip install --target DIR trl datasets); without it only our own rows are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from processes import answer, forget_peak, measured_apart, peak_bytes
+from record import add_json_option, write_record
+
+MEBIBYTE = 2**20
+WORDS = "sheep wool fence meadow shepherd barn lamb grass hill dog river stone cloud evening morning gate"
+
+
+def measure(
+    who: str, task: str, model: str, data: str, steps: int, batch: int, length: int, checkpointing: bool, peers: str
+) -> dict[str, Any]:
+    """Seconds of a step (median, without the first two), peak memory, and examples or tokens in a step."""
+    if who == "trl":
+        sys.path.insert(0, peers)
+        return measure_trl(task, model, data, steps, batch, length, checkpointing)
+    return measure_ours(task, model, data, steps, batch, length)
+
+
+class Clock:
+    """Times steps; memory counts from the third on."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = time.perf_counter()
+
+    def step(self) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        if len(self.seconds) == 2:
+            forget_peak("cpu")
+        self._last = time.perf_counter()
+
+    def found(self, count: float) -> dict[str, Any]:
+        """What was measured of steps with so many examples or tokens."""
+        return {"seconds": statistics.median(self.seconds[2:]), "peak": peak_bytes("cpu"), "count": count}
+
+
+def measure_trl(
+    task: str, model: str, data: str, steps: int, batch: int, length: int, checkpointing: bool
+) -> dict[str, Any]:
+    """TRL's trainer of the task."""
+    import transformers
+    import trl
+    from datasets import Dataset
+
+    clock = Clock()
+
+    class Marks(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *arguments: Any, **named: Any) -> None:
+            clock.step()
+
+    rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
+    config, trainer = {"sft": (trl.SFTConfig, trl.SFTTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer)}[task]
+    with tempfile.TemporaryDirectory() as output:
+        settings = config(
+            output, max_steps=steps, per_device_train_batch_size=batch, gradient_accumulation_steps=1, use_cpu=True,
+            report_to=[], save_strategy="no", logging_strategy="no", learning_rate=1e-5, max_length=length, bf16=False,
+            gradient_checkpointing=checkpointing, disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
+        )  # fmt: skip
+        if task == "dpo":
+            settings.precompute_ref_log_probs = True  # as ours are
+        made = trainer(
+            model, args=settings, train_dataset=Dataset.from_list(rows), callbacks=[Marks()],
+            processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        )  # fmt: skip
+        made.train()
+    return clock.found(batch)
+
+
+def measure_ours(task: str, model: str, data: str, steps: int, batch: int, length: int) -> dict[str, Any]:
+    """Steps of our run of the task; ``packed`` is SFT with packed rows, ``text`` pre-training on full rows."""
+    import numpy as np
+
+    from sheepop.checkpoint import RunDirectory
+    from sheepop.core.console import Console
+    from sheepop.core.random import seed_torch
+    from sheepop.jobs.config import load_config
+    from sheepop.jobs.fork import Fork
+    from sheepop.jobs.train import kind_of, prepare_process
+    from sheepop.jobs.training_run import build_network
+    from sheepop.train import build_optimizers
+    from sheepop.train.evaluation_weights import TrainedWeights
+    from sheepop.train.placement import OneDevice
+    from sheepop.train.source import PreparedStep
+    from sheepop.train.step import StepRunner
+
+    method = "dpo" if task == "dpo" else "sft"
+    packs = task in ("packed", "text")
+    settings = {
+        "tuning": {"method": method, "long_examples": "cut"},
+        "data": {"paths": [data], "packing": packs, "max_length": length, "validation_fraction": 0.0},
+        "training": {
+            "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
+            "max_steps": steps, "compile": False, "warmup_steps": 0,
+            **dict.fromkeys(("eval_interval", "sample_interval", "checkpoint_interval"), steps),
+        },
+        "device": "cpu",
+    }  # fmt: skip
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as output:
+        asked = load_config(options={**settings, "output_dir": output})
+        run = RunDirectory(Path(output))
+        prepare_process(asked, "cpu")
+        config, data_of_run = kind_of(asked).open(asked, run, Fork(Path(model)), Console.silent())
+        network = build_network(data_of_run, config, "cpu")
+        placement = OneDevice(network, precision="fp32", device="cpu")
+        objective = data_of_run.objective(config)
+        plan = data_of_run.plan(config, run, Console.silent())
+        source = data_of_run.source(config, plan, objective, placement)
+        runner = StepRunner(placement, objective, build_optimizers(network, config.training), TrainedWeights(), 1.0)
+        data_of_run.origin.__dict__.pop("loaded", None)  # type: ignore[union-attr]
+        examples = []
+        for number in range(steps):
+            prepared = source.prepare(number)
+            if task == "text":  # the same rows with every token to be learnt
+                rows = plan.batch(number)
+                full = type(rows)(rows.input_ids, np.roll(rows.input_ids, -1, 1), *_apart(rows), has_boundaries=False)
+                prepared = PreparedStep.of(full, batch, objective, device="cpu")
+            runner.take(
+                prepared,
+                number=number,
+                rate=1e-5,
+                before_forward=lambda n, step=number: seed_torch(0, "dropout", step, n),
+            )
+            clock.step()
+            examples.append(_examples(plan.batch(number)) if packs else batch)
+        tokens = prepared.num_computed
+    return clock.found(tokens if task == "text" else statistics.mean(examples[2:])) | {"tokens": tokens}
+
+
+def _apart(rows: Any) -> tuple[Any, Any]:
+    return rows.positions, rows.document_ids
+
+
+def _examples(rows: Any) -> int:
+    """Examples in packed rows: the runs of tokens, without the padding at the end."""
+    return sum(len(set(ids[mask].tolist())) for ids, mask in zip(rows.document_ids, rows.labels >= 0, strict=True))
+
+
+def write_examples(place: Path, task: str, count: int) -> Path:
+    """Questions with answers of very different lengths, as people write them."""
+    draw, words = random.Random(0), WORDS.split()
+
+    def said(low: int, high: int) -> str:
+        return " ".join(draw.choice(words) for _ in range(round(low * (high / low) ** draw.random())))
+
+    path = place / f"{task}.jsonl"
+    keys = ("chosen", "rejected") if task == "dpo" else ("completion",)
+    rows = [{"prompt": said(5, 60), **{key: " " + said(5, 150) for key in keys}} for _ in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_model(place: Path, width: int, layers: int) -> tuple[Path, Path]:
+    """A Llama with new weights, as transformers saves it and imported by us."""
+    import transformers
+
+    from sheepop.core.console import Console
+    from sheepop.jobs.exchange import import_model
+    from sheepop.tokenizer import TokenizerConfig, train_tokenizer
+
+    theirs, ours = place / "theirs", place / "ours"
+    theirs.mkdir()
+    texts = [WORDS + "\n"] * 50 + [Path(json.__file__).read_text()] * 3
+    train_tokenizer(TokenizerConfig(vocab_size=1024), texts, console=Console.silent()).save(theirs)
+    size = json.loads((theirs / "tokenizer.json").read_text())
+    config = transformers.LlamaConfig(
+        vocab_size=max(32_000, len(size["model"]["vocab"])), hidden_size=width, intermediate_size=width * 8 // 3,
+        num_hidden_layers=layers, num_attention_heads=width // 64, num_key_value_heads=width // 64,
+        max_position_embeddings=1024, bos_token_id=2, eos_token_id=3, pad_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(theirs)
+    import_model(theirs, ours)
+    return theirs, ours
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    if answer(measure):
+        return
+    parser = argparse.ArgumentParser(description="Post-training steps beside TRL.")
+    parser.add_argument("--peers", default="", help="a folder with trl and datasets")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256, help="the most tokens of an example")
+    parser.add_argument("--batch", type=int, default=8, help="examples in a step, or pairs")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2, help="measurements of each, one contestant after the other")
+    add_json_option(parser)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        theirs, ours = write_model(place, asked.width, asked.layers)
+        data = {task: write_examples(place, task, asked.batch * asked.steps * 4) for task in ("sft", "dpo")}
+        rows: list[tuple[str, str, str, bool]] = [
+            ("ours, packed", "ours", "packed", False),
+            ("ours", "ours", "sft", False),
+        ]
+        rows += [("ours, pre-training", "ours", "text", False)]
+        trl = [("TRL", "trl", "sft", True), ("TRL without checkpointing", "trl", "sft", False)]
+        pairs = [("ours", "ours", "dpo", False)]
+        pairs += (
+            [("TRL", "trl", "dpo", True), ("TRL without checkpointing", "trl", "dpo", False)] if asked.peers else []
+        )
+        rows += (trl if asked.peers else []) + pairs
+        shared = {"steps": asked.steps, "batch": asked.batch, "length": asked.length, "peers": asked.peers}
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for _ in range(asked.rounds):
+            for name, who, task, checkpointing in rows:
+                model = theirs if who == "trl" else ours
+                file = data["dpo" if task == "dpo" else "sft"]
+                settings = {"who": who, "task": task, "model": str(model), "data": str(file), **shared}
+                measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
+                found.setdefault((name, "dpo" if task == "dpo" else "sft"), []).append(measured)
+    results = [summary(name, task, runs) for (name, task), runs in found.items()]
+    print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9}")
+    for row in results:
+        print(f"{row['task']:5} {row['who']:28} {row['ms']:10,.0f} {row['per_second']:11,.1f} {row['peak_mib']:9,.0f}")
+    write_record(asked.json, {"settings": {**vars(asked), "json": None, "peers": None}, "results": results})
+
+
+def summary(name: str, task: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of some measurements of one contestant."""
+    middle: Callable[[str], float] = lambda key: statistics.median(run[key] for run in runs)  # noqa: E731
+    seconds = middle("seconds")
+    return {
+        "task": task,
+        "who": name,
+        "ms": 1000 * seconds,
+        "per_second": middle("count") / seconds,
+        "tokens_per_second": runs[0].get("tokens", 0) / seconds,
+        "peak_mib": middle("peak") / MEBIBYTE,
+    }
+
+
+if __name__ == "__main__":
+    main()
