@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
@@ -20,7 +21,12 @@ from sheepop.jobs.start import start
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import Method
+from sheepop.posttrain.encoding import ExampleEncoder, template_of
+from sheepop.posttrain.reward_model import answer_rewards
+from sheepop.posttrain.rows import Message, RowError
 from sheepop.tokenizer import ChatTemplate, Tokenizer
+
+_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,24 @@ class LanguageModel:
             prompt = template.render(messages, add_generation_prompt=True)
         token_ids = self.tokenizer.encode(prompt, allow_special=True)
         return self._generator.generate([token_ids], _of_one_text(settings))[0]
+
+    def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
+        """What a reward model says answers to a prompt are worth: a text that they continue, or a conversation.
+
+        Raises `UsageError` for a model that writes, and for an answer that cannot be read.
+        """
+        if not hasattr(self.model, REWARD_HEAD):
+            raise UsageError("This model writes answers and judges none. Make a judge with: sheepop tune reward")
+        with template_of(self.tokenizer) as template:
+            encode = ExampleEncoder(self.tokenizer, template)
+            try:
+                rows = [
+                    encode.answer(prompt if isinstance(prompt, str) else tuple(prompt), text).ids for text in answers
+                ]
+            except RowError as error:
+                raise UsageError(f"An answer cannot be judged: it {error}.") from None
+        found = answer_rewards(self.model, rows, batch_size=_TOGETHER, pad_id=self.tokenizer.filler_id)
+        return [float(value) for value in found]
 
     @cached_property
     def _generator(self) -> Generator:

@@ -19,6 +19,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores
 from sheepop.posttrain.reward_model import answer_rewards
 from sheepop.train.metrics import read_json_lines
@@ -182,6 +183,8 @@ def test_a_reward_model_judges_at_the_last_token(judge: TrainOutcome) -> None:
         expected = [float(model.hidden_states(torch.tensor([row]))[0, -1] @ head[0]) for row in rows]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert found[0] > found[1]
+    lm = LanguageModel(load_model(judge.run).model, loaded.tokenizer, loaded.config)
+    assert lm.rewards("number 3 ", ["3", "sheep 36"]) == pytest.approx(found[:2].tolist(), rel=1e-5)
 
 
 def test_a_reward_model_writes_nothing_and_is_not_exported(judge: TrainOutcome, pairs: Path, tmp_path: Path) -> None:

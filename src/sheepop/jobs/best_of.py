@@ -16,11 +16,10 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
-from sheepop.posttrain.encoding import ExampleEncoder, default_template
+from sheepop.posttrain.encoding import ExampleEncoder, template_of
 from sheepop.posttrain.rewards import open_reward
 from sheepop.posttrain.rollouts import Question, Writer, Written
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
-from sheepop.tokenizer import ChatTemplate, chat_templates
 
 _TOGETHER = 32
 
@@ -66,12 +65,11 @@ def best_of(
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
     loaded, console = load_model(model, resolve_device(device)), console or Console.silent()
     found, tokenizer = BestOf(), loaded.tokenizer
-    has_template = bool(chat_templates(tokenizer))
     judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_TOGETHER)
     writer = Writer(tokenizer, judge, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
-        ChatTemplate.of(tokenizer) if has_template else ChatTemplate(default_template(tokenizer)) as template,
+        template_of(tokenizer) as template,
         atomic_file(output, replace=overwrite) as place,
         place.open("wb") as file,
         console.progress("Answers", total * count, "answers") as progress,

@@ -221,10 +221,14 @@ def view_run_config(run: RunDirectory) -> SheepOpConfig:
 
 def repeat_command(path: Path, record: RunRecord) -> str:
     """What to type for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
-    begins = () if record.forked_from is None else ("--fork", record.forked_from["path"])
     config = RunDirectory(path).config_file
     plugins = [part for plugin in record.plugins for part in ("--plugin", plugin.path)]
-    return typed("train", *plugins, "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
+    origin = None if record.forked_from is None else record.forked_from["path"]
+    method = record.asked.get("tuning", {}).get("method")
+    verb = ["train"] if origin is None else ["train", "--fork", origin]
+    if method is not None and origin is not None:
+        verb = ["tune", method, origin]
+    return typed(*verb, *plugins, "--config", config, "--output", path.with_name(f"{path.name}-again"))
 
 
 def dump_asked(record: RunRecord) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sheepop.core.errors import SheepOpError, TokenizerError
 from sheepop.posttrain.rows import Judged, Message, Prompt, Row, RowError, Supervised, Turns
-from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
 from sheepop.tokenizer.chat import Rendered
 
 # What may stand before a text so that a tokenizer's own space goes there; the first that shares no token with it.
@@ -75,6 +75,13 @@ def default_template(tokenizer: Tokenizer) -> str:
     )
 
 
+def template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a tokenizer, or the default one where it has none; to be closed."""
+    if chat_templates(tokenizer):
+        return ChatTemplate.of(tokenizer)
+    return ChatTemplate(default_template(tokenizer))
+
+
 class ExampleEncoder:
     """Turns rows into examples with a model's tokenizer and chat template.
 
@@ -95,17 +102,19 @@ class ExampleEncoder:
         if isinstance(row, Prompt):
             return Group((self.prompt(row.prompt, row.tools),), fields=row.fields)
         if isinstance(row, Judged):
-            answer = self._answer(row.prompt, row.answer, row.tools)
+            answer = self.answer(row.prompt, row.answer, row.tools)
             return Group((answer,), 1.0 if row.is_desirable else -1.0)
-        chosen, rejected = (self._answer(row.prompt, answer, row.tools) for answer in (row.chosen, row.rejected))
+        chosen, rejected = (self.answer(row.prompt, answer, row.tools) for answer in (row.chosen, row.rejected))
         if chosen.ids == rejected.ids:
             raise RowError("rejected: has the same tokens as chosen")
         return Group((chosen, rejected), 0.0 if row.margin is None else row.margin)
 
-    def _answer(self, prompt: Turns, answer: Turns, tools: tuple[Mapping[str, Any], ...]) -> Example:
+    def answer(self, prompt: Turns, answer: Turns, tools: tuple[Mapping[str, Any], ...] = ()) -> Example:
         """A prompt with an answer to it that is judged; what a template puts behind the answer is nobody's merit."""
         if isinstance(prompt, str) and isinstance(answer, str):
             row = Supervised("", prompt, answer)
+        elif isinstance(answer, str):
+            return self.answer(prompt, ({"role": "assistant", "content": answer},), tools)
         else:
             row = Supervised("", "", (*prompt, *answer), tools, learnt_from=len(prompt))
         return self.supervised(row).up_to_the_end()
