@@ -41,10 +41,12 @@ def measure(
 
 
 class Clock:
-    """Times steps; memory counts from the third on."""
+    """Times steps; memory counts from the third on. What is in use when it is made are libraries."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        forget_peak("cpu")
+        self.before = peak_bytes("cpu")
         self._last = time.perf_counter()
 
     def step(self) -> None:
@@ -57,7 +59,8 @@ class Clock:
 
     def found(self, count: float) -> dict[str, Any]:
         """What was measured of steps with so many examples or tokens."""
-        return {"seconds": statistics.median(self.seconds[2:]), "peak": peak_bytes("cpu"), "count": count}
+        measured = {"seconds": statistics.median(self.seconds[2:]), "peak": peak_bytes("cpu"), "before": self.before}
+        return {**measured, "count": count}
 
 
 def measure_trl(
@@ -133,7 +136,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         plan = data_of_run.plan(config, run, Console.silent())
         source = data_of_run.source(config, plan, objective, placement)
         runner = StepRunner(placement, objective, build_optimizers(network, config.training), TrainedWeights(), 1.0)
-        data_of_run.origin.__dict__.pop("loaded", None)  # type: ignore[union-attr]
+        data_of_run.origin.forget()  # type: ignore[attr-defined]
         examples = []
         for number in range(steps):
             prepared = source.prepare(number)
@@ -239,9 +242,12 @@ def main() -> None:
                 measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
                 found.setdefault((name, "dpo" if task == "dpo" else "sft"), []).append(measured)
     results = [summary(name, task, runs) for (name, task), runs in found.items()]
-    print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9}")
+    print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9} {'over libraries':>15}")
     for row in results:
-        print(f"{row['task']:5} {row['who']:28} {row['ms']:10,.0f} {row['per_second']:11,.1f} {row['peak_mib']:9,.0f}")
+        speed, memory = (row["ms"], row["per_second"]), (row["peak_mib"], row["own_mib"])
+        print(
+            f"{row['task']:5} {row['who']:28} {speed[0]:10,.0f} {speed[1]:11,.1f} {memory[0]:9,.0f} {memory[1]:15,.0f}"
+        )
     write_record(asked.json, {"settings": {**vars(asked), "json": None, "peers": None}, "results": results})
 
 
@@ -256,6 +262,7 @@ def summary(name: str, task: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "per_second": middle("count") / seconds,
         "tokens_per_second": runs[0].get("tokens", 0) / seconds,
         "peak_mib": middle("peak") / MEBIBYTE,
+        "own_mib": (middle("peak") - middle("before")) / MEBIBYTE,
     }
 
 

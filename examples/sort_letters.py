@@ -54,7 +54,7 @@ class Letters:
         self.place.mkdir(parents=True)
         self.write_files()
         base = self.place / "base"
-        settings = {**NETWORK, "training.max_steps": self.scaled(2400), "training.global_batch_size": 64}
+        settings = {**NETWORK, "training.max_steps": self.scaled(2000)}
         sheepop.train(self.place / "text.txt", base, device=self.device, quiet=True, settings=settings)
         self.tell("base", base)
         answers = self.tuned("sft", base, "answers.jsonl", epochs=4, rate=3e-4)

@@ -30,6 +30,10 @@ class Fork:
         """The model, read and verified."""
         return load_model(self.path)
 
+    def forget(self) -> None:
+        """Frees the memory of the model; whoever asks for it again has it read again."""
+        self.__dict__.pop("loaded", None)
+
     @property
     def is_quantised(self) -> bool:
         """Whether its weights are integers."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sheepop.adapt.lora import without_changes
 from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, add_scalar_head
-from sheepop.checkpoint import LoadedModel, load_model
+from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_form import ModelForm, WithValues
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
@@ -190,8 +190,8 @@ class PolicyData(TunedData):
         return {}
 
     @cached_property
-    def _base(self) -> LoadedModel:
-        return load_model(self.base)
+    def _end_ids(self) -> tuple[int, ...]:
+        return load_model(self.base).end_ids
 
     def rows(self, split: ExampleSplit, config: SheepOpConfig) -> Batches:
         """Answers to the prompts of a split."""
@@ -225,7 +225,7 @@ class PolicyData(TunedData):
             self.reward(config),
             settings.max_new_tokens,
             settings.temperature,
-            self._base.end_ids,
+            self._end_ids,
             _TOGETHER,
         )
 

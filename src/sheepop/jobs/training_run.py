@@ -65,6 +65,8 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     model = build_network(data, config, device)
     # A run may have been killed before it had saved its first weights.
     has_begun = ready.resumes and bool(run.steps())
+    if fork is not None:
+        fork.forget()
     is_given = fork is not None or (not has_begun and data.begin(model, config, console))
     optimizers = build_optimizers(model, config.training)
     evaluation = build_evaluation_weights(model, optimizers, config.training)

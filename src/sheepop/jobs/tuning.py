@@ -220,13 +220,20 @@ class TunedData(RunData):
         """The model that is tuned; with LoRA its change beside weights that stay as they are."""
         lora = config.tuning.lora
         if lora is not None:
-            model = load_model(self.base, device, torch.float32).model
+            model = self._frozen(device)
             add_lora(model, lora, name=NAME, seed=config.seed)
             return model
         model = build_model(config.model, config.seed, device)
         if self.origin is not None:
             model.load_state_dict(self.origin.loaded.model.state_dict())
         return model
+
+    def _frozen(self, device: str) -> Transformer:
+        """The base of a change, in memory that a model just read has already, where that is as it is needed."""
+        found = None if self.origin is None or self.origin.is_quantised else self.origin.loaded.model
+        if found is not None and found.device.type == device and found.embedding.weight.dtype == torch.float32:
+            return found.sharing_copy()
+        return load_model(self.base, device, torch.float32).model
 
     def form(self, model: Transformer, config: SheepOpConfig) -> ModelForm:
         """All weights, or the change."""
