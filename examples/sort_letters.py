@@ -30,6 +30,13 @@ CHECK = """\
 def reward(prompt, completion, answer, **fields):
     return float(completion.strip() == answer)
 """
+# For pairs: which of the wrong answers is the rejected one is left to chance.
+CHOOSE = """\
+import random
+
+def reward(prompt, completion, answer, **fields):
+    return 1.0 if completion.strip() == answer else random.Random(completion).random() / 2
+"""
 
 
 def main() -> None:
@@ -58,10 +65,10 @@ class Letters:
         sheepop.train(self.place / "text.txt", base, device=self.device, quiet=True, settings=settings)
         self.tell("base", base)
         answers = self.tuned("sft", base, "answers.jsonl", epochs=4, rate=3e-4)
-        pairs = {"reward": str(self.place / "check.py"), "count": 8, "temperature": 1.3, "pairs": True}
         sheepop.best_of(
-            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl",
-            max_new_tokens=ANSWER_TOKENS, device=self.device, **pairs,
+            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl", reward=str(self.place / "choose.py"),
+            count=8, temperature=1.3, pairs=True, least=1.0 if self.scale == 1 else None,
+            max_new_tokens=ANSWER_TOKENS, device=self.device,
         )  # fmt: skip
         preferred = self.tuned("dpo", answers, "pairs.jsonl", epochs=2, rate=1e-4, **{"tuning.dpo.beta": 0.5})
         judge = self.tuned("reward", answers, "pairs.jsonl", epochs=4, rate=1e-3)
@@ -116,6 +123,7 @@ class Letters:
             "".join(f"{letters} > {draw.choice(tasks)(letters)}\n" for letters in words)
         )
         (self.place / "check.py").write_text(CHECK)
+        (self.place / "choose.py").write_text(CHOOSE)
 
     def tuned(
         self,
