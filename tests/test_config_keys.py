@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from sheepop.core.config import Config
 from sheepop.core.keys import keys
 from sheepop.jobs.config import SheepOpConfig
 
@@ -136,7 +137,9 @@ def unread_keys(section: str, config_class: type[BaseModel], sources: dict[Path,
     for path, text in sources.items():
         if path != module_of(config_class) or section in READ_BESIDE:
             module = parsed(text, without=config_class.__name__ if path == module_of(config_class) else "")
-            read |= attributes_read(module, section, config_class.__name__)
+            for kind in config_class.__mro__:  # a key that several sections have is read through what they share
+                if issubclass(kind, Config) and kind is not Config:
+                    read |= attributes_read(module, section, kind.__name__)
             if section == "training":
                 read |= attributes_read(module, "resolved", "ResolvedTraining")
     return {

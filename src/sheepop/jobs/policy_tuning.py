@@ -173,7 +173,7 @@ class PolicyData(TunedData):
 
     def reward(self, config: SheepOpConfig) -> Reward:
         """What judges answers."""
-        settings = self.settings(config)
+        settings: RolloutConfig = self.settings(config)
         assert settings.reward is not None
         if settings.reward not in self._rewards:
             self._rewards[settings.reward] = open_reward(

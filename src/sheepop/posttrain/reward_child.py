@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ class Judge:
 
     def _function(self, path: str) -> Callable[..., Any]:
         if path not in self._functions:
-            names: dict[str, Any] = {"__name__": "reward_program", "__file__": path}
-            exec(compile(Path(path).read_bytes(), path, "exec"), names)
+            names = runpy.run_path(path, run_name="reward_program")
             if not callable(names.get(FUNCTION)):
                 raise LookupError(f"{path} defines no function {FUNCTION}(prompt, completion, **fields)")
             self._functions[path] = names[FUNCTION]
