@@ -50,187 +50,126 @@ Show = Annotated[
 ]
 
 
-@app.command("sft")
-def sft(
-    model: Model = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    validation: Validation = None,
-    output: RunOutput = None,
-    device: Device = None,
-    resume: Resume = None,
-    overwrite: OverwriteRun = False,
-    show: Show = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Fine-tune a model on conversations, or on prompts with their answers.
+_HELP: dict[Method, str] = {
+    "sft": """\
+Fine-tune a model on conversations, or on prompts with their answers.
 
-    Only the answers are learnt. A line of DATA has messages, or prompt and completion; the shapes of ShareGPT, Alpaca,
-    Dolly and FLAN are read, too.
+Only the answers are learnt. A line of DATA has messages, or prompt and completion; the shapes of ShareGPT, Alpaca, \
+Dolly and FLAN are read, too.
 
-    Examples:
+Examples:
 
-      sheepop tune sft models/base --data chats.jsonl --show 3
+  sheepop tune sft models/base --data chats.jsonl --show 3
 
-      sheepop tune sft models/base --data chats.jsonl --output runs/chat
+  sheepop tune sft models/base --data chats.jsonl --output runs/chat
 
-      sheepop tune sft models/base --data chats.jsonl --output runs/chat training.max_epochs=1 tuning.neftune_alpha=5
+  sheepop tune sft models/base --data chats.jsonl --output runs/chat training.max_epochs=1 tuning.neftune_alpha=5
 
-      sheepop tune sft --resume runs/chat
-    """
-    _tune("sft", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+  sheepop tune sft --resume runs/chat
+""",
+    "dpo": """\
+Teach a model which of two answers is the better one.
 
+A line of DATA has prompt, chosen and rejected. Rankings and the shapes of UltraFeedback and HH are read, too; with \
+tuning.dpo.loss=kto a line has prompt, completion and label. The model stays close to the one that it begins with.
 
-@app.command("dpo")
-def dpo(
-    model: Model = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    validation: Validation = None,
-    output: RunOutput = None,
-    device: Device = None,
-    resume: Resume = None,
-    overwrite: OverwriteRun = False,
-    show: Show = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Teach a model which of two answers is the better one.
+Examples:
 
-    A line of DATA has prompt, chosen and rejected. Rankings and the shapes of UltraFeedback and HH are read, too; with
-    tuning.dpo.loss=kto a line has prompt, completion and label. The model stays close to the one that it begins with.
+  sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite
 
-    Examples:
+  sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite tuning.dpo.loss=ipo tuning.dpo.beta=0.5
 
-      sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite
+  sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss=kto
+""",
+    "reward": """\
+Make a reward model, which says by a number what an answer is worth.
 
-      sheepop tune dpo runs/chat --data pairs.jsonl --output runs/polite tuning.dpo.loss=ipo tuning.dpo.beta=0.5
+A line of DATA has prompt, chosen and rejected, as for `sheepop tune dpo`.
 
-      sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss=kto
-    """
-    _tune("dpo", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+Examples:
 
+  sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge
 
-@app.command("reward")
-def reward(
-    model: Model = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    validation: Validation = None,
-    output: RunOutput = None,
-    device: Device = None,
-    resume: Resume = None,
-    overwrite: OverwriteRun = False,
-    show: Show = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Make a reward model, which says by a number what an answer is worth.
+  sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.centring=0.01
+""",
+    "ppo": """\
+Let a model learn from rewards of what it writes, with a value model that learns along.
 
-    A line of DATA has prompt, chosen and rejected, as for `sheepop tune dpo`.
+A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it.
 
-    Examples:
+Examples:
 
-      sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge
+  sheepop tune ppo runs/chat --data prompts.jsonl --reward runs/judge --output runs/better
 
-      sheepop tune reward runs/chat --data pairs.jsonl --output runs/judge tuning.reward.centring=0.01
-    """
-    _tune("reward", model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json)
+  sheepop tune ppo runs/chat --data prompts.jsonl --reward check.py --output runs/better tuning.ppo.epochs=2
+""",
+    "grpo": """\
+Let a model learn from rewards of several answers to each prompt.
+
+A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it, \
+such as the right answer.
+
+Examples:
+
+  sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums
+
+  sheepop tune grpo runs/chat --data sums.jsonl --reward http://127.0.0.1:8001/judge --output runs/sums
+
+  sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums tuning.grpo.group_size=16
+""",
+}
 
 
-@app.command("ppo")
-def ppo(
-    model: Model = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    validation: Validation = None,
-    reward: RewardSource = None,
-    output: RunOutput = None,
-    device: Device = None,
-    resume: Resume = None,
-    overwrite: OverwriteRun = False,
-    show: Show = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Let a model learn from rewards of what it writes, with a value model that learns along.
+def _examples_command(method: Method) -> None:
+    """Adds the command of a method that learns from examples."""
 
-    A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it.
-
-    Examples:
-
-      sheepop tune ppo runs/chat --data prompts.jsonl --reward runs/judge --output runs/better
-
-      sheepop tune ppo runs/chat --data prompts.jsonl --reward check.py --output runs/better tuning.ppo.epochs=2
-    """
-    _tune(
-        "ppo",
-        model,
-        overrides,
-        config,
-        data,
-        validation,
-        output,
-        device,
-        resume,
-        overwrite,
-        show,
-        quiet,
-        as_json,
-        reward,
-    )
+    @app.command(method, help=_HELP[method])
+    def command(
+        model: Model = None,
+        overrides: Overrides = None,
+        config: ConfigFile = None,
+        data: Data = None,
+        validation: Validation = None,
+        output: RunOutput = None,
+        device: Device = None,
+        resume: Resume = None,
+        overwrite: OverwriteRun = False,
+        show: Show = None,
+        quiet: Quiet = False,
+        as_json: Json = False,
+    ) -> None:
+        _tune(
+            method, model, overrides, config, data, validation, output, device, resume, overwrite, show, quiet, as_json
+        )
 
 
-@app.command("grpo")
-def grpo(
-    model: Model = None,
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    validation: Validation = None,
-    reward: RewardSource = None,
-    output: RunOutput = None,
-    device: Device = None,
-    resume: Resume = None,
-    overwrite: OverwriteRun = False,
-    show: Show = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Let a model learn from rewards of several answers to each prompt.
+def _rewards_command(method: Method) -> None:
+    """Adds the command of a method that learns from rewards."""
 
-    A line of DATA has a prompt, or messages that end with a question, and whatever the reward is to know beside it,
-    such as the right answer.
+    @app.command(method, help=_HELP[method])
+    def command(
+        model: Model = None,
+        overrides: Overrides = None,
+        config: ConfigFile = None,
+        data: Data = None,
+        validation: Validation = None,
+        reward: RewardSource = None,
+        output: RunOutput = None,
+        device: Device = None,
+        resume: Resume = None,
+        overwrite: OverwriteRun = False,
+        show: Show = None,
+        quiet: Quiet = False,
+        as_json: Json = False,
+    ) -> None:
+        files = (data, validation, output, device, resume, overwrite, show, quiet, as_json, reward)
+        _tune(method, model, overrides, config, *files)
 
-    Examples:
 
-      sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums
-
-      sheepop tune grpo runs/chat --data sums.jsonl --reward http://127.0.0.1:8001/judge --output runs/sums
-
-      sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums tuning.grpo.group_size=16
-    """
-    _tune(
-        "grpo",
-        model,
-        overrides,
-        config,
-        data,
-        validation,
-        output,
-        device,
-        resume,
-        overwrite,
-        show,
-        quiet,
-        as_json,
-        reward,
-    )
+for _method in ("sft", "dpo", "reward"):
+    _examples_command(_method)
+for _method in ("ppo", "grpo"):
+    _rewards_command(_method)  # type: ignore[arg-type]
 
 
 @app.command("best-of")
