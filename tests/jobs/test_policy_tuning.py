@@ -172,22 +172,28 @@ def test_a_policy_that_goes_too_far_is_stopped_with_everything_saved(
     assert RunDirectory.open(output).latest_good(lambda words: None) is not None
 
 
-def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(base: Path, prompts: Path, tmp_path: Path) -> None:
-    judge, output = tmp_path / "judge.py", tmp_path / "run"
+def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(
+    base: Path, prompts: Path, judge: Path, tmp_path: Path
+) -> None:
+    working, judge, output = judge, tmp_path / "judge.py", tmp_path / "run"
     judge.write_text(
         "calls = 0\n"
-        "def reward(prompt, completion, **fields):\n"
+        "def reward(prompt, completion, wanted, **fields):\n"
         "    global calls\n"
         "    calls += 1\n"
-        "    return 1.0 if calls <= 20 else float('nan')\n"
+        "    return sum(c in wanted for c in completion) / max(1, len(completion)) if calls <= 20 else float('nan')\n"
     )
     with pytest.raises(TrainingError, match="gave nan for the answer"):
         run_training(config("grpo", prompts, judge, output, "data.validation_fraction=0"), fork=base)
     assert RunDirectory.open(output).steps()[-1] == 4  # two rollouts of eight answers, two steps from each
-    judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")
+    judge.write_text(working.read_text())
     stored = find_resumable(output)
     assert stored is not None
-    assert run_training(load_config(base=stored.record.asked), resume=True).steps == 8
+    run_training(load_config(base=stored.record.asked), resume=True)
+    given = config("grpo", prompts, working, tmp_path / "whole", "data.validation_fraction=0")
+    whole = run_training(given, fork=base)
+    one, other = (read_all_weights(RunDirectory(place).checkpoint(8)) for place in (output, whole.run))
+    assert all(torch.equal(one[name], other[name]) for name in one), "the rollout is done again with the same prompts"
 
 
 def test_groups_that_are_all_equal_teach_nothing(base: Path, prompts: Path, tmp_path: Path) -> None:

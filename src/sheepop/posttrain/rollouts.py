@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -203,7 +204,8 @@ class RolloutSource(StepSource):
         """The minibatch of step `number`, behind a rollout where that is the first of its steps."""
         rollout, place = divmod(number, self.steps_per_rollout)
         if self._held != rollout:
-            self._roll_out(rollout)
+            with self._all_or_nothing():
+                self._roll_out(rollout)
         assert self._batch is not None
         chosen = self._minibatch(rollout, place)
         batch = self._batch.rows(chosen) if len(chosen) else self._nothing()
@@ -239,6 +241,17 @@ class RolloutSource(StepSource):
             ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
             numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
             self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A rollout that a signal or an error ends has not been: it is done again, with the same prompts."""
+        before, method = (self._held, self._taken, self._batch, self._metrics), self.method.state()
+        try:
+            yield
+        except BaseException:
+            self._held, self._taken, self._batch, self._metrics = before
+            self.method.restore(method)
+            raise
 
     def _minibatch(self, rollout: int, place: int) -> NDArray[np.int64]:
         """The answers of one step, in an order of their own in every epoch."""
