@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Metrics = Sequence[Mapping[str, Any]]
-WHOLE = "Best checkpoint, all held-out text"
+WHOLE = "Best checkpoint, all that is held out"
 _FEWEST_WITHOUT_MARKERS = 30
 
 
 def loss_chart(metrics: Metrics) -> Figure:
-    """Training loss (raw and smoothed) and held-out loss by step, in nats per token."""
-    figure = _by_step("Nats per token")
+    """Training loss (raw and smoothed) and held-out loss by step, of text in nats per token."""
+    is_of_text = not any("margin" in row or "reward" in row for row in metrics)
+    figure = _by_step("Nats per token" if is_of_text else "Loss")
     _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
     add_curve(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
     add_curve(figure, series(metrics, "score", "loss"), WHOLE, SCORE, markers=True)
@@ -107,7 +108,7 @@ def _both_splits(metrics: Metrics, key: str, title: str, needs: str | None = Non
     rows = [row for row in metrics if needs is None or needs in row]
     _add_smoothed(figure, series(rows, "train", key), "Learnt from")
     add_curve(figure, series(rows, "validation", key), "Held out", VALIDATION, markers=True)
-    add_curve(figure, series(rows, "score", key), "Best checkpoint, all that is held out", SCORE, markers=True)
+    add_curve(figure, series(rows, "score", key), WHOLE, SCORE, markers=True)
     return figure
 
 
