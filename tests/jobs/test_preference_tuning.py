@@ -18,6 +18,7 @@ from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run_record import RunRecord, repeat_command
 from sheepop.jobs.train import TrainOutcome, run_training, train
 from sheepop.language_model import LanguageModel
 from sheepop.posttrain.preference import PreferenceScores
@@ -84,6 +85,13 @@ def test_the_first_step_of_dpo_gives_the_logarithm_of_two(preferred: TrainOutcom
     first = rows_of(preferred.run, "train")[0]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert (first["margin"], first["reward_chosen"], first["reward_rejected"]) == pytest.approx((0, 0, 0), abs=1e-6)
+
+
+def test_what_is_said_to_repeat_a_run_names_its_verb_and_its_model(preferred: TrainOutcome, base: Path) -> None:
+    said = repeat_command(preferred.run, RunRecord.read(RunDirectory.open(preferred.run)))
+    model = load_model(base).directory.resolve()
+    config, again = preferred.run / "config.yaml", f"{preferred.run}-again"
+    assert said.endswith(f"sheepop tune dpo {model} --config {config} --output {again}")
 
 
 def test_the_right_order_is_learnt_and_shown(preferred: TrainOutcome) -> None:

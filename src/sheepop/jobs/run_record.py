@@ -225,10 +225,10 @@ def repeat_command(path: Path, record: RunRecord) -> str:
     plugins = [part for plugin in record.plugins for part in ("--plugin", plugin.path)]
     origin = None if record.forked_from is None else record.forked_from["path"]
     method = record.asked.get("tuning", {}).get("method")
-    verb = ["train"] if origin is None else ["train", "--fork", origin]
+    verb, begins = ["train"], [] if origin is None else ["--fork", origin]
     if method is not None and origin is not None:
-        verb = ["tune", method, origin]
-    return typed(*verb, *plugins, "--config", config, "--output", path.with_name(f"{path.name}-again"))
+        verb, begins = ["tune", method, origin], []
+    return typed(*verb, *plugins, "--config", config, *begins, "--output", path.with_name(f"{path.name}-again"))
 
 
 def dump_asked(record: RunRecord) -> str:
