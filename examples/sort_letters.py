@@ -72,8 +72,11 @@ class Letters:
         )  # fmt: skip
         preferred = self.tuned("dpo", answers, "pairs.jsonl", epochs=2, rate=1e-4, **{"tuning.dpo.beta": 0.5})
         judge = self.tuned("reward", answers, "pairs.jsonl", epochs=4, rate=1e-3)
-        rewarded = self.tuned("ppo", answers, "prompts.jsonl", steps=200, rate=1e-4, judge=judge)
-        checked = self.tuned("grpo", answers, "prompts.jsonl", steps=200, rate=2e-4, judge=self.place / "check.py")
+        near = {"tuning.ppo.divergence_weight": 0.5}  # the judge is right about answers like those that it has seen
+        rewarded = self.tuned("ppo", answers, "prompts.jsonl", steps=160, rate=1e-4, judge=judge, **near)
+        free = {"tuning.grpo.divergence_weight": 0.0}  # a program that checks cannot be deceived
+        check = self.place / "check.py"
+        checked = self.tuned("grpo", answers, "prompts.jsonl", steps=300, rate=4e-4, judge=check, **free)
         chains = {
             "SFT, DPO": [base, answers, preferred],
             "SFT, reward model, PPO": [base, answers, rewarded],
