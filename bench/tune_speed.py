@@ -116,7 +116,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     packs = task in ("packed", "text")
     settings = {
         "tuning": {"method": method, "long_examples": "cut", "lora": {"rank": 8} if task == "lora" else None},
-        "data": {"paths": [data], "packing": packs, "max_length": length, "validation_fraction": 0.0},
+        "data": {"paths": [data], "packing": packs or task == "dpo", "max_length": length, "validation_fraction": 0.0},
         "training": {
             "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
             "max_steps": steps, "compile": False, "warmup_steps": 0,

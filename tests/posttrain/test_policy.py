@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.grpo import GroupPolicy
@@ -125,6 +126,11 @@ def test_the_reward_comes_with_the_last_token_and_each_pays_for_its_divergence()
         last = [1.0, 2.0, 3.0 - 10.0, 4.0][row]
         assert own == pytest.approx([-0.5] * (len(own) - 1) + [last - 0.5])
     assert rewards[~mask].abs().max() == 0
+
+
+def test_a_target_needs_a_weight_to_adapt() -> None:
+    with pytest.raises(ConfigError, match="divergence_target adapts divergence_weight, which is 0"):
+        PPOConfig(divergence_weight=0, divergence_target=2.0)
 
 
 def test_the_price_of_divergence_follows_its_target() -> None:

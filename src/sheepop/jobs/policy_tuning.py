@@ -29,15 +29,10 @@ from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import (
-    ADVANTAGES,
-    OLD,
-    REFERENCE,
-    RETURNS,
-    VALUES,
-    WEIGHTS,
     AnswerBatch,
     PolicyObjective,
     RewardScores,
+    no_numbers,
 )
 from sheepop.posttrain.ppo import ProximalPolicy
 from sheepop.posttrain.rewards import Reward, open_reward
@@ -48,6 +43,7 @@ from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
 from sheepop.train.precision import working_dtype
 from sheepop.train.source import StepSource
+from sheepop.train.validation import scored_samples
 
 # Answers that are written at a time, as far as memory has room for their keys and values.
 _TOGETHER = 128
@@ -87,8 +83,7 @@ class PromptRows:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = prompt
             labels[row, len(prompt) - 1 : lengths[row] - 1] = self.pad_id
-        names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
-        return AnswerBatch.of(ids, labels, lengths, {name: np.zeros(shape, np.float32) for name in names})
+        return AnswerBatch.of(ids, labels, lengths, no_numbers(shape))
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens ``start:stop`` of the split that the prompt consists of."""
@@ -216,6 +211,7 @@ class PolicyData(TunedData):
             answers_per_prompt=self.answers(config),
             seed=config.seed,
             pad_id=self.tokenizer().filler_id,
+            hashed=training.log_batch_hash,
         )
 
     def _writer(self, config: SheepOpConfig) -> Writer:
@@ -253,12 +249,9 @@ class PolicyData(TunedData):
     ) -> Scores:
         """How answers to held-out prompts are judged; the draws are the same every time."""
         assert isinstance(held_out, PromptRows)
-        count = held_out.num_samples
-        if max_tokens is not None:
-            count = min(count, max(1, int(max_tokens / held_out.tokens_per_sample)))
-        chosen = np.linspace(0, held_out.num_samples - 1, count).round().astype(np.int64).tolist()
+        chosen = scored_samples(held_out, max_tokens).tolist()
         writer, found = self._writer(config), Written([], [], [], [])
-        for start in range(0, count, _TOGETHER):
+        for start in range(0, len(chosen), _TOGETHER):
             some = chosen[start : start + _TOGETHER]
             seed = derive_seed(config.seed, "held-out answers", start)
             found = found.and_more(writer(model, questions_of(held_out.split, some), 1, seed))

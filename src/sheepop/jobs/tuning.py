@@ -51,6 +51,8 @@ _TEXT_KEYS = {
     "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
     "initial_embeddings", "eval_stride",
 }  # fmt: skip
+# What is read only where the cross-entropy of labels is learnt.
+_OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing"}
 
 
 class Tuning(RunKind):
@@ -374,7 +376,9 @@ def _with_template(tokenizer: Tokenizer, template: str | None, place: Path, cons
 
 def _refuse_text_settings(asked: SheepOpConfig) -> None:
     """Raises `ConfigError` for a setting that is about text and would have no effect on examples."""
-    usual = SheepOpConfig()
+    usual, unread = SheepOpConfig(), set() if asked.tuning.teacher is None else _OF_LABELS
+    if asked.tuning.method != "sft":
+        unread = {"data.packing", *_OF_LABELS}
     if asked.tokenizer != usual.tokenizer:
         raise ConfigError(
             "A tuned model keeps its tokenizer, so settings under tokenizer have no effect. Leave them out."
@@ -384,6 +388,11 @@ def _refuse_text_settings(asked: SheepOpConfig) -> None:
         default = dict(leaves(getattr(usual, section).model_dump(mode="json")))
         for key, value in given.items():
             name = key.split(".")[0]
+            if value != default.get(key) and f"{section}.{name}" in unread:
+                raise ConfigError(
+                    f"{section}.{key} = {value!r} has no effect on tune {asked.tuning.method}"
+                    f"{'' if asked.tuning.teacher is None else ' with a teacher'}. Leave it out."
+                )
             means_nothing = name not in _DATA_KEYS if section == "data" else name in _TEXT_KEYS
             if value != default.get(key) and means_nothing:
                 raise ConfigError(

@@ -127,6 +127,12 @@ class PPOConfig(RolloutConfig):
     value_clip: float | None = Field(0.2, gt=0)
     """How far a value may move from what it was when the answers were written; `null` is any distance."""
 
+    @model_validator(mode="after")
+    def _adapt_a_weight(self) -> PPOConfig:
+        if self.divergence_target is not None and not self.divergence_weight:
+            raise ValueError("divergence_target adapts divergence_weight, which is 0 and would stay so; raise it")
+        return self
+
 
 class GRPOConfig(RolloutConfig):
     """Group relative policy optimisation: an answer is judged beside others to the same prompt."""

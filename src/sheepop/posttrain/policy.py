@@ -65,6 +65,12 @@ class AnswerBatch(Batch):
         return self
 
 
+def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
+    """Zeros for everything that an objective may read, of rows with nothing to learn in them."""
+    names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
+    return {name: np.zeros(shape, np.float32) for name in names}
+
+
 @dataclass(frozen=True)
 class PolicyObjective(Objective):
     """The clipped surrogate of PPO with what is added to it, for every token of an answer.

@@ -22,14 +22,12 @@ from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
-    ADVANTAGES,
     OLD,
     REFERENCE,
-    RETURNS,
     VALUES,
-    WEIGHTS,
     AnswerBatch,
     PolicyObjective,
+    no_numbers,
     predicted_values,
     repetition,
 )
@@ -189,6 +187,7 @@ class RolloutSource(StepSource):
     answers_per_prompt: int
     seed: int
     pad_id: int
+    hashed: bool = False
     ahead: int = 0
     _held: int = -1
     _taken: int = 0
@@ -209,7 +208,9 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         chosen = self._minibatch(rollout, place)
         batch = self._batch.rows(chosen) if len(chosen) else self._nothing()
-        prepared = PreparedStep.of(batch, self.micro_batch_size, self.objective, device=self.placement.device)
+        prepared = PreparedStep.of(
+            batch, self.micro_batch_size, self.objective, device=self.placement.device, hashed=self.hashed
+        )
         return replace(prepared, measured=self._metrics)
 
     def describe(self, number: int) -> list[str]:
@@ -324,9 +325,7 @@ class RolloutSource(StepSource):
     def _nothing(self) -> AnswerBatch:
         """What a step reads that has no answer to learn from: a token without a label."""
         row = np.full((1, 1), self.pad_id, np.int64)
-        names = (ADVANTAGES, WEIGHTS, OLD, REFERENCE, VALUES, RETURNS)
-        nothing = {name: np.zeros((1, 1), np.float32) for name in names}
-        return AnswerBatch.of(row, np.full((1, 1), IGNORED_LABEL, np.int64), np.ones(1, np.int64), nothing)
+        return AnswerBatch.of(row, np.full_like(row, IGNORED_LABEL), np.ones(1, np.int64), no_numbers(row.shape))
 
     @torch.no_grad()
     def _asked(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:

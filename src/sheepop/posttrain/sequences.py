@@ -16,6 +16,7 @@ from sheepop.model.head import OutputHead
 from sheepop.train.objective import Objective, TensorBatch
 from sheepop.train.placement import Network
 from sheepop.train.precision import autocast
+from sheepop.train.validation import scored_samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +88,11 @@ def mean_losses(
 
     `on_batch` hears of the number of samples finished.
     """
-    count = batches.num_samples
-    if max_tokens is not None:
-        count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
-    chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
+    chosen = scored_samples(batches, max_tokens)
     network, total, supervised = FinishedNetwork(model), 0.0, 0
     measured: dict[str, Tensor] = {}
     with torch.no_grad():
-        for start in range(0, count, batch_size):
+        for start in range(0, len(chosen), batch_size):
             samples = batches.batch(chosen[start : start + batch_size])
             with autocast(device, precision):
                 sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))

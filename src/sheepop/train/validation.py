@@ -69,6 +69,14 @@ class TokenScores(Scores):
         return {"tokens": self.tokens, "bytes": self.bytes}
 
 
+def scored_samples(batches: Batches, max_tokens: int | None) -> NDArray[np.int64]:
+    """The samples of a split that are scored: all of them, or about `max_tokens` of tokens, evenly from the whole."""
+    count = batches.num_samples
+    if max_tokens is not None:
+        count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
+    return np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
+
+
 def validate(
     model: Transformer,
     batches: Batches,
@@ -88,14 +96,11 @@ def validate(
     """
     if model.training:
         raise ValueError("a model is scored in evaluation mode; call eval() on it first")
-    count = batches.num_samples
-    if max_tokens is not None:
-        count = min(count, max(1, int(max_tokens / batches.tokens_per_sample)))
-    chosen = np.linspace(0, batches.num_samples - 1, count).round().astype(np.int64)
+    chosen = scored_samples(batches, max_tokens)
     loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
     # No inference mode: the weights of float8 layers refuse it.
     with torch.no_grad():
-        for start in range(0, count, batch_size):
+        for start in range(0, len(chosen), batch_size):
             samples = batches.batch(chosen[start : start + batch_size])
             batch = TensorBatch.from_numpy(samples, device)
             with autocast(device, precision):
