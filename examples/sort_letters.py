@@ -72,9 +72,10 @@ class Letters:
         )  # fmt: skip
         preferred = self.tuned("dpo", answers, "pairs.jsonl", epochs=2, rate=1e-4, **{"tuning.dpo.beta": 0.5})
         judge = self.tuned("reward", answers, "pairs.jsonl", epochs=4, rate=1e-3)
-        near = {"tuning.ppo.divergence_weight": 0.5}  # the judge is right about answers like those that it has seen
-        rewarded = self.tuned("ppo", answers, "prompts.jsonl", steps=160, rate=1e-4, judge=judge, **near)
-        free = {"tuning.grpo.divergence_weight": 0.0}  # a program that checks cannot be deceived
+        short = {"tuning.ppo.minibatches": 4, "tuning.ppo.epochs": 2}  # rollouts of 128 answers, eight steps each
+        rewarded = self.tuned("ppo", answers, "prompts.jsonl", steps=640, rate=3e-4, judge=judge, **short)
+        # A program that checks cannot be deceived.
+        free = {"tuning.grpo.divergence_weight": 0.0, "training.global_batch_size": 128}
         check = self.place / "check.py"
         checked = self.tuned("grpo", answers, "prompts.jsonl", steps=300, rate=4e-4, judge=check, **free)
         chains = {
@@ -147,7 +148,6 @@ class Letters:
         if judge is not None:
             own = {"reward": str(judge), "max_new_tokens": ANSWER_TOKENS}
             settings |= {f"tuning.{method}.{key}": value for key, value in own.items()}
-            settings["training.global_batch_size"] = 128
         sheepop.tune(
             model, self.place / data, output, method=method, device=self.device, quiet=True, settings=settings | more
         )  # type: ignore[arg-type]

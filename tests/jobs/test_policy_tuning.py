@@ -150,6 +150,19 @@ def test_a_policy_is_a_model_like_any_other(base: Path, prompts: Path, judge: Pa
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_another_model_may_be_the_reference(
+    base: Path, improved: TrainOutcome, prompts: Path, judge: Path, tmp_path: Path
+) -> None:
+    def first(name: str, *more: str) -> dict[str, Any]:
+        given = config("ppo", prompts, judge, tmp_path / name, "training.max_steps=1", *more)
+        return rows_of(run_training(given, fork=base).run, "train")[0]
+
+    own = first("own")
+    assert first("the-same", f"tuning.reference={base}") == own
+    assert own["divergence"] == pytest.approx(0, abs=1e-4)
+    assert first("other", f"tuning.reference={improved.run}", "tuning.lora.rank=2")["divergence"] > 0.1
+
+
 def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
     run = RunDirectory.open(run_training(config("grpo", prompts, judge, tmp_path / "run"), fork=base).run)
     before, kept = read_all_weights(load_model(base).directory), read_all_weights(run.base)

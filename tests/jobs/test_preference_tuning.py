@@ -104,8 +104,27 @@ def test_the_right_order_is_learnt_and_shown(preferred: TrainOutcome) -> None:
 def test_references_are_the_log_probabilities_of_the_model_that_the_run_began_with(
     preferred: TrainOutcome, base: Path, pairs: Path
 ) -> None:
-    found = load_file(RunDirectory.open(preferred.run).examples / "reference.safetensors")
-    loaded = load_model(base)
+    assert_references_are_of(base, preferred.run, pairs)
+
+
+def test_the_reference_may_be_another_model(preferred: TrainOutcome, base: Path, pairs: Path, tmp_path: Path) -> None:
+    given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "training.max_steps=1")
+    run = run_training(given, fork=base).run
+    assert_references_are_of(preferred.run, run, pairs)
+    assert rows_of(run, "train")[0]["loss"] > math.log(2) + 0.1, "it prefers the chosen answers less than that one does"
+
+
+def test_a_reference_that_is_not_asked_is_refused(
+    preferred: TrainOutcome, base: Path, pairs: Path, tmp_path: Path
+) -> None:
+    given = config("dpo", pairs, tmp_path / "run", f"tuning.reference={preferred.run}", "tuning.dpo.loss=simpo")
+    with pytest.raises(ConfigError, match=r"tuning\.reference has no effect on tune dpo with these settings"):
+        run_training(given, fork=base)
+
+
+def assert_references_are_of(reference: Path, run: Path, pairs: Path) -> None:
+    found = load_file(RunDirectory.open(run).examples / "reference.safetensors")
+    loaded = load_model(reference)
     tokenizer, model = loaded.tokenizer, loaded.model.double()
     expected = set()
     for line in pairs.read_text().splitlines():

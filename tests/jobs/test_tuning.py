@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from sheepop.checkpoint import RunDirectory, load_model, open_model, resolve_mod
 from sheepop.checkpoint.model_directory import read_quantization, read_weights
 from sheepop.checkpoint.weight_files import open_weights, read_all_weights
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, ConfigError, TokenizerError
+from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, TokenizerError
 from sheepop.core.files import write_checksums
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import read_run_config
+from sheepop.jobs.supervised_tuning import SupervisedData
 from sheepop.jobs.train import TrainOutcome, run_training, train
 from sheepop.jobs.training_samples import TrainingSamples
-from sheepop.jobs.tuning import SupervisedData
 from sheepop.tokenizer import chat_templates
 from sheepop.train.metrics import read_json_lines
 
@@ -197,8 +198,42 @@ def test_a_teacher_that_is_the_model_itself_differs_by_nothing_at_first(
     first, *_ = (row for row in rows_of(outcome.run) if row["split"] == "train")
     assert (first["objective"], first["divergence_from_teacher"]) == pytest.approx((0, 0), abs=1e-5)
     assert first["loss"] > 1
-    with pytest.raises(ConfigError, match=r"neftune_alpha has no effect|teacher has no effect with method dpo"):
+    with pytest.raises(ConfigError, match="teacher has no effect with method dpo"):
         config(examples, tmp_path / "other", *teacher, "tuning.method=dpo")
+    with pytest.raises(ConfigError, match=r"training\.z_loss = 0\.1 has no effect on tune sft with a teacher"):
+        run_training(config(examples, tmp_path / "other", *teacher, "training.z_loss=0.1"), fork=base)
+    with pytest.raises(ConfigError, match="reference has no effect with method sft; it is of dpo or ppo or grpo"):
+        config(examples, tmp_path / "other", f"tuning.reference={base}")
+
+
+@pytest.mark.parametrize("key", ["tuning.teacher.model", "tuning.reference"])
+def test_other_models_must_read_what_the_tuned_one_writes(
+    base: Path, configured: Callable[..., SheepOpConfig], examples: Path, tmp_path: Path, key: str
+) -> None:
+    short, foreign = tmp_path / "short", tmp_path / "foreign"
+    run_training(configured(short, "model.max_seq_len=32", "model.dropout=0", "training.max_steps=1"))
+    run_training(
+        configured(
+            foreign,
+            "tokenizer.algorithm=bpe",
+            "tokenizer.vocab_size=300",
+            "model.max_seq_len=64",
+            "training.max_steps=1",
+        )
+    )
+    method, data = ("sft", examples) if key == "tuning.teacher.model" else ("dpo", tmp_path / "pairs.jsonl")
+    pairs = [{"prompt": f"{number} ", "chosen": "2", "rejected": "3"} for number in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    problems = {
+        tmp_path / "none": "none does not exist|is not a model",
+        short: "reads 32 tokens, fewer than the rows of 64",
+        foreign: "has another tokenizer, so its probabilities are of other tokens",
+    }
+    for place, problem in problems.items():
+        other = (f"tuning.method={method}", "tuning.neftune_alpha=null", f"{key}={place}", "training.max_steps=1")
+        with pytest.raises(SheepOpError, match=problem):
+            run_training(config(data, tmp_path / "run", *other), fork=base)
+        assert not (tmp_path / "run").exists()
 
 
 LORA = ("tuning.lora.rank=3", "tuning.lora.alpha=6", "tuning.lora.dropout=0.1", "training.max_steps=6")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import numpy as np
@@ -120,12 +121,38 @@ def mask_of(count: int) -> torch.Tensor:
 
 def test_the_reward_comes_with_the_last_token_and_each_pays_for_its_divergence() -> None:
     mask, price = mask_of(4), torch.full((4, 9), 0.5)
-    rewards = token_rewards(written([1.0, 2.0, 3.0, 4.0], [True, True, False, True]), mask, price, 10.0)
+    rewards = token_rewards(torch.tensor([1.0, 2.0, 3.0, 4.0]), mask, price)
     for row in range(4):
         own = rewards[row][mask[row]].tolist()
-        last = [1.0, 2.0, 3.0 - 10.0, 4.0][row]
-        assert own == pytest.approx([-0.5] * (len(own) - 1) + [last - 0.5])
+        assert own == pytest.approx([-0.5] * (len(own) - 1) + [row + 1 - 0.5])
     assert rewards[~mask].abs().max() == 0
+
+
+def test_rewards_are_normalised_over_all_answers_so_far_and_penalties_come_after() -> None:
+    config = PPOConfig(missing_end_penalty=2.0, divergence_weight=0, discount=1, decay=1, whiten=False)
+    method, mask, zeros = ProximalPolicy(config), mask_of(4), torch.zeros(4, 9)
+    seen: list[float] = []
+    for rewards in ([3.0, 5.0, 11.0, -2.0], [100.0, 101.0, 99.5, 98.0]):
+        is_finished = [True, True, False, True]
+        found = method.numbers(written(rewards, is_finished), mask, zeros, None, zeros)["returns"]
+        seen += rewards
+        expected = [(reward - statistics.mean(seen)) / statistics.stdev(seen) for reward in rewards]
+        expected[2] -= 2.0
+        for row in range(4):
+            assert found[row][mask[row]].tolist() == pytest.approx([expected[row]] * int(mask[row].sum()), rel=1e-5)
+        method = again(method, config)
+
+
+def test_equal_rewards_say_nothing() -> None:
+    method, mask, zeros = ProximalPolicy(PPOConfig(whiten=False)), mask_of(4), torch.zeros(4, 9)
+    assert method.numbers(written([0.1] * 4), mask, zeros, zeros, zeros)["returns"].abs().max() < 1e-6
+
+
+def again(method: ProximalPolicy, config: PPOConfig) -> ProximalPolicy:
+    """The method as a resumed run has it."""
+    other = ProximalPolicy(config)
+    other.restore(method.state())
+    return other
 
 
 def test_a_target_needs_a_weight_to_adapt() -> None:
@@ -140,9 +167,7 @@ def test_the_price_of_divergence_follows_its_target() -> None:
     method.numbers(written([0.0] * 4), mask, log_p, torch.zeros(4, 9), values)
     # 14 tokens of 1 nat in 4 answers are 3.5, more than 0.2 above 2: the error is cut to 0.2.
     assert method.metrics()["divergence_weight"] == pytest.approx(0.1 * (1 + 0.2 * 4 / 100))
-    again = ProximalPolicy(PPOConfig(divergence_weight=0.1, divergence_target=2.0))
-    again.restore(method.state())
-    assert again.metrics() == method.metrics()
+    assert again(method, PPOConfig(divergence_weight=0.1, divergence_target=2.0)).metrics() == method.metrics()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, batch_hash
+    from sheepop.data.batches import IGNORED_LABEL, Batch, Batches, TextBatches, batch_hash
     from sheepop.data.build import build_corpus
     from sheepop.data.chunks import PaddedBatches
     from sheepop.data.config import DataConfig
@@ -43,6 +43,7 @@ __all__ = [
     "SampleOrder",
     "Stages",
     "StepPlan",
+    "TextBatches",
     "TokenSplit",
     "batch_hash",
     "build_corpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ def batch_hash(batch: Batch) -> str:
 
 
 class Batches(Protocol):
-    """A corpus split cut into `num_samples` sequences of `max_length` tokens, each made on demand."""
+    """What steps learn from, cut into `num_samples` sequences of `max_length` tokens, each made on demand."""
 
     @property
     def num_samples(self) -> int:
@@ -128,6 +128,11 @@ class Batches(Protocol):
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The batch whose row b is the sample ``sample_indices[b]``."""
+
+
+@runtime_checkable
+class TextBatches(Batches, Protocol):
+    """Sequences that are consecutive tokens of a split."""
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens ``start:stop`` of the split that are the inputs of a sample."""

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from sheepop.core.console import Console
 from sheepop.core.files import write_atomic
-from sheepop.data.batches import Batches
+from sheepop.data.batches import TextBatches
 from sheepop.data.views import TokenSource
 from sheepop.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ _REPORT_EVERY = 256  # rows
 
 
 def row_difficulty(
-    name: DifficultyName, split: TokenSource, batches: Batches, tokenizer: Tokenizer, console: Console
+    name: DifficultyName, split: TokenSource, batches: TextBatches, tokenizer: Tokenizer, console: Console
 ) -> NDArray[np.float64]:
     """The score of every row of `batches`, cut from `split`, ``(num_samples,)``; a higher one is harder.
 

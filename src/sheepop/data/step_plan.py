@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.random import Permutation, derive_seed
-from sheepop.data.batches import Batch, Batches
+from sheepop.data.batches import Batch, Batches, TextBatches
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import Order
 from sheepop.data.stages import Stages
@@ -102,6 +102,7 @@ class StepPlan:
         found, rows = [], self.rows(step)
         for number, sample in zip(rows.sources.tolist(), rows.samples.tolist(), strict=True):
             source = self.sources[number]
+            assert isinstance(source.batches, TextBatches)
             start, stop = source.batches.token_range(sample)
             if self.pieces(step) == 1:
                 found.append(source.token_ranges(start, stop))

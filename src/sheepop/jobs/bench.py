@@ -155,10 +155,6 @@ class RandomBatches:
             has_boundaries=False,
         )
 
-    def token_range(self, sample: int) -> tuple[int, int]:
-        """Where a row would stand if rows followed each other."""
-        return sample * self.max_length, (sample + 1) * self.max_length
-
 
 def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """One sequence as the engine writes it, the likeliest token each time: the time between streamed tokens."""

@@ -23,7 +23,7 @@ from sheepop.data.batches import IGNORED_LABEL, check_indices
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.preference_tuning import without_dropout
 from sheepop.jobs.run_kind import evaluation_batch
-from sheepop.jobs.tuning import TunedData, row_length
+from sheepop.jobs.tuned_data import TunedData, row_length
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
@@ -85,11 +85,6 @@ class PromptRows:
             labels[row, len(prompt) - 1 : lengths[row] - 1] = self.pad_id
         return AnswerBatch.of(ids, labels, lengths, no_numbers(shape))
 
-    def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that the prompt consists of."""
-        end = int(self.split.ends[sample % self.split.num_groups])
-        return end - int(self.split.lengths[sample % self.split.num_groups]), end
-
 
 class PolicyData(TunedData):
     """Prompts, and what judges the answers to them."""
@@ -107,11 +102,6 @@ class PolicyData(TunedData):
     @abstractmethod
     def method(self, config: SheepOpConfig) -> RewardMethod:
         """What the rewards mean."""
-
-    @classmethod
-    @abstractmethod
-    def needs_reference(cls, config: SheepOpConfig) -> bool:
-        """Whether the policy is compared with the model that it began with."""
 
     @staticmethod
     def row_type(config: SheepOpConfig) -> type[Row]:
@@ -226,11 +216,11 @@ class PolicyData(TunedData):
         )
 
     def _reference(self, config: SheepOpConfig, placement: Placement) -> Transformer:
-        """The model that the policy began with; where a change is learnt beside it, the same weights without that."""
-        if config.tuning.lora is not None:
+        """Where the policy is a change beside the model that it began with, the same weights without that."""
+        if config.tuning.lora is not None and config.tuning.reference is None:
             return without_changes(placement.model).eval()
         dtype = working_dtype(config.training.precision) or torch.float32
-        return load_model(self.base, placement.device, dtype).model.requires_grad_(False)
+        return self.reference(config, placement.device, dtype)
 
     def held_out(self, config: SheepOpConfig) -> Batches | None:
         """Held-out prompts, each to be answered once."""

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head
-from sheepop.checkpoint import load_model
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.core.files import atomic_file
 from sheepop.core.program import typed
 from sheepop.data import Batches, StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_kind import Samples, evaluation_batch
-from sheepop.jobs.tuning import TunedData, row_length
+from sheepop.jobs.tuned_data import TunedData, row_length
 from sheepop.model import ModelConfig, Transformer
 from sheepop.posttrain.config import REFERENCE_FREE
 from sheepop.posttrain.example_store import ExampleSplit
@@ -46,10 +44,15 @@ class PreferenceData(TunedData):
         """Pairs, but for KTO."""
         return Judged if config.tuning.dpo.loss == "kto" else Preference
 
-    @staticmethod
-    def keeps_base(config: SheepOpConfig) -> bool:
-        """For the reference."""
+    @classmethod
+    def needs_reference(cls, config: SheepOpConfig) -> bool:
+        """All losses but some of pairs."""
         return config.tuning.dpo.loss not in REFERENCE_FREE
+
+    @classmethod
+    def keeps_base(cls, config: SheepOpConfig) -> bool:
+        """For the reference."""
+        return cls.needs_reference(config) and config.tuning.reference is None
 
     @staticmethod
     def fitted(config: SheepOpConfig, asked: SheepOpConfig) -> SheepOpConfig:
@@ -68,7 +71,7 @@ class PreferenceData(TunedData):
         Before these are known, when steps are measured, zeros stand in their place.
         """
         groups = self._groups(split, config)
-        if not self.keeps_base(config):
+        if not self.needs_reference(config):
             return groups
         unknown = np.zeros((split.num_groups, 2), np.float32)
         return groups.with_reference(self._references().get(self._name(split), unknown))
@@ -83,7 +86,7 @@ class PreferenceData(TunedData):
 
     def source(self, config: SheepOpConfig, plan: StepPlan, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the plan, whose answers the reference has read by then."""
-        if self.keeps_base(config) and not self._references():
+        if self.needs_reference(config) and not self._references():
             self._ask_reference(config, placement.device)
             (only,) = plan.sources
             plan = StepPlan(
@@ -138,8 +141,8 @@ class PreferenceData(TunedData):
             raise DataError(f"{file} is damaged: {error}. Remove it, and it is computed again.") from None
 
     def _ask_reference(self, config: SheepOpConfig, device: str) -> None:
-        """Computes them once for the whole run, with the model that it begins with, and keeps them in the run."""
-        model = load_model(self.base, device, torch.float32).model
+        """Computes them once for the whole run, and keeps them in it."""
+        model = self.reference(config, device)
         splits = {"train": self.store.train, "validation": self.store.validation}
         total = sum(split.num_groups for split in splits.values())
         with self.console.progress("Reference", total, "groups") as progress:
@@ -166,9 +169,9 @@ class RewardData(PreferenceData):
         """Pairs."""
         return Preference
 
-    @staticmethod
-    def keeps_base(config: SheepOpConfig) -> bool:
-        """There is no reference."""
+    @classmethod
+    def needs_reference(cls, config: SheepOpConfig) -> bool:
+        """Rewards are compared with nothing."""
         return False
 
     @staticmethod

@@ -29,8 +29,9 @@ from sheepop.jobs.run_kind import RunData, RunKind, with_training
 from sheepop.jobs.run_record import Budget, Request, RunRecord, StoredRun, resume_command, write_run_config
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.stage_times import StageTimes
+from sheepop.jobs.supervised_tuning import SupervisedData
 from sheepop.jobs.training_run import ReadyRun, build_network, bytes_of_a_step, run_loop
-from sheepop.jobs.tuning import SupervisedData, Tuning, first_of
+from sheepop.jobs.tuning import Tuning, first_of
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
 from sheepop.posttrain.config import Method

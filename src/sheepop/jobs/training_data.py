@@ -15,7 +15,6 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, SheepOpError
 from sheepop.core.random import derive_seed
 from sheepop.data import (
-    Batches,
     Corpus,
     PackedBatches,
     PaddedBatches,
@@ -23,6 +22,7 @@ from sheepop.data import (
     RowSource,
     SampleOrder,
     StepPlan,
+    TextBatches,
     build_corpus,
     is_corpus,
 )
@@ -95,7 +95,7 @@ def _differences(given: Config, built: Mapping[str, Any], section: str) -> Itera
 
 def build_batches(
     config: SheepOpConfig, split: TokenSource, tokenizer: Tokenizer, *, evaluation: bool = False
-) -> Batches:
+) -> TextBatches:
     """Batches of a split as `data.packing`, `data.max_length` and `data.stride` say; of pairs for an encoder-decoder.
 
     For `evaluation` every token is counted once, whether rows overlap, as `training.eval_stride` says, or not.
@@ -211,7 +211,7 @@ def _difficulty(
     config: SheepOpConfig,
     corpus: Corpus,
     views: Sequence[DocumentView | None],
-    batches: Sequence[Batches],
+    batches: Sequence[TextBatches],
     run: RunDirectory,
     console: Console,
     *,

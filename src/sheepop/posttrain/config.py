@@ -108,6 +108,9 @@ class PPOConfig(RolloutConfig):
 
     epochs: int = Field(4, ge=1)
     """How often the answers of a rollout are learnt from."""
+    normalise_rewards: bool = True
+    """Whether rewards are brought to mean 0 and variance 1, over all answers so far, before anything is taken off them;
+    a weight then means the same beside every judge."""
     divergence_weight: float = Field(0.05, ge=0)
     """What a token pays for each nat of divergence from the reference."""
     divergence_target: float | None = Field(None, gt=0)
@@ -173,6 +176,9 @@ class TuningConfig(Config):
     """Noise on the embeddings of training steps, for less learning by heart; 5 is usual; `null` is none."""
     lora: LoraConfig | None = None
     """Learn a change of low rank beside the weights, which stay as they are; `null` trains all weights."""
+    reference: PathText | None = None
+    """The model that the tuned one is compared with, of the same tokenizer, in `dpo`, `ppo` and `grpo`; `null` is the
+    one that it begins with."""
     teacher: TeacherConfig | None = None
     """Learn from the probabilities that another model gives, too; `null` has none."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
@@ -199,6 +205,7 @@ class TuningConfig(Config):
 
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "neftune_alpha": ("sft",),
+    "reference": ("dpo", "ppo", "grpo"),
     "teacher": ("sft",),
     "reward": ("reward",),
     "dpo": ("dpo",),

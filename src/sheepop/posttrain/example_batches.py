@@ -47,10 +47,6 @@ class PackedExamples:
         indices = check_indices(sample_indices, self.num_samples)
         return _batch(self._split, [self.rows[index] for index in indices.tolist()], self._max_length, self._pad_id)
 
-    def token_range(self, sample: int) -> tuple[int, int]:
-        """Examples of a row stand apart in the split, so a row has no range of its own."""
-        raise NotImplementedError("the tokens of a packed row are no range of the split")
-
 
 class _WholeRows(Batch):
     """Rows as long as the longest of them, which are never cut."""
@@ -90,11 +86,6 @@ class PaddedExamples:
         length = int(self._split.lengths[indices].max(initial=1))
         made = _batch(self._split, [[index] for index in indices], length, self._pad_id)
         return _WholeRows(made.input_ids, made.labels, made.positions, made.document_ids, made.has_boundaries)
-
-    def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that an example consists of."""
-        end = int(self._split.ends[sample])
-        return end - int(self._split.lengths[sample]), end
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:

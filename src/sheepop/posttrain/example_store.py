@@ -170,7 +170,12 @@ def build_examples(
     cannot be learnt, counting all of them.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
-    num_rows = {split: sum(1 for _ in read_rows(given, wanted)) for split, given in files.items() if given}
+    num_rows = Counter[str]()
+    with console.progress("Checking", None, "examples") as progress:
+        for split, given in files.items():
+            for _ in read_rows(given, wanted) if given else ():
+                num_rows[split] += 1
+                progress.advance()
     directory.mkdir()
     writer = _Writer(directory, encoder, max_length, long_examples, console)
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:

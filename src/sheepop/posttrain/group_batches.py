@@ -123,9 +123,3 @@ class GroupedExamples:
             np.asarray(self._split.values[indices], dtype=np.float32),
             None if self._reference is None else self._reference[indices],
         )
-
-    def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens ``start:stop`` of the split that a group consists of."""
-        size, ends = self._split.group_size, self._split.ends
-        first = sample * size
-        return int(ends[first] - self._split.lengths[first]), int(ends[first + size - 1])

@@ -6,7 +6,9 @@ The reward of an answer comes with its last token; every token pays for how far 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from sheepop.posttrain.policy import ADVANTAGES, RETURNS, WEIGHTS
 from sheepop.posttrain.rollouts import RewardMethod, Written
 
 _LARGEST_ERROR = 0.2
+_EPS = 1e-8
 
 
 class ProximalPolicy(RewardMethod):
@@ -24,7 +27,7 @@ class ProximalPolicy(RewardMethod):
 
     def __init__(self, config: PPOConfig) -> None:
         self._config = config
-        self._price = config.divergence_weight
+        self._price, self._seen = config.divergence_weight, Moments()
 
     def advantages(self, written: Written) -> list[float | None]:
         """All answers are learnt from; what their tokens are worth is said by `numbers`."""
@@ -37,7 +40,12 @@ class ProximalPolicy(RewardMethod):
         config = self._config
         assert values is not None
         divergence = torch.zeros_like(log_p) if reference is None else torch.where(mask, log_p - reference, 0)
-        rewards = token_rewards(written, mask, self._price * divergence, config.missing_end_penalty)
+        judged = torch.tensor(written.rewards, dtype=torch.float64)
+        if config.normalise_rewards:
+            self._seen = self._seen.and_more(judged)
+            judged = self._seen.normalised(judged)
+        penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_end_penalty)
+        rewards = token_rewards(judged - penalties, mask, self._price * divergence)
         advantages, returns = generalised_advantages(
             rewards, values, mask, discount=config.discount, decay=config.decay
         )
@@ -57,18 +65,41 @@ class ProximalPolicy(RewardMethod):
         return {"divergence_weight": self._price}
 
     def state(self) -> dict[str, Tensor]:
-        """The price of divergence."""
-        return {"price": torch.tensor(self._price, dtype=torch.float64)}
+        """The price of divergence, and the moments of the rewards so far."""
+        numbers = {"price": self._price, **asdict(self._seen)}
+        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes it back, or begins anew."""
-        self._price = float(state["price"]) if state else self._config.divergence_weight
+        numbers = {name: float(number) for name, number in state.items()}
+        self._price = numbers.pop("price", self._config.divergence_weight)
+        self._seen = Moments(**numbers)
 
 
-def token_rewards(written: Written, mask: Tensor, price: Tensor, missing_end_penalty: float) -> Tensor:
-    """The rewards (N, T) of tokens: minus the `price` of each, and with the last of an answer what that is worth."""
-    rewards = torch.where(mask, -price, 0)
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared distances from the mean of numbers seen so far."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def and_more(self, values: Tensor) -> Moments:
+        """With `values` (N,) seen too (Chan et al. 1979, eq. 2.1)."""
+        number, mean = len(values), float(values.mean())
+        count, apart = self.count + number, mean - self.mean
+        squares = self.squares + float((values - mean).square().sum()) + apart**2 * self.count * number / count
+        return Moments(count, self.mean + apart * number / count, squares)
+
+    def normalised(self, values: Tensor) -> Tensor:
+        """`values` less the mean, over the deviation of the sample; equal ones are 0."""
+        deviation = math.sqrt(self.squares / max(1.0, self.count - 1))
+        return (values - self.mean) / (deviation + _EPS)
+
+
+def token_rewards(rewards: Tensor, mask: Tensor, price: Tensor) -> Tensor:
+    """Rewards (N, T) of tokens: each pays its `price`, and an answer's last gets what it is worth, `rewards` (N,)."""
+    found = torch.where(mask, -price, 0)
     last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
-    for row, (reward, is_finished) in enumerate(zip(written.rewards, written.is_finished, strict=True)):
-        rewards[row, last[row]] += reward - (0.0 if is_finished else missing_end_penalty)
-    return rewards
+    found[torch.arange(len(mask)), last] += rewards.to(found)
+    return found
