@@ -16,6 +16,7 @@ from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, requested
 from sheepop.generate.generator import TextStream
 from sheepop.generate.scoring import Score, score_text
+from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.start import start
 from sheepop.jobs.tokenizer import find_tokenizer
@@ -70,6 +71,13 @@ class LanguageModel:
     def score(self, text: str) -> Score:
         """How well the model predicts `text`, token by token; raises `UsageError` for an empty one."""
         return score_text(self.model, self.tokenizer, text)
+
+    def trace(self, prompt: str | Sequence[int]) -> Trace:
+        """Every number of a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).
+
+        Raises `UsageError` for a prompt that is empty or longer than the context.
+        """
+        return Trace.of(self.model, self.tokenizer, prompt)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[Settings]) -> Completion:
         """The model's answer to a conversation, a list of ``{"role": ..., "content": ...}``.

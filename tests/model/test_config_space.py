@@ -16,112 +16,12 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy
 from sheepop.model.config import ACTIVATION_NAMES, Initialization, NormKind, NormPosition, PositionEncoding
 
+from ..config_space import LENGTH, VOCAB, valid_settings
 from ..reading import read_in_pieces
 
-VOCAB, LENGTH = 11, 10
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]])
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1, 1], [5, 5, 5, 2, 5, 5, 5, 5, 5, 5]])
 STARTS = [[0, 4, 10], [0, 3, 4, 10]]
-
-
-def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | strategy
-
-
-@st.composite
-def rotary_keys(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
-    scaling = st.sampled_from(
-        [
-            {"kind": "linear", "factor": 2.0},
-            {"kind": "ntk", "factor": 3.0},
-            {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 16},
-            {"kind": "yarn", "factor": 2.0, "original_max_seq_len": 512, "truncate": False, "attention_factor": 0.9},
-            {"kind": "llama3", "factor": 8.0, "original_max_seq_len": 32},
-            {"kind": "longrope", "factor": 8.0, "original_max_seq_len": 32},
-        ]
-    )
-    fractions = [part for part in (1.0, 0.75, 0.5, 0.25) if int(head_dim * part) and int(head_dim * part) % 2 == 0]
-    fraction, found = draw(st.sampled_from(fractions)), draw(maybe(scaling))
-    if found is not None and found["kind"] == "longrope":
-        found = {**found, "pair_factors": [1.0 + pair for pair in range(int(head_dim * fraction) // 2)]}
-    return {"rotary_fraction": fraction, "rotary_scaling": found}
-
-
-@st.composite
-def expert_keys(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
-    count = draw(st.integers(2, 5))
-    return {
-        "count": count,
-        "per_token": draw(st.integers(1, count)),
-        "d_ff": draw(maybe(st.sampled_from([3, 8]))),
-        "shared": draw(st.integers(0, 2)),
-        "layers": draw(maybe(layers(num_layers))),
-        "scores": draw(st.sampled_from(["softmax", "sigmoid"])),
-        "normalize": draw(st.booleans()),
-    }
-
-
-def layers(num_layers: int) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, num_layers - 1), min_size=1, max_size=num_layers, unique=True)
-
-
-@st.composite
-def valid_settings(draw: st.DrawFn) -> dict[str, Any]:
-    """Keys of a network that can be built, every axis drawn on its own."""
-    num_layers, num_kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    encoding = draw(st.sampled_from(get_args(PositionEncoding)))
-    head_dim = draw(st.sampled_from([2, 4, 6, 8] if encoding == "rope" else [1, 3, 4]))
-    norm, position = draw(st.sampled_from(get_args(NormKind))), draw(st.sampled_from(get_args(NormPosition)))
-    soft_cap, window = draw(maybe(st.just(2.0))), draw(maybe(st.integers(1, 6)))
-    initialization = draw(st.sampled_from(get_args(Initialization)))
-    keys: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "d_model": draw(st.sampled_from([8, 10, 16])),
-        "num_layers": num_layers,
-        "num_heads": num_kv_heads * draw(st.integers(1, 3)),
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "value_head_dim": draw(maybe(st.sampled_from([1, 3, 8]))),
-        "d_ff": draw(maybe(st.sampled_from([5, 16]))),
-        "max_seq_len": draw(st.sampled_from([LENGTH, 16])),
-        "position_encoding": encoding,
-        "embedding_scale": draw(maybe(st.just(1.5))),
-        "embedding_norm": draw(st.booleans()),
-        "norm": norm,
-        "norm_position": position,
-        "norm_bias": draw(maybe(st.booleans())) if norm == "layernorm" else None,
-        "final_norm": draw(maybe(st.booleans())),
-        "qk_norm": draw(maybe(st.sampled_from(["head", "width"]))),
-        "short_convolution": draw(maybe(st.integers(2, 4))),
-        "ngrams": draw(maybe(st.sampled_from([{"rows": 7}, {"orders": [2, 4], "rows": 50}]))),
-        "activation": draw(st.sampled_from(list(ACTIVATION_NAMES))),
-        "feed_forward_bias": draw(maybe(st.booleans())),
-        "experts": draw(maybe(expert_keys(num_layers))),
-        "parallel_residual": draw(st.booleans()) if position != "post" else False,
-        "attention_bias": draw(maybe(st.booleans())),
-        "attention_output_bias": draw(maybe(st.booleans())),
-        "attention_soft_cap": soft_cap,
-        "attention_sinks": draw(st.booleans()),
-        "sliding_window": window,
-        "sliding_layers": draw(maybe(layers(num_layers))) if window else None,
-        "attention_backend": draw(st.sampled_from(["auto", "eager"] + ["sdpa"] * (soft_cap is None))),
-        "bias": draw(st.booleans()),
-        "dropout": draw(st.sampled_from([0.0, 0.2])),
-        "tie_weights": draw(st.booleans()),
-        "logit_soft_cap": draw(maybe(st.just(3.0))),
-        "initialization": initialization,
-    }
-    if encoding in ("rope", "sinusoidal"):
-        keys["position_base"] = draw(st.sampled_from([50.0, 10000.0]))
-    if encoding == "rope":
-        keys |= draw(rotary_keys(head_dim))
-        keys["sliding_position_base"] = draw(maybe(st.just(20.0))) if window else None
-    if initialization == "mup":
-        keys["mup_base_d_model"] = draw(st.sampled_from([4, 8, 32]))
-        keys["mup_base_head_dim"] = draw(maybe(st.just(2)))
-    if keys.get("mup_base_head_dim") is None:
-        keys["attention_scale"] = draw(maybe(st.just(0.3)))
-    return keys
 
 
 def check_training(model: Transformer) -> None:

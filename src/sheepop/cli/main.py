@@ -29,6 +29,7 @@ from sheepop.cli import (
     score,
     serve,
     tokenizer,
+    trace,
     train,
     tune,
 )
@@ -58,6 +59,7 @@ app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.command("chat", cls=ConfiguredCommand)(chat.chat)
 app.command("score")(score.score)
+app.command("trace")(trace.trace)
 app.command("serve", cls=ConfiguredCommand)(serve.serve)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")

@@ -75,7 +75,7 @@ class EncoderDecoder(Transformer):
         x_BSD = self.embed(source_ids, None, (self.source_embedded, self.source_positioned))
         kind = self.attention_kind(causal=False)
         attending = prepare_attention(kind, kind.sight(length, key_mask=source_mask))
-        inputs = BlockInputs(attending, self._rotary(None, length, None))
+        inputs = BlockInputs(attending, self.angles(None, length))
         for block in self.encoder_blocks:
             x_BSD, _ = block(x_BSD, inputs)
         if self.encoder_norm is not None:

@@ -165,14 +165,22 @@ class Transformer(nn.Module):
                 attending = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
             else:
                 attending = cache.prepare(kind)
-            rotary = self._rotary(window, num_tokens, positions)
+            rotary = self.angles(window, num_tokens, positions)
             inputs[window] = BlockInputs(attending, rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
         for block, window in zip(self.blocks, self.windows, strict=True):
             x_BTD, routing = block(x_BTD, inputs[window], cache)
             if routing is not None:
                 routings.append(routing)
-        return Outputs(self._finish(x_BTD), tuple(routings))
+        return Outputs(self.finish(x_BTD), tuple(routings))
+
+    def run_block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        """The residual stream (B, T, D) behind a block, from that before it; rows are whole and begin at position 0."""
+        window, num_tokens = self.windows[layer], x_BTD.shape[1]
+        kind = self.attention_kind(window)
+        attending = prepare_attention(kind, kind.sight(num_tokens))
+        found_BTD, _ = self.layers[layer](x_BTD, BlockInputs(attending, self.angles(window, num_tokens, None)))
+        return found_BTD
 
     def embed(
         self,
@@ -199,8 +207,10 @@ class Transformer(nn.Module):
             x_BTD = self.added_positions(x_BTD, positions)
         return self.dropout(positioned(x_BTD))
 
-    def _rotary(self, window: int | None, num_tokens: int, positions: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """The angles of the layers with this window."""
+    def angles(
+        self, window: int | None, num_tokens: int, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of the angles by which layers with this window rotate; None where nothing is rotated."""
         sliding = self.sliding_rotary_positions if window is not None else None
         rotary = self.rotary_positions if sliding is None else sliding
         return None if rotary is None else rotary(num_tokens, positions)
@@ -236,7 +246,7 @@ class Transformer(nn.Module):
             dtype=torch.get_autocast_dtype(device.type) if autocast else self.dtype,
         )
 
-    def _finish(self, x_BTD: Tensor) -> Tensor:
+    def finish(self, x_BTD: Tensor) -> Tensor:
         """The final norm; under muP the head's input is scaled down with the width (Yang et al. 2022, table 8)."""
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)

@@ -1,0 +1,157 @@
+"""``sheepop trace``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
+from sheepop.core.errors import UsageError
+from sheepop.core.facts import visible_line
+
+if TYPE_CHECKING:
+    from sheepop.jobs.trace import TraceOutcome
+
+_MOST_SHOWN = 40
+_PARTS = 8
+
+
+def trace(
+    model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt, too.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new directory for tensors, pictures and their data.")
+    ] = None,
+    position: Annotated[int, typer.Option(help="The token whose prediction is explained; -1 is the last.")] = -1,
+    token: Annotated[
+        str | None, typer.Option(help="Explain the logit of this token.", show_default="the likeliest")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Less the logit of this one.", show_default="none")] = None,
+    temperature: Annotated[float, typer.Option(help="Of the picture of the next token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Likewise.", show_default="all")] = None,
+    top_p: Annotated[float, typer.Option(help="Likewise.")] = 1.0,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the directory at --output.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Follow a prompt through the network, and show every number on the way.
+
+    It shows how each token is predicted, what each layer would say, which heads and layers make the likeliest next
+    token likely, and whether the sums hold that must hold. With --output all tensors are kept, with pictures of
+    attention, lens, embeddings, probabilities and attribution, and the data of each picture.
+
+    Examples:
+
+      sheepop trace runs/quickstart "def main("
+
+      sheepop trace runs/quickstart --prompt "Hello World" --output traces/hello
+
+      sheepop trace runs/quickstart "import os" --position 0 --token " os" --against " sys"
+    """
+    from sheepop.checkpoint.run_directory import resolve_model_directory
+
+    given = text if prompt is None else prompt
+    if given is None or (text is not None and prompt is not None):
+        raise UsageError("Give one prompt, behind the model or with --prompt.")
+    resolve_model_directory(model)
+    from sheepop.core.config import validate
+    from sheepop.generate import GenerationConfig
+    from sheepop.jobs.trace import trace_prompt
+
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    outcome = trace_prompt(
+        model,
+        given,
+        output,
+        position=position,
+        token=token,
+        rival=against,
+        config=validate(GenerationConfig, settings),
+        adapters=adapter or (),
+        device=device or "auto",
+        dtype=dtype,
+        overwrite=overwrite,
+        console=make_console(quiet or as_json),
+    )
+    if as_json:
+        print_json(_as_data(outcome))
+        return
+    if not quiet:
+        print_text(
+            "\n".join([*_tokens(outcome), "", *_layers(outcome), "", *_parts(outcome), "", *_checks(outcome), ""])
+        )
+    if output is not None:
+        print_text(f"Written: {output}\n")
+
+
+def _tokens(outcome: TraceOutcome) -> list[str]:
+    """A line for each token with how it was predicted; of a long prompt the last ones."""
+    trace = outcome.trace
+    lines = [f"{'position':>8} {'id':>7} {'probability':>11} {'rank':>6}  token"]
+    first = max(0, trace.num_tokens - _MOST_SHOWN)
+    if first:
+        lines.append(f"{'':8} ... {first:,} tokens before these")
+    for token in trace.tokens[first:]:
+        before = trace.predictions[token.position - 1] if token.position else None
+        known = before is not None and before.logprob is not None
+        odds = f"{math.exp(before.logprob):11.2%} {before.rank:6,}" if known else f"{'':11} {'':6}"  # type: ignore
+        lines.append(f"{token.position:8} {token.id:7} {odds}  {visible_line(token.text)}")
+    return lines
+
+
+def _layers(outcome: TraceOutcome) -> list[str]:
+    """What each layer would say comes behind the explained position."""
+    trace, lens, position = outcome.trace, outcome.lens, outcome.attribution.position
+    lines = [f"Behind token {position} each layer would say (and is so many nats from the last):"]
+    for layer in range(trace.num_layers + 1):
+        name = "embedding" if layer == 0 else f"block {layer - 1}"
+        rows = zip(lens.ids[layer, position].tolist(), lens.probabilities[layer, position].tolist(), strict=True)
+        words = "  ".join(f"{visible_line(trace.text_of(token_id))!r} {p:.1%}" for token_id, p in list(rows)[:3])
+        lines.append(f"  {name:>10} {float(lens.divergence[layer, position]):8.3f}  {words}")
+    return lines
+
+
+def _parts(outcome: TraceOutcome) -> list[str]:
+    """The parts of the network that add most to a logit."""
+    found, trace = outcome.attribution, outcome.trace
+    against = "" if found.rival is None else f" against {visible_line(trace.text_of(found.rival))!r}"
+    ranked = sorted(zip(found.values, found.names, strict=True), key=lambda part: -abs(part[0]))
+    word = visible_line(trace.text_of(found.token_id))
+    lines = [f"What adds most to {word!r}{against} there, of {found.total:.2f} nats in {len(ranked)} parts:"]
+    return lines + [f"  {value:+8.3f}  {name}" for value, name in ranked[:_PARTS]]
+
+
+def _checks(outcome: TraceOutcome) -> list[str]:
+    """Which invariants hold."""
+    return [
+        f"{'holds' if check.holds else 'BROKEN':>6}  {check.name} (error {check.error:.1e})" for check in outcome.checks
+    ]
+
+
+def _as_data(outcome: TraceOutcome) -> dict[str, Any]:
+    found, lens = outcome.attribution, outcome.lens
+    return {
+        "output": None if outcome.directory is None else str(outcome.directory),
+        "tokens": [token.to_dict() for token in outcome.trace.tokens],
+        "predictions": [prediction.to_dict() for prediction in outcome.trace.predictions],
+        "lens": {
+            "token_ids": lens.ids.tolist(),
+            "probabilities": lens.probabilities.tolist(),
+            "divergence": lens.divergence.tolist(),
+        },
+        "attribution": {
+            "position": found.position,
+            "token_id": found.token_id,
+            "against": found.rival,
+            "total": found.total,
+            "parts": dict(zip(found.names, found.values, strict=True)),
+        },
+        "checks": [check.to_dict() for check in outcome.checks],
+    }

@@ -1,0 +1,119 @@
+"""What must hold of every trace: sums, zeros and equalities that would be broken if a number shown were not real."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.interpret.parts import FrozenNorm, parts_of
+from sheepop.interpret.trace import Trace
+
+# The error of a sum, relative to its largest number, in units of the data type's precision.
+_ROUNDINGS = 256.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """An invariant: the largest `error` that was found, and the `limit` that it must not pass."""
+
+    name: str
+    error: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds; an error that is no number breaks it."""
+        return self.error <= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "holds": self.holds}
+
+
+@torch.no_grad()
+def check_trace(trace: Trace) -> list[Check]:
+    """The invariants of a trace; those of attention are looked at in every head of every layer."""
+    rows, future = _attention(trace)
+    last = trace.num_tokens - 1
+    residual = trace.residuals[-1, last].double()
+    parts = parts_of(trace, last)
+    return [
+        Check("weights of every row sum to 1", rows, _limit(trace)),
+        Check("weights of the future are 0", future, 0.0),
+        Check("residual stream = what it had before + both branches, in every block", _blocks(trace), _limit(trace)),
+        Check("residual stream behind the last block = sum of all parts", _error(parts.total, residual), _limit(trace)),
+        *_logits(trace),
+    ]
+
+
+def _attention(trace: Trace) -> tuple[float, float]:
+    """How far row sums are from 1 with the sink's share, and the largest weight of a token that is not there yet."""
+    ahead = torch.ones(trace.num_tokens, trace.num_tokens, dtype=torch.bool, device=trace.residuals.device).triu(1)
+
+    def look(weights_HTS: Tensor) -> Tensor:
+        sums = weights_HTS.sum(-1, dtype=torch.float64)
+        return torch.cat([sums.flatten(), (weights_HTS * ahead).max().double()[None]])
+
+    found = trace.collect(["blocks.*.attention.weights"], look)
+    worst = future = 0.0
+    for layer, block in enumerate(trace.model.layers):
+        values = found[f"blocks.{layer}.attention.weights"]
+        future = max(future, float(values[-1]))
+        sums = values[:-1].view(trace.config.num_heads, -1)
+        if block.attention.sinks is not None:
+            sums = sums + _sink_shares(trace, layer)
+        worst = max(worst, float((sums - 1).abs().max()))
+    return worst, future
+
+
+def _sink_shares(trace: Trace, layer: int) -> Tensor:
+    """What the sinks of a layer take of every row (H, T), from its scores."""
+    sinks = trace.model.layers[layer].attention.sinks
+    assert sinks is not None
+    scores = trace.collect([f"blocks.{layer}.attention.scores"])[f"blocks.{layer}.attention.scores"].double()
+    return (sinks.double()[:, None] - torch.logaddexp(scores.logsumexp(-1), sinks.double()[:, None])).exp()
+
+
+def _blocks(trace: Trace) -> float:
+    """The largest error of x + attention + feed-forward, with the norms behind sums where they stand there."""
+    values = trace.collect(["blocks.*.attention_output", "blocks.*.feed_forward_output"])
+    worst = 0.0
+    for layer, block in enumerate(trace.model.layers):
+        found = trace.residuals[layer].double()
+        for name, norm in (("attention", block.attention_norm), ("feed_forward", block.feed_forward_norm)):
+            found = found + values[f"blocks.{layer}.{name}_output"].double()
+            if block.position == "post":
+                frozen = FrozenNorm.of(norm, found)
+                found = frozen.linear(found) + frozen.shift
+        worst = max(worst, _error(found, trace.residuals[layer + 1].double()))
+    return worst
+
+
+def _logits(trace: Trace) -> list[Check]:
+    """Of the traced logits: those of the last lens, of an unwatched pass both ways, and of a prefix."""
+    model, length = trace.model, trace.num_tokens
+    ids = torch.tensor([trace.token_ids], device=model.device)
+    traced = trace["logits"].double()
+    lens = torch.cat([log_p for _, log_p in trace.log_probabilities(trace.residuals[-1])])
+    eager = model.sharing_copy()
+    eager.config = model.config.replace(attention_backend="eager")
+    half = max(1, length // 2)
+    prefix = model(ids[:, :half])[0]
+    return [
+        Check("last row of the lens = the prediction", _error(lens, traced.log_softmax(-1)), _limit(trace)),
+        Check("traced logits = untraced logits step by step, bit for bit", _error(eager(ids)[0], traced), 0.0),
+        Check("traced logits = untraced logits of the fast kernels", _error(model(ids)[0], traced), _limit(trace)),
+        Check("what comes later changes nothing before it", _error(prefix, traced[:half]), _limit(trace)),
+    ]
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number expected."""
+    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+
+
+def _limit(trace: Trace) -> float:
+    return _ROUNDINGS * torch.finfo(trace.residuals.dtype).eps

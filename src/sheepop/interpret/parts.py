@@ -1,0 +1,186 @@
+"""What the residual stream is the sum of: token, positions, every head, every feed-forward network.
+
+A norm divides by what it measured, so it is not linear. With its measurements held fixed it is, and what a part of a
+sum becomes behind it is well defined; the parts then sum to what the network has (Elhage et al. 2021, "A Mathematical
+Framework for Transformer Circuits"). Sums are taken in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.interpret.trace import Trace
+from sheepop.model.attention.layer import Attention
+from sheepop.model.norms import ZeroCenteredRMSNorm
+from sheepop.model.probe import watch
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """A norm as the linear map that it is with the mean and scale of one input (..., D) held fixed.
+
+    ``norm(x) = linear(x) + shift`` for that input; `mean` and `scale` (..., 1) are what it subtracts and divides by.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    shift: Tensor
+    centres: bool = False
+
+    @classmethod
+    def of(cls, norm: nn.Module | None, x: Tensor) -> FrozenNorm:
+        """`norm` at `x`; None is the identity."""
+        mean, ones = torch.zeros_like(x[..., :1]), x.new_ones(x.shape[-1])
+        if norm is None:
+            return cls(mean, mean + 1, ones, ones * 0)
+        if isinstance(norm, nn.LayerNorm):
+            mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+            shift = ones * 0 if norm.bias is None else norm.bias.to(x)
+            return cls(mean, (variance + norm.eps).sqrt(), norm.weight.to(x), shift, centres=True)
+        assert isinstance(norm, ZeroCenteredRMSNorm | nn.RMSNorm)
+        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+        weight = norm.weight.to(x) + (1.0 if isinstance(norm, ZeroCenteredRMSNorm) else 0.0)
+        return cls(mean, (x.square().mean(-1, keepdim=True) + eps).sqrt(), weight, ones * 0)
+
+    def linear(self, part: Tensor) -> Tensor:
+        """What a part (..., D) of the input becomes."""
+        centred = part - part.mean(-1, keepdim=True) if self.centres else part
+        return centred / self.scale * self.weight
+
+
+@dataclass(eq=False)
+class Parts:
+    """Vectors (D,) with names; their sum is the residual stream at one position."""
+
+    names: list[str] = field(default_factory=list)
+    vectors: list[Tensor] = field(default_factory=list)
+
+    @property
+    def total(self) -> Tensor:
+        """Their sum (D,)."""
+        return torch.stack(self.vectors).sum(0)
+
+    def add(self, name: str, vector: Tensor) -> None:
+        """One more part, unless it is nothing."""
+        if bool(vector.any()):
+            self.names.append(name)
+            self.vectors.append(vector.double())
+
+    def normalise(self, norm: nn.Module | None, name: str) -> None:
+        """Takes every part through a norm of their sum; what that adds of its own is a part, too."""
+        if norm is not None:
+            frozen = FrozenNorm.of(norm, self.total)
+            self.vectors = [frozen.linear(vector) for vector in self.vectors]
+            self.add(name, frozen.shift)
+
+
+def project_heads(attention: Attention, heads_HC: Tensor) -> tuple[Tensor, Tensor]:
+    """What the output projection makes of each head alone (H, D), and its bias (D,)."""
+    own = torch.eye(len(heads_HC), device=heads_HC.device, dtype=heads_HC.dtype)
+    alone = (own[:, :, None] * heads_HC).flatten(1)  # row h has what head h wrote, and zeros
+    bias = attention.o_proj(torch.zeros_like(alone[:1]))
+    return attention.o_proj(alone) - bias, bias[0]
+
+
+@torch.no_grad()
+def parts_of(trace: Trace, position: int) -> Parts:
+    """The parts of the residual stream behind the last block, each as it has become there.
+
+    They are the token's vector, its n-grams' and its position's, ``head l.h`` for every head, ``feed-forward l`` for
+    every layer, and the biases of attention and of norms where there are some.
+    """
+    parts, model = _embedded(trace, position), trace.model
+    heads, outputs = "blocks.*.attention.head_outputs", ["blocks.*.attention_output", "blocks.*.feed_forward_output"]
+    cuts = {heads: lambda value_HTC: value_HTC[:, position]}
+    values = trace.collect([heads, *outputs], cuts | dict.fromkeys(outputs, lambda value_TD: value_TD[position]))
+    for layer, block in enumerate(model.layers):
+        attended = Parts()
+        added, bias = project_heads(block.attention, values[f"blocks.{layer}.attention.head_outputs"])
+        for head, vector in enumerate(added):
+            attended.add(f"head {layer}.{head}", vector)
+        attended.add(f"attention bias {layer}", bias)
+        if attended.vectors:
+            attended.normalise(block.attention_output_norm, f"attention norm {layer}")
+        parts.names += attended.names
+        parts.vectors += attended.vectors
+        if block.position == "post":
+            parts.normalise(block.attention_norm, f"attention norm {layer}")
+        parts.add(f"feed-forward {layer}", values[f"blocks.{layer}.feed_forward_output"])
+        if block.position == "post":
+            parts.normalise(block.feed_forward_norm, f"feed-forward norm {layer}")
+    return parts
+
+
+def _embedded(trace: Trace, position: int) -> Parts:
+    """What stands before the first block."""
+    model, parts = trace.model, Parts()
+    ids = torch.tensor([trace.token_ids], device=model.device)
+    parts.add("token", model.embedding(ids[0, [position]])[0].double() * model.embedding_scale)
+    if model.ngrams is not None:
+        parts.add("n-grams", model.ngrams(ids)[0, position])
+    parts.normalise(model.embedding_norm, "embedding norm")
+    if model.added_positions is not None:
+        parts.add("position", trace.residuals[0, position].double() - trace.embedded[position].double())
+    return parts
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """How much each part of the residual stream adds to a logit at a position: `names` with `values`.
+
+    With a `rival` it is the difference of two logits. They sum to `total`, the logit before a soft cap.
+    """
+
+    position: int
+    token_id: int
+    rival: int | None
+    names: list[str]
+    values: list[float]
+
+    @property
+    def total(self) -> float:
+        """The sum of the values."""
+        return sum(self.values)
+
+
+@torch.no_grad()
+def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | None = None) -> Attribution:
+    """What every part writes into the logit of `token_id` directly, not by way of later blocks.
+
+    The final norm is held fixed. Raises `IndexError` for a position or a token that is not there.
+    """
+    position = range(trace.num_tokens)[position]
+    vocabulary = range(trace.config.vocabulary)
+    weight = trace.model.lm_head.weight
+    direction = weight[vocabulary[token_id]].double()
+    if rival is not None:
+        direction = direction - weight[vocabulary[rival]].double()
+    parts = parts_of(trace, position)
+    parts.normalise(trace.model.final_norm, "final norm")
+    values = (torch.stack(parts.vectors) @ direction / trace.config.width_multiplier).tolist()
+    return Attribution(position, token_id, rival, parts.names, values)
+
+
+def gradient_times_input(trace: Trace, position: int, token_id: int) -> list[float]:
+    """For every token up to `position`, its vector times the gradient of the log-probability of `token_id` behind it.
+
+    To first order it is what the log-probability, in nats, would lose if the token's vector were 0 (Li et al. 2016,
+    "Visualizing and Understanding Neural Models in NLP"). Raises `IndexError` for a position that is not there.
+    """
+    position = range(trace.num_tokens)[position]
+    leaves: list[Tensor] = []
+
+    def leaf(value_BTD: Tensor) -> Tensor:
+        leaves.append(value_BTD.detach().requires_grad_())
+        return leaves[0]
+
+    ids = torch.tensor([trace.token_ids[: position + 1]], device=trace.model.device)
+    with torch.enable_grad(), watch(trace.model, {"embedded": leaf}):
+        log_p = trace.model(ids, logits_to_keep=1)[0, -1].float().log_softmax(-1)[token_id]
+        (gradient,) = torch.autograd.grad(log_p, leaves)
+    found: list[float] = (gradient.double() * leaves[0].detach().double()).sum(-1)[0].tolist()
+    return found

@@ -1,0 +1,216 @@
+"""Pictures of a trace for paper: each is a figure and the numbers that it shows, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sheepop.core.facts import visible_line
+from sheepop.generate import GenerationConfig
+from sheepop.generate.sampler import apply_temperature, apply_top_k, apply_top_p
+from sheepop.interpret.embedding_map import embedding_map
+from sheepop.interpret.lens import Lens, residual_norms
+from sheepop.interpret.parts import Attribution
+from sheepop.interpret.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Beyond so many tokens a label each cannot be read, so some are left out; beyond so many letters a label is cut.
+_MOST_LABELS, _LABEL = 48, 14
+_WRITTEN_CELLS = 24
+_FIRST, _SECOND = "#0072b2", "#e69f00"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its name and the numbers that it shows."""
+
+    name: str
+    figure: Figure
+    data: dict[str, Any]
+
+
+def labels_of(trace: Trace) -> list[str]:
+    """The tokens as labels; spaces and line ends can be seen, and what the font lacks is written as its number."""
+    return [_label(token.text) for token in trace.tokens]
+
+
+def attention_pictures(trace: Trace) -> Iterator[Picture]:
+    """For every layer the weights of all heads: a row is a query, a column a key."""
+    labels = labels_of(trace)
+    for layer in range(trace.num_layers):
+        weights_HTS = trace[f"blocks.{layer}.attention.weights"].float().cpu()
+        columns = math.ceil(math.sqrt(len(weights_HTS)))
+        rows = math.ceil(len(weights_HTS) / columns)
+        side = min(4.5, max(2.2, 0.16 * len(labels) + 1.2))
+        figure = _figure(side * columns + 0.8, side * rows + 0.5)
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for head, weights_TS in enumerate(weights_HTS):
+            place = axes[head // columns, head % columns]
+            image = place.imshow(weights_TS, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+            place.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
+            _name_ticks(place, "y", labels if head % columns == 0 else [])
+            _name_ticks(place, "x", labels if head + columns >= len(weights_HTS) else [])
+        for empty in range(len(weights_HTS), rows * columns):
+            axes[empty // columns, empty % columns].set_axis_off()
+        figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / (side * rows)), label="Attention weight")
+        yield Picture(f"attention_L{layer}", figure, {"tokens": labels, "weights": weights_HTS.tolist()})
+
+
+def lens_picture(trace: Trace, lens: Lens) -> Picture:
+    """The likeliest next token at every layer and position; colour is its probability."""
+    labels, best = labels_of(trace), lens.probabilities[..., 0]
+    layers = ["embedding", *(f"block {layer}" for layer in range(trace.num_layers))]
+    words = [[_label(trace.text_of(int(token_id))) for token_id in row] for row in lens.ids[..., 0]]
+    figure = _figure(min(20, max(5, 0.75 * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4))
+    axes = figure.subplots()
+    image = axes.imshow(best.flip(0), vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
+    if len(labels) <= _WRITTEN_CELLS:
+        for row, found in enumerate(reversed(words)):
+            for column, word in enumerate(found):
+                dark = float(best.flip(0)[row, column]) > 0.6
+                _write(axes, column, row, word, color="white" if dark else "black")
+    _name_ticks(axes, "x", labels)
+    axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
+    axes.set_title("What each layer would say comes next", loc="left", fontsize=11)
+    figure.colorbar(image, ax=axes, label="Probability")
+    data = {"tokens": labels, "layers": layers, "words": words, "probabilities": best.tolist()}
+    return Picture("lens", figure, {**data, "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist()})
+
+
+def norms_picture(trace: Trace) -> Picture:
+    """The length of the residual stream at every layer, one line a token."""
+    norms = residual_norms(trace)
+    figure = _figure(7, 4)
+    axes = figure.subplots()
+    axes.plot(norms, color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
+    axes.plot(norms.median(1).values, color=_SECOND, linewidth=2, label="Median of the tokens")
+    axes.set(xlabel="Blocks passed", ylabel="Length", yscale="log")
+    axes.set_title("Length of the residual stream", loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=8)
+    _plain(axes)
+    return Picture("residual_norms", figure, {"tokens": labels_of(trace), "norms": norms.tolist()})
+
+
+def embedding_picture(trace: Trace) -> Picture:
+    """The prompt's tokens on the two axes of largest variance of their embeddings."""
+    found = embedding_map(trace.model, trace.token_ids)
+    figure = _figure(6.5, 5.5)
+    axes = figure.subplots()
+    axes.scatter(found.points[:, 0], found.points[:, 1], color=_FIRST, s=18)
+    words = [_label(trace.text_of(token_id)) for token_id in found.token_ids]
+    for (x, y), word in zip(found.points.tolist(), words, strict=True):
+        axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=8, parse_math=False)
+    shares = [f"{share:.1%}" for share in found.explained]
+    axes.set(xlabel=f"First axis ({shares[0]} of the variance)", ylabel=f"Second axis ({shares[1]})")
+    axes.set_title("Embeddings of the prompt's tokens", loc="left", fontsize=11)
+    _plain(axes)
+    data = {"tokens": words, "points": found.points.tolist(), "explained": list(found.explained)}
+    return Picture("embedding_map", figure, data)
+
+
+def next_token_picture(trace: Trace, position: int, config: GenerationConfig, count: int = 20) -> Picture:
+    """The likeliest tokens behind a position, and what temperature, top-k and top-p leave of them."""
+    logits = trace.logits_behind(position)[None].float().cpu()
+    scores = apply_temperature(logits, config.temperature or 1.0)
+    if config.top_k is not None:
+        scores = apply_top_k(scores, config.top_k)
+    if config.top_p < 1:
+        scores = apply_top_p(scores, config.top_p)
+    before, after = logits.softmax(-1)[0], scores.softmax(-1)[0]
+    best = before.topk(min(count, len(before))).indices
+    words = [_label(trace.text_of(token_id)) for token_id in best.tolist()]
+    figure = _figure(7, 0.26 * len(words) + 1.4)
+    axes = figure.subplots()
+    rows = torch.arange(len(words))
+    axes.barh(rows - 0.2, before[best], height=0.38, color=_FIRST, label="As the model has it")
+    axes.barh(rows + 0.2, after[best], height=0.38, color=_SECOND, label=_settings(config))
+    axes.set_yticks(rows, words, fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("Probability")
+    axes.set_title(f"What comes behind token {position}", loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=8)
+    _plain(axes)
+    data = {"position": position, "token_ids": best.tolist(), "tokens": words, "probabilities": before[best].tolist()}
+    return Picture("next_token", figure, {**data, "drawn_with": after[best].tolist(), "settings": _settings(config)})
+
+
+def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Picture:
+    """The parts of the network that raise or lower a logit most."""
+    order = sorted(range(len(found.values)), key=lambda part: -abs(found.values[part]))
+    shown = order[:count]
+    names, values = [found.names[part] for part in shown], [found.values[part] for part in shown]
+    if rest := [found.values[part] for part in order[count:]]:
+        names, values = [*names, f"{len(rest)} others"], [*values, sum(rest)]
+    figure = _figure(7, 0.24 * len(names) + 1.4)
+    axes = figure.subplots()
+    axes.barh(range(len(names)), values, color=[_FIRST if value >= 0 else _SECOND for value in values])
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(0, color="#848b94", linewidth=0.8)
+    word = _label(trace.text_of(found.token_id))
+    against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
+    axes.set_xlabel("Nats")
+    title = f"What writes {word}{against} behind token {found.position}: {found.total:.2f} in all"
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    _plain(axes)
+    data = {"position": found.position, "token_id": found.token_id, "rival": found.rival, "total": found.total}
+    return Picture("attribution", figure, {**data, "parts": dict(zip(found.names, found.values, strict=True))})
+
+
+def _settings(config: GenerationConfig) -> str:
+    parts = [f"temperature {config.temperature:g}"]
+    parts += [] if config.top_k is None else [f"top-k {config.top_k}"]
+    parts += [f"top-p {config.top_p:g}"] if config.top_p < 1 else []
+    return ", ".join(parts)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
+    """Names the rows or columns of a map, or every so many of them."""
+    step = max(1, math.ceil(len(labels) / _MOST_LABELS))
+    places, names = range(0, len(labels), step), labels[::step]
+    if side == "x":
+        axes.set_xticks(places, names, rotation=90, fontsize=7, parse_math=False)
+    else:
+        axes.set_yticks(places, names, fontsize=7, parse_math=False)
+
+
+def _write(axes: Axes, x: float, y: float, text: str, *, color: str) -> None:
+    axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color, parse_math=False)
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(text: str) -> str:
+    shown = visible_line(text).replace("\t", "\\t").replace(" ", "\u2423")
+    cut = shown if len(shown) <= _LABEL else f"{shown[: _LABEL - 1]}…"
+    return "".join(letter if ord(letter) in _glyphs() else f"U+{ord(letter):04X}" for letter in cut)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """What the font of the pictures can write."""
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

@@ -1,0 +1,115 @@
+"""A trace on disk: ``trace.safetensors`` with its tensors, and ``manifest.json`` with everything else.
+
+A short prompt's trace has the tensor of every probe, a long one's the residual stream only; the rest of a long one is
+computed again by the model. Whole tensors need not be read: `StoredTrace.read` gives slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sheepop.core.errors import DataError
+from sheepop.core.files import damaged_files, read_json, write_json
+from sheepop.interpret.checks import Check
+from sheepop.interpret.trace import Trace
+
+FORMAT, FORMAT_VERSION = "sheepop-trace", 1
+EMBEDDED, RESIDUALS = "embedded", "residuals"
+_MANIFEST, _TENSORS = "manifest.json", "trace.safetensors"
+# A trace with all of its tensors may be so large on the disk.
+_WHOLE_BYTES = 2**28
+
+
+def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: str, **more: Any) -> None:
+    """Writes a trace into `directory`, which exists; `model` says where its weights are, `more` goes into the manifest.
+
+    The directory's files are checksummed by the caller, with `write_checksums`, when all of them are there.
+    """
+    tensors = {EMBEDDED: trace.embedded, RESIDUALS: trace.residuals}
+    is_whole = _whole_bytes(trace) <= _WHOLE_BYTES
+    if is_whole:
+        tensors |= trace.collect(["blocks.*"]) | {"final": trace["final"], "logits": trace["logits"]}
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, directory / _TENSORS)
+    write_json(
+        directory / _MANIFEST,
+        {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "model": model,
+            "prompt": trace.prompt.text,
+            "is_whole": is_whole,
+            "tokens": [token.to_dict() for token in trace.tokens],
+            "predictions": [prediction.to_dict() for prediction in trace.predictions],
+            "checks": [check.to_dict() for check in checks],
+            "config": trace.config.model_dump(mode="json"),
+            **more,
+        },
+    )
+
+
+def _whole_bytes(trace: Trace) -> int:
+    """The size of all tensors of a trace, about."""
+    config, length = trace.config, trace.num_tokens
+    scores = 2 * config.num_heads * length**2
+    widths = 8 * config.d_model + 4 * config.ffn_size + 6 * config.num_heads * config.head_size
+    numbers = trace.num_layers * (scores + length * widths) + length * config.vocabulary
+    return numbers * trace.residuals.element_size()
+
+
+@dataclass(frozen=True)
+class StoredTrace:
+    """A trace that was written; tensors are read when they are asked for."""
+
+    directory: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, directory: str | Path) -> StoredTrace:
+        """Opens and verifies it; raises `DataError` for one that is damaged, none at all, or of a newer format."""
+        directory = Path(directory)
+        if problems := damaged_files(directory):
+            raise DataError(f"The trace in {directory} cannot be read: {problems[0]}. Trace the prompt again.")
+        found = read_json(directory / _MANIFEST, DataError)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise DataError(f"{directory / _MANIFEST} does not describe a trace.")
+        if found.get("format_version") != FORMAT_VERSION:
+            raise DataError(
+                f"{directory} has format version {found.get('format_version')} of traces; this SheepOp reads "
+                f"{FORMAT_VERSION}. Install a newer SheepOp."
+            )
+        return cls(directory, found)
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that are there."""
+        with self._tensors() as file:
+            return sorted(file.keys())
+
+    def shape(self, name: str) -> list[int]:
+        """Of a tensor; raises `KeyError` where there is none of that name."""
+        with self._tensors() as file:
+            return list(self._slice(file, name).get_shape())
+
+    def read(self, name: str, *index: int | slice) -> Tensor:
+        """A tensor or a slice of it, and no more than that is read: ``read("logits", slice(0, 8))`` are eight rows."""
+        with self._tensors() as file:
+            found: Tensor = self._slice(file, name)[index or (slice(None),)]
+            return found
+
+    def _tensors(self) -> Any:
+        try:
+            return safe_open(self.directory / _TENSORS, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{self.directory / _TENSORS} cannot be read: {error}.") from None
+
+    def _slice(self, file: Any, name: str) -> Any:
+        if name not in file.keys():  # noqa: SIM118 - it is no mapping
+            raise KeyError(f"{self.directory} has no tensor {name!r}; stored.names lists all of them")
+        return file.get_slice(name)

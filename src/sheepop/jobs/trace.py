@@ -1,0 +1,123 @@
+"""Traces a prompt through a model: tensors, checks, pictures and their data in one directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sheepop.core.console import Console
+from sheepop.core.errors import OutputError, UsageError
+from sheepop.core.files import atomic_directory, write_checksums, write_json
+from sheepop.generate import GenerationConfig
+from sheepop.interpret.checks import Check, check_trace
+from sheepop.interpret.lens import Lens, logit_lens
+from sheepop.interpret.parts import Attribution, direct_attribution
+from sheepop.interpret.pictures import (
+    Picture,
+    attention_pictures,
+    attribution_picture,
+    embedding_picture,
+    lens_picture,
+    next_token_picture,
+    norms_picture,
+)
+from sheepop.interpret.store import write_trace
+from sheepop.interpret.trace import Trace
+from sheepop.jobs.generate import load_adapted
+from sheepop.report import save_png, save_svg
+from sheepop.tokenizer import Tokenizer
+
+# Maps of more tokens than this have less than a point of paper for each.
+_MOST_DRAWN = 512
+
+
+@dataclass(frozen=True)
+class TraceOutcome:
+    """A trace with what was read off it."""
+
+    directory: Path | None
+    trace: Trace
+    checks: list[Check]
+    lens: Lens
+    attribution: Attribution
+
+
+def trace_prompt(
+    model: str | Path,
+    prompt: str,
+    output: Path | None = None,
+    *,
+    position: int = -1,
+    token: str | None = None,
+    rival: str | None = None,
+    config: GenerationConfig | None = None,
+    adapters: Sequence[str | Path] = (),
+    device: str = "auto",
+    dtype: str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> TraceOutcome:
+    """Follows `prompt` through a model and, with an `output`, writes what was found into that directory.
+
+    What is predicted behind `position` is attributed to the parts of the network: the logit of `token`, by default the
+    likeliest, less that of `rival` if there is one. Raises `UsageError` for a position that is not there and for a
+    text that is no single token.
+    """
+    if output is not None and output.exists() and not overwrite:
+        raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
+    console = console or Console.silent()
+    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
+    trace = Trace.of(loaded.model, loaded.tokenizer, prompt)
+    if not -trace.num_tokens <= position < trace.num_tokens:
+        raise UsageError(f"--position {position} is none of the {trace.num_tokens} tokens of the prompt.")
+    position %= trace.num_tokens
+    wanted = trace.predictions[position].top[0][0] if token is None else _single(loaded.tokenizer, token)
+    attribution = direct_attribution(
+        trace, position, wanted, None if rival is None else _single(loaded.tokenizer, rival)
+    )
+    outcome = TraceOutcome(output, trace, check_trace(trace), logit_lens(trace), attribution)
+    if output is not None:
+        _write(outcome, output, str(loaded.directory), config or GenerationConfig(), overwrite, console)
+    return outcome
+
+
+def _single(tokenizer: Tokenizer, text: str) -> int:
+    """The token of a text; raises `UsageError` where it is not one alone."""
+    ids = tokenizer.encode(text, allow_special=True)
+    if len(ids) != 1:
+        raise UsageError(f"{text!r} is {len(ids)} tokens of this model, not one. A space in front may be part of it.")
+    return ids[0]
+
+
+def _write(
+    outcome: TraceOutcome, output: Path, model: str, config: GenerationConfig, overwrite: bool, console: Console
+) -> None:
+    trace = outcome.trace
+    pictures: list[Picture] = [
+        lens_picture(trace, outcome.lens),
+        norms_picture(trace),
+        embedding_picture(trace),
+        next_token_picture(trace, outcome.attribution.position, config),
+        attribution_picture(trace, outcome.attribution),
+    ]
+    with atomic_directory(output, replace=overwrite) as place:
+        write_trace(trace, place, outcome.checks, model)
+        count = len(pictures) + trace.num_layers
+        with console.progress("Pictures", count, "pictures") as progress:
+            for picture in pictures:
+                _save(picture, place)
+                progress.advance()
+            if trace.num_tokens > _MOST_DRAWN:
+                console.warn(f"Attention of more than {_MOST_DRAWN} tokens is not drawn; its numbers can be asked for.")
+            else:
+                for picture in attention_pictures(trace):
+                    _save(picture, place)
+                    progress.advance()
+        write_checksums(place)
+
+
+def _save(picture: Picture, place: Path) -> None:
+    save_png(picture.figure, place / f"{picture.name}.png")
+    save_svg(picture.figure, place / f"{picture.name}.svg")
+    write_json(place / f"{picture.name}.json", picture.data)

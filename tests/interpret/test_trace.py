@@ -1,0 +1,122 @@
+"""A trace has the numbers of the pass, and its invariants hold for every network that can be configured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from sheepop.core.config import validate
+from sheepop.core.errors import UsageError
+from sheepop.interpret.checks import check_trace
+from sheepop.interpret.trace import Trace
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.probe import record
+from sheepop.tokenizer import CharTokenizer
+
+from ..config_space import LENGTH, VOCAB, valid_settings
+from ..model.architectures import ARCHITECTURES
+from .conftest import shaken
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3][:LENGTH]
+DECODERS = {name: config for name, config in ARCHITECTURES.items() if config.architecture == "decoder"}
+
+
+def check(model: Transformer, ids: list[int]) -> None:
+    """Every tensor is what a recorded pass has, to the bit, and every invariant holds."""
+    trace = Trace.of(model, CharTokenizer(), ids)
+    names = [name for name in trace.names if name != "logits"]
+    with torch.no_grad(), record(model.eval(), [*names, "logits"]) as values:
+        model(torch.tensor([ids]))
+    for name in [*names, "logits"]:
+        expected = values[name]
+        assert torch.equal(trace[name].flatten(), expected.flatten()), name
+    assert [(found.name, found.error) for found in check_trace(trace) if not found.holds] == []
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_architecture_is_traced_to_the_bit(name: str) -> None:
+    check(shaken(build_model(DECODERS[name], seed=3)), [7, 1, 4, 4, 30, 2, 9, 7, 1, 4, 11])
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(keys=valid_settings())
+def test_every_valid_configuration_is_traced_to_the_bit(keys: dict[str, Any]) -> None:
+    # In float64 no rounding can send a token to another expert.
+    check(shaken(build_model(validate(ModelConfig, keys), seed=0)).double(), [i % VOCAB for i in IDS])
+
+
+def test_a_broken_number_breaks_its_invariant(traced: Callable[..., Trace]) -> None:
+    trace = traced()
+    trace.residuals[2, 5, 7] += 1e-6
+    broken = [found.name for found in check_trace(trace) if not found.holds]
+    assert "residual stream = what it had before + both branches, in every block" in broken
+    weight = trace.model.layers[1].attention.o_proj.weight
+    with torch.no_grad():
+        weight[0, 0] += 1e-3
+    assert not next(found for found in check_trace(trace) if "bit for bit" in found.name).holds
+
+
+def test_one_weight_changes_what_depends_on_it_and_nothing_else(network: Callable[..., Transformer]) -> None:
+    model = network()
+    before = Trace.of(model, CharTokenizer(), "ABCDEF")
+    kept = {name: before[name] for name in before.names}
+    model.layers[1].attention.k_proj.weight[0, 0] += 0.5  # of head 0
+    after = Trace.of(model, CharTokenizer(), "ABCDEF")
+    changed = {name for name in before.names if not torch.equal(kept[name], after[name])}
+    untouched = [name for name in before.names if name.startswith("blocks.0.") or name in ("embedded", "positioned")]
+    own = [f"blocks.1.attention.{name}" for name in ("q", "v", "rotated_q")] + ["blocks.1.attention_input"]
+    assert not changed & {*untouched, *own}
+    assert {"blocks.1.attention.k", "blocks.1.attention.weights", "blocks.2.output", "logits"} <= changed
+    assert torch.equal(kept["blocks.1.attention.weights"][1:], after["blocks.1.attention.weights"][1:]), "other heads"
+
+
+def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:
+    trace = traced()
+    pattern = "blocks.*.attention.weights"
+    found = trace.collect([pattern], lambda weights_HTS: weights_HTS[2, -1])
+    assert list(found) == [f"blocks.{layer}.attention.weights" for layer in range(3)]
+    for name, row in found.items():
+        assert torch.equal(row, trace[name][2, -1])
+        assert row.untyped_storage().nbytes() == row.nbytes
+
+
+def test_predictions_are_those_of_a_slow_loop(traced: Callable[..., Trace]) -> None:
+    trace = traced()
+    logits = trace["logits"]
+    for position, found in enumerate(trace.predictions):
+        p = [math.exp(float(x) - float(logits[position].logsumexp(0))) for x in logits[position]]
+        assert found.entropy == pytest.approx(-sum(x * math.log(x) for x in p if x))
+        assert [token for token, _ in found.top] == sorted(range(len(p)), key=lambda token: -p[token])[:10]
+        if position + 1 == trace.num_tokens:
+            assert (found.token_id, found.logprob, found.rank) == (None, None, None)
+            continue
+        actual = trace.token_ids[position + 1]
+        assert found.token_id == actual and found.logprob == pytest.approx(math.log(p[actual]))
+        assert found.rank == 1 + sum(x > p[actual] for x in p)
+
+
+def test_tokens_have_their_bytes(network: Callable[..., Transformer]) -> None:
+    text = "a<b>\x1b</script>é"
+    found = Trace.of(network(vocab_size=300), CharTokenizer(), text).tokens
+    joined = text.encode()
+    assert b"".join(bytes.fromhex(token.bytes) for token in found) == joined
+    assert [joined[token.begin : token.end].hex() for token in found] == [token.bytes for token in found]
+    assert "\\x1b" in [token.text for token in found], "no control character reaches a terminal"
+
+
+def test_prompts_that_cannot_be_traced_are_refused(network: Callable[..., Transformer]) -> None:
+    model, tokenizer = network(), CharTokenizer()
+    assert Trace.of(model, tokenizer, "x" * 32).num_tokens == 32
+    with pytest.raises(UsageError, match="The prompt has 33 tokens, but the model reads 32"):
+        Trace.of(model, tokenizer, "x" * 33)
+    with pytest.raises(UsageError, match="empty"):
+        Trace.of(model, tokenizer, "")
+    with pytest.raises(UsageError, match="encoder-decoder"):
+        Trace.of(build_model(ARCHITECTURES["pairs"], 0), tokenizer, "x")
+    with pytest.raises(KeyError, match=r"no probe is named 'blocks\.9\.output'"):
+        Trace.of(model, tokenizer, "x")["blocks.9.output"]
