@@ -11,12 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from sheepop.core.config import validate
+from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.trace import Trace
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.probe import record
-from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 
 from ..config_space import LENGTH, VOCAB, valid_settings
 from ..model.architectures import ARCHITECTURES
@@ -101,12 +102,17 @@ def test_predictions_are_those_of_a_slow_loop(traced: Callable[..., Trace]) -> N
 
 
 def test_tokens_have_their_bytes(network: Callable[..., Transformer]) -> None:
-    text = "a<b>\x1b</script>é"
-    found = Trace.of(network(vocab_size=300), CharTokenizer(), text).tokens
+    text = "a<b>\x1b</script>é שלום"
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=260), ["é script"], console=Console.silent())
+    found = Trace.of(network(vocab_size=300), tokenizer, text).tokens
     joined = text.encode()
     assert b"".join(bytes.fromhex(token.bytes) for token in found) == joined
     assert [joined[token.begin : token.end].hex() for token in found] == [token.bytes for token in found]
-    assert "\\x1b" in [token.text for token in found], "no control character reaches a terminal"
+    shown = [token.text for token in found]
+    assert "\\x1b" in shown, "no control character reaches a terminal"
+    assert "<D7>" in shown, "half a character is shown as its bytes"
+    unknown = Trace.of(network(), CharTokenizer(), "aéb").tokens
+    assert [token.begin for token in unknown] == [None, None, None], "what is not the prompt's has no place in it"
 
 
 def test_prompts_that_cannot_be_traced_are_refused(network: Callable[..., Transformer]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
-from sheepop.core.facts import visible_line
+from sheepop.core.facts import counted, visible_line
 
 if TYPE_CHECKING:
     from sheepop.jobs.trace import TraceOutcome
@@ -31,6 +31,9 @@ def trace(
         str | None, typer.Option(help="Explain the logit of this token.", show_default="the likeliest")
     ] = None,
     against: Annotated[str | None, typer.Option(help="Less the logit of this one.", show_default="none")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Show how far this model is from the first.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Of the picture of the next token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Likewise.", show_default="all")] = None,
     top_p: Annotated[float, typer.Option(help="Likewise.")] = 1.0,
@@ -60,7 +63,8 @@ def trace(
     given = text if prompt is None else prompt
     if given is None or (text is not None and prompt is not None):
         raise UsageError("Give one prompt, behind the model or with --prompt.")
-    resolve_model_directory(model)
+    for place in (model, *([] if compare is None else [compare])):
+        resolve_model_directory(place)
     from sheepop.core.config import validate
     from sheepop.generate import GenerationConfig
     from sheepop.jobs.trace import trace_prompt
@@ -73,6 +77,7 @@ def trace(
         position=position,
         token=token,
         rival=against,
+        compare=compare,
         config=validate(GenerationConfig, settings),
         adapters=adapter or (),
         device=device or "auto",
@@ -84,9 +89,8 @@ def trace(
         print_json(_as_data(outcome))
         return
     if not quiet:
-        print_text(
-            "\n".join([*_tokens(outcome), "", *_layers(outcome), "", *_parts(outcome), "", *_checks(outcome), ""])
-        )
+        for lines in (_tokens(outcome), _layers(outcome), _parts(outcome), _changes(outcome), _checks(outcome)):
+            print_text("\n".join([*lines, "", ""]) if lines else "")
     if output is not None:
         print_text(f"Written: {output}\n")
 
@@ -128,6 +132,22 @@ def _parts(outcome: TraceOutcome) -> list[str]:
     return lines + [f"  {value:+8.3f}  {name}" for value, name in ranked[:_PARTS]]
 
 
+def _changes(outcome: TraceOutcome) -> list[str]:
+    """How far the second model is from the first."""
+    found = outcome.comparison
+    if found is None:
+        return []
+    lines = ["How far the second model's residual stream is from the first's, over its length (mean of the tokens):"]
+    for layer, distance in enumerate(found.distance.mean(1).tolist()):
+        lines.append(f"  {'embedding' if layer == 0 else f'block {layer - 1}':>10} {distance:8.4f}")
+    total = counted(len(found.divergence), "position")
+    return [
+        *lines,
+        f"Predictions: {float(found.divergence.mean()):.4f} nats apart; at {len(found.changed)} of {total} another "
+        "token is likeliest.",
+    ]
+
+
 def _checks(outcome: TraceOutcome) -> list[str]:
     """Which invariants hold."""
     return [
@@ -152,6 +172,13 @@ def _as_data(outcome: TraceOutcome) -> dict[str, Any]:
             "against": found.rival,
             "total": found.total,
             "parts": dict(zip(found.names, found.values, strict=True)),
+        },
+        "comparison": None
+        if outcome.comparison is None
+        else {
+            "distance": outcome.comparison.distance.tolist(),
+            "divergence": outcome.comparison.divergence.tolist(),
+            "changed": outcome.comparison.changed,
         },
         "checks": [check.to_dict() for check in outcome.checks],
     }

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from sheepop.core.facts import visible_line
+from sheepop.core.facts import counted, visible_line
 from sheepop.generate import GenerationConfig
 from sheepop.generate.sampler import apply_temperature, apply_top_k, apply_top_p
+from sheepop.interpret.comparison import TraceComparison
 from sheepop.interpret.embedding_map import embedding_map
 from sheepop.interpret.lens import Lens, residual_norms
 from sheepop.interpret.parts import Attribution
@@ -54,7 +55,7 @@ def attention_pictures(trace: Trace) -> Iterator[Picture]:
         axes = figure.subplots(rows, columns, squeeze=False)
         for head, weights_TS in enumerate(weights_HTS):
             place = axes[head // columns, head % columns]
-            image = place.imshow(weights_TS, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+            image = place.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
             place.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
             _name_ticks(place, "y", labels if head % columns == 0 else [])
             _name_ticks(place, "x", labels if head + columns >= len(weights_HTS) else [])
@@ -67,11 +68,11 @@ def attention_pictures(trace: Trace) -> Iterator[Picture]:
 def lens_picture(trace: Trace, lens: Lens) -> Picture:
     """The likeliest next token at every layer and position; colour is its probability."""
     labels, best = labels_of(trace), lens.probabilities[..., 0]
-    layers = ["embedding", *(f"block {layer}" for layer in range(trace.num_layers))]
+    layers = _layer_names(trace)
     words = [[_label(trace.text_of(int(token_id))) for token_id in row] for row in lens.ids[..., 0]]
     figure = _figure(min(20, max(5, 0.75 * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4))
     axes = figure.subplots()
-    image = axes.imshow(best.flip(0), vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
+    image = axes.imshow(best.flip(0).numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
     if len(labels) <= _WRITTEN_CELLS:
         for row, found in enumerate(reversed(words)):
             for column, word in enumerate(found):
@@ -90,13 +91,29 @@ def norms_picture(trace: Trace) -> Picture:
     norms = residual_norms(trace)
     figure = _figure(7, 4)
     axes = figure.subplots()
-    axes.plot(norms, color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
-    axes.plot(norms.median(1).values, color=_SECOND, linewidth=2, label="Median of the tokens")
+    axes.plot(norms.numpy(), color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
+    axes.plot(norms.median(1).values.numpy(), color=_SECOND, linewidth=2, label="Median of the tokens")
     axes.set(xlabel="Blocks passed", ylabel="Length", yscale="log")
+    axes.set_xticks(range(0, len(norms), math.ceil(len(norms) / 12)))
     axes.set_title("Length of the residual stream", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8)
     _plain(axes)
     return Picture("residual_norms", figure, {"tokens": labels_of(trace), "norms": norms.tolist()})
+
+
+def comparison_picture(trace: Trace, found: TraceComparison) -> Picture:
+    """How far the second model's residual stream is from the first one's, at every layer and token."""
+    labels = labels_of(trace)
+    layers = _layer_names(trace)
+    figure = _figure(min(20, max(5, 0.5 * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4))
+    axes = figure.subplots()
+    image = axes.imshow(found.distance.flip(0).numpy(), vmin=0, cmap="Oranges", aspect="auto", interpolation="nearest")
+    _name_ticks(axes, "x", labels)
+    axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
+    axes.set_title("What the second model changed", loc="left", fontsize=11)
+    figure.colorbar(image, ax=axes, label="Distance over length")
+    data = {"tokens": labels, "layers": layers, "distance": found.distance.tolist(), "cosine": found.cosine.tolist()}
+    return Picture("comparison", figure, {**data, "divergence": found.divergence.tolist(), "changed": found.changed})
 
 
 def embedding_picture(trace: Trace) -> Picture:
@@ -104,7 +121,8 @@ def embedding_picture(trace: Trace) -> Picture:
     found = embedding_map(trace.model, trace.token_ids)
     figure = _figure(6.5, 5.5)
     axes = figure.subplots()
-    axes.scatter(found.points[:, 0], found.points[:, 1], color=_FIRST, s=18)
+    across, up = found.points.T.tolist()
+    axes.scatter(across, up, color=_FIRST, s=18)
     words = [_label(trace.text_of(token_id)) for token_id in found.token_ids]
     for (x, y), word in zip(found.points.tolist(), words, strict=True):
         axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=8, parse_math=False)
@@ -129,14 +147,14 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
     words = [_label(trace.text_of(token_id)) for token_id in best.tolist()]
     figure = _figure(7, 0.26 * len(words) + 1.4)
     axes = figure.subplots()
-    rows = torch.arange(len(words))
-    axes.barh(rows - 0.2, before[best], height=0.38, color=_FIRST, label="As the model has it")
-    axes.barh(rows + 0.2, after[best], height=0.38, color=_SECOND, label=_settings(config))
+    rows = np.arange(len(words))
+    axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="As the model has it")
+    axes.barh(rows + 0.2, after[best].numpy(), height=0.38, color=_SECOND, label=_settings(config))
     axes.set_yticks(rows, words, fontsize=8, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("Probability")
     axes.set_title(f"What comes behind token {position}", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     _plain(axes)
     data = {"position": position, "token_ids": best.tolist(), "tokens": words, "probabilities": before[best].tolist()}
     return Picture("next_token", figure, {**data, "drawn_with": after[best].tolist(), "settings": _settings(config)})
@@ -148,7 +166,7 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     shown = order[:count]
     names, values = [found.names[part] for part in shown], [found.values[part] for part in shown]
     if rest := [found.values[part] for part in order[count:]]:
-        names, values = [*names, f"{len(rest)} others"], [*values, sum(rest)]
+        names, values = [*names, counted(len(rest), "other")], [*values, sum(rest)]
     figure = _figure(7, 0.24 * len(names) + 1.4)
     axes = figure.subplots()
     axes.barh(range(len(names)), values, color=[_FIRST if value >= 0 else _SECOND for value in values])
@@ -163,6 +181,10 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     _plain(axes)
     data = {"position": found.position, "token_id": found.token_id, "rival": found.rival, "total": found.total}
     return Picture("attribution", figure, {**data, "parts": dict(zip(found.names, found.values, strict=True))})
+
+
+def _layer_names(trace: Trace) -> list[str]:
+    return ["embedding", *(f"block {layer}" for layer in range(trace.num_layers))]
 
 
 def _settings(config: GenerationConfig) -> str:

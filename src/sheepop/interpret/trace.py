@@ -132,10 +132,7 @@ class Trace:
     @cached_property
     def names(self) -> list[str]:
         """All that can be asked for, in the order in which it is computed."""
-        found = list(named_probes(self.model))
-        first = [name for name in ("embedded", "positioned") if name in found]
-        last = ["final", "logits"]
-        return [*first, *(name for name in found if name not in (*first, *last)), *last]
+        return sorted(named_probes(self.model), key=_place)
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor at a probe, such as ``blocks.3.attention.scores``; raises `KeyError` for an unknown name."""
@@ -253,6 +250,24 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
+
+
+# The order of the probes of a block; those of a layer of experts stand among the parts of the feed-forward network.
+_STAGES = (
+    "attention_input", "attention.q", "attention.k", "attention.v", "attention.rotated_q", "attention.rotated_k",
+    "attention.scores", "attention.weights", "attention.head_outputs", "attention_output", "middle",
+    "feed_forward_input", "feed_forward", "feed_forward_output", "output",
+)  # fmt: skip
+_OUTSIDE = {"embedded": -2, "positioned": -1, "final": 1, "logits": 2}
+
+
+def _place(name: str) -> tuple[int, int, int]:
+    """Where a probe stands in a pass."""
+    if name in _OUTSIDE:
+        return _OUTSIDE[name], 0, 0
+    _, layer, inside = name.split(".", 2)
+    stage = next(number for number, stage in enumerate(_STAGES) if inside == stage or inside.startswith(f"{stage}."))
+    return 0, int(layer), stage
 
 
 def _layer_of(name: str) -> int | None:

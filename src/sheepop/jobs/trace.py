@@ -11,12 +11,14 @@ from sheepop.core.errors import OutputError, UsageError
 from sheepop.core.files import atomic_directory, write_checksums, write_json
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.checks import Check, check_trace
+from sheepop.interpret.comparison import TraceComparison, compare_traces
 from sheepop.interpret.lens import Lens, logit_lens
 from sheepop.interpret.parts import Attribution, direct_attribution
 from sheepop.interpret.pictures import (
     Picture,
     attention_pictures,
     attribution_picture,
+    comparison_picture,
     embedding_picture,
     lens_picture,
     next_token_picture,
@@ -41,6 +43,7 @@ class TraceOutcome:
     checks: list[Check]
     lens: Lens
     attribution: Attribution
+    comparison: TraceComparison | None = None
 
 
 def trace_prompt(
@@ -51,6 +54,7 @@ def trace_prompt(
     position: int = -1,
     token: str | None = None,
     rival: str | None = None,
+    compare: str | Path | None = None,
     config: GenerationConfig | None = None,
     adapters: Sequence[str | Path] = (),
     device: str = "auto",
@@ -61,8 +65,8 @@ def trace_prompt(
     """Follows `prompt` through a model and, with an `output`, writes what was found into that directory.
 
     What is predicted behind `position` is attributed to the parts of the network: the logit of `token`, by default the
-    likeliest, less that of `rival` if there is one. Raises `UsageError` for a position that is not there and for a
-    text that is no single token.
+    likeliest, less that of `rival` if there is one. `compare` means a second model, tuned from the first perhaps.
+    Raises `UsageError` for a position that is not there and for a text that is no single token.
     """
     if output is not None and output.exists() and not overwrite:
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
@@ -76,7 +80,11 @@ def trace_prompt(
     attribution = direct_attribution(
         trace, position, wanted, None if rival is None else _single(loaded.tokenizer, rival)
     )
-    outcome = TraceOutcome(output, trace, check_trace(trace), logit_lens(trace), attribution)
+    comparison = None
+    if compare is not None:
+        other = load_adapted(compare, device=device, dtype=dtype)
+        comparison = compare_traces(trace, Trace.of(other.model, other.tokenizer, prompt))
+    outcome = TraceOutcome(output, trace, check_trace(trace), logit_lens(trace), attribution, comparison)
     if output is not None:
         _write(outcome, output, str(loaded.directory), config or GenerationConfig(), overwrite, console)
     return outcome
@@ -101,6 +109,8 @@ def _write(
         next_token_picture(trace, outcome.attribution.position, config),
         attribution_picture(trace, outcome.attribution),
     ]
+    if outcome.comparison is not None:
+        pictures.append(comparison_picture(trace, outcome.comparison))
     with atomic_directory(output, replace=overwrite) as place:
         write_trace(trace, place, outcome.checks, model)
         count = len(pictures) + trace.num_layers

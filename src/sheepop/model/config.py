@@ -134,7 +134,7 @@ class ModelConfig(Config):
     sliding_position_base: float | None = Field(None, gt=1.0, le=1e15)
     """Of `rope`: the base of layers with a sliding window, whose angles are then not scaled; `null`: as in all
     others."""
-    embedding_scale: float | None = Field(None, gt=0.0)
+    embedding_scale: float | None = Field(None, gt=0.0, le=1e6)
     """Multiplies the embeddings; `null` is the root of `d_model` under `sinusoidal` positions (under `mup` that of
     `mup_base_d_model`), otherwise 1."""
     embedding_norm: bool = False
@@ -171,9 +171,9 @@ class ModelConfig(Config):
     """Biases of queries, keys and values; `null` is `bias`."""
     attention_output_bias: bool | None = None
     """The bias of attention's output; `null` is `bias`."""
-    attention_scale: float | None = Field(None, gt=0.0)
+    attention_scale: float | None = Field(None, gt=0.0, le=1e6)
     """Multiplies the scores; `null` is 1 over the root of `head_dim`."""
-    attention_soft_cap: float | None = Field(None, gt=0.0)
+    attention_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """A number c bounds the scores s softly, c tanh(s / c); `null` does not bound them."""
     attention_sinks: bool = False
     """A learned logit per head that takes weight in the softmax and gives no value."""
@@ -191,7 +191,7 @@ class ModelConfig(Config):
     """Share of activations and attention weights set to zero while training."""
     tie_weights: bool = True
     """Whether the output projection is the embedding."""
-    logit_soft_cap: float | None = Field(None, gt=0.0)
+    logit_soft_cap: float | None = Field(None, gt=0.0, le=1e6)
     """A number c bounds the logits z softly, c tanh(z / c); `null` does not bound them."""
 
     initialization: Initialization = "gpt2"
