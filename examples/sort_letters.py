@@ -30,13 +30,6 @@ CHECK = """\
 def reward(prompt, completion, answer, **fields):
     return float(completion.strip() == answer)
 """
-# For pairs: which of the wrong answers is the rejected one is left to chance.
-CHOOSE = """\
-import random
-
-def reward(prompt, completion, answer, **fields):
-    return 1.0 if completion.strip() == answer else random.Random(completion).random() / 2
-"""
 
 
 def main() -> None:
@@ -66,7 +59,7 @@ class Letters:
         self.tell("base", base)
         answers = self.tuned("sft", base, "answers.jsonl", epochs=4, rate=3e-4)
         sheepop.best_of(
-            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl", reward=str(self.place / "choose.py"),
+            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl", reward=str(self.place / "check.py"),
             count=8, temperature=1.3, pairs=True, least=1.0 if self.scale == 1 else None,
             max_new_tokens=ANSWER_TOKENS, device=self.device,
         )  # fmt: skip
@@ -127,7 +120,6 @@ class Letters:
             "".join(f"{letters} > {draw.choice(tasks)(letters)}\n" for letters in words)
         )
         (self.place / "check.py").write_text(CHECK)
-        (self.place / "choose.py").write_text(CHOOSE)
 
     def tuned(
         self,

@@ -63,6 +63,8 @@ class RunDirectory:
     """Pictures of the metrics."""
     profile = _Entry("profile")
     """What profiled steps took."""
+    traces = _Entry("traces")
+    """What a prompt met on its way through the network, at several steps."""
     tensorboard = _Entry("tensorboard")
     """The metrics for TensorBoard."""
     wandb = _Entry("wandb")

@@ -92,7 +92,7 @@ def trace(
         for lines in (_tokens(outcome), _layers(outcome), _parts(outcome), _changes(outcome), _checks(outcome)):
             print_text("\n".join([*lines, "", ""]) if lines else "")
     if output is not None:
-        print_text(f"Written: {output}\n")
+        make_console(quiet).info(f"Written: {output}")
 
 
 def _tokens(outcome: TraceOutcome) -> list[str]:

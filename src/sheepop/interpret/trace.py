@@ -65,14 +65,7 @@ class Trace:
     @torch.no_grad()
     def of(cls, model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Trace:
         """Reads `prompt`, a text or token ids; raises `UsageError` for one that is empty or too long."""
-        if isinstance(model, EncoderDecoder):
-            raise UsageError("A trace follows one text through one network; this model is an encoder-decoder.")
-        read = read_prompt("The prompt", prompt, model, tokenizer, "window")
-        if len(read.token_ids) > model.config.max_seq_len:
-            raise UsageError(
-                f"The prompt has {len(read.token_ids):,} tokens, but the model reads {model.config.max_seq_len:,}. "
-                "Shorten it."
-            )
+        read = read_traced(model, tokenizer, prompt)
         model = model.sharing_copy().eval()
         residuals: list[Tensor] = []
         places = {f"blocks.{layer}.output": residuals.append for layer in range(len(model.layers))}
@@ -227,6 +220,19 @@ class Trace:
     def logits_behind(self, position: int) -> Tensor:
         """The logits (V,) of the token behind `position`; raises `IndexError` for a position that is not there."""
         return self.model.read_out(self.final[None, [range(self.num_tokens)[position]]])[0, 0]
+
+
+def read_traced(model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Prompt:
+    """The tokens of a prompt to be traced; raises `UsageError` for one that is empty or too long."""
+    if isinstance(model, EncoderDecoder):
+        raise UsageError("A trace follows one text through one network; this model is an encoder-decoder.")
+    read = read_prompt("The prompt", prompt, model, tokenizer, "window")
+    if len(read.token_ids) > model.config.max_seq_len:
+        raise UsageError(
+            f"The prompt has {len(read.token_ids):,} tokens, but the model reads {model.config.max_seq_len:,}. "
+            "Shorten it."
+        )
+    return read
 
 
 _SHOWN = 10

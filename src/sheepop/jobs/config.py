@@ -21,6 +21,7 @@ from sheepop.core.device import DeviceName
 from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
 from sheepop.generate import GenerationConfig
+from sheepop.interpret.config import TraceConfig
 from sheepop.jobs.original import is_original, translate_original
 from sheepop.model import ModelConfig
 from sheepop.posttrain.config import TuningConfig
@@ -44,6 +45,8 @@ class SheepOpConfig(Config):
     """What a finished model is taught in post-training, and how."""
     generation: MayChange[GenerationConfig] = Field(default_factory=GenerationConfig)
     """How text is written; the samples that a run writes during training use these settings too."""
+    trace: MayChange[TraceConfig] = Field(default_factory=TraceConfig)
+    """What is looked into while a run trains."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)
     """How models are served over HTTP."""
     device: MayChange[DeviceName] = "auto"

@@ -16,6 +16,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
+from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.train import (
@@ -73,6 +74,8 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     form = data.form(model, config)
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
+    if config.trace.prompt is not None:
+        sample = TrainingTraces(model, tokenizer, config.trace.prompt, run.traces, sample)
     placement = OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile)
     objective = data.objective(config)
     plan = data.plan(config, run, console)

@@ -11,11 +11,16 @@ from typing import Any
 import torch
 
 from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.files import atomic_directory, write_checksums
 from sheepop.core.program import typed
 from sheepop.core.random import derive_seed
 from sheepop.data import Corpus
 from sheepop.generate import Generator
+from sheepop.interpret.checks import check_trace
+from sheepop.interpret.store import write_trace
+from sheepop.interpret.trace import Trace, read_traced
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run_kind import Samples
 from sheepop.model import Transformer, blank_model
 from sheepop.tokenizer import Tokenizer
 
@@ -51,13 +56,36 @@ def generate_command(run: Path, prompt: str | None) -> str:
 
 
 def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> None:
-    """Raises `ConfigError` for a prompt that the model cannot continue, before a step is taken for it."""
+    """Raises `ConfigError` for a prompt that the model cannot continue or trace, before a step is taken for it."""
     with torch.device("meta"):
         model = blank_model(config.model)
+    key = "training.sample_prompts"
     try:
         Generator(model, tokenizer).require(prompts, config.generation)
+        if config.trace.prompt is not None:
+            key = "trace.prompt"
+            read_traced(model, tokenizer, config.trace.prompt)
     except UsageError as error:
-        raise ConfigError(f"training.sample_prompts: {error}") from None
+        raise ConfigError(f"{key}: {error}") from None
+
+
+class TrainingTraces:
+    """Traces a prompt into `place` whenever the model is let write, and lets it write if `samples` are wanted."""
+
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, prompt: str, place: Path, samples: Samples | None
+    ) -> None:
+        self._model, self._tokenizer, self._prompt = model, tokenizer, prompt
+        self._place, self._samples = place, samples
+
+    def __call__(self, step: int) -> list[dict[str, Any]]:
+        """The rows of the samples; the trace goes into a directory named by the step, in place of one left there."""
+        trace = Trace.of(self._model, self._tokenizer, self._prompt)
+        self._place.mkdir(exist_ok=True)
+        with atomic_directory(self._place / f"step-{step:08d}", replace=True) as directory:
+            write_trace(trace, directory, check_trace(trace), str(self._place.parent), step=step)
+            write_checksums(directory)
+        return [] if self._samples is None else self._samples(step)
 
 
 class TrainingSamples:
