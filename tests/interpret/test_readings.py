@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from sheepop.adapt.quantization import quantize
 from sheepop.core.errors import UsageError
+from sheepop.interpret.checks import check_trace
 from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
 from sheepop.interpret.lens import attention_entropy, logit_lens, residual_norms, token_similarity
 from sheepop.interpret.parts import direct_attribution, gradient_times_input, parts_of, project_heads
 from sheepop.interpret.patching import patch_residuals
 from sheepop.interpret.trace import Trace
-from sheepop.model import Transformer, build_model
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer
 
 from ..model.architectures import ARCHITECTURES
-from .conftest import shaken
+from .conftest import TINY, shaken
 
 DECODERS = {name: config for name, config in ARCHITECTURES.items() if config.architecture == "decoder"}
 
@@ -164,3 +167,11 @@ def test_neighbours_have_the_largest_cosines(network: Callable[..., Transformer]
     assert [each.token_id for each in found] == expected
     assert found[0].cosine == pytest.approx(cosines[expected[0]], rel=1e-5)
     assert found[0].distance == pytest.approx(np.linalg.norm(table[expected[0]] - own), rel=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["int8", "int4"])
+def test_weights_in_integers_are_traced_as_they_compute(stored: Any) -> None:
+    model = quantize(shaken(build_model(ModelConfig(**TINY), seed=3)), stored).eval()
+    trace = Trace.of(model, CharTokenizer(), [7, 1, 4, 4, 30, 2, 9])
+    assert [found.name for found in check_trace(trace) if not found.holds] == []
+    assert direct_attribution(trace, -1, 11).total == pytest.approx(float(trace["logits"][-1, 11]), abs=1e-3)

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.interpret.parts import FrozenNorm, parts_of
 from sheepop.interpret.trace import Trace
 
-# The error of a sum, relative to its largest number, in units of the data type's precision.
-_ROUNDINGS = 256.0
+# How large the error of a sum may be, relative to its largest number: some hundred roundings of long sums in float32,
+# and of half precision those of a number that every block rounds once.
+_LIMITS: dict[torch.dtype, float] = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
+# Products with weights in integers round what they multiply to 16 bits.
+_QUANTISED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -116,4 +120,5 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def _limit(trace: Trace) -> float:
-    return _ROUNDINGS * torch.finfo(trace.residuals.dtype).eps
+    is_quantised = any(isinstance(weight, StoredWeight) for weight in trace.model.parameters())
+    return max(_LIMITS[trace.residuals.dtype], _QUANTISED if is_quantised else 0.0)
