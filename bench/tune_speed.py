@@ -214,7 +214,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="examples in a step, or pairs")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each, one contestant after the other")
-    parser.add_argument("--only", action="append", help="a row to be measured, by name; may be repeated")
+    tasks = ["packed", "sft", "lora", "text", "dpo"]
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="what is measured")
     add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +234,7 @@ def main() -> None:
             [("TRL", "trl", "dpo", True), ("TRL without checkpointing", "trl", "dpo", False)] if asked.peers else []
         )
         rows += (trl if asked.peers else []) + pairs
-        rows = [row for row in rows if asked.only is None or row[0] in asked.only]
+        rows = [row for row in rows if row[2] in asked.tasks]
         shared = {"steps": asked.steps, "batch": asked.batch, "length": asked.length, "peers": asked.peers}
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for _ in range(asked.rounds):

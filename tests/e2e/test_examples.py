@@ -71,6 +71,44 @@ def test_compare_tokenizers_counts_bytes_per_token(launcher: Launcher, folder: P
     assert int(rows[2][2]) < int(rows[1][2]) < measured
 
 
+def test_hello_world_writes_the_numbers_of_the_model(
+    launcher: Launcher, trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    _run(launcher, "hello_world.py", trained[0], "--prompt", "Line 1", "--output", page, "--device", "cpu")
+    trace = sheepop.load(trained[0], device="cpu").trace("Line 1")
+    sections = _check_page(page)
+    rows = [row.split(" | ") for row in sections["Text to tokens"].splitlines() if row.startswith("| ")][2:]
+    assert [int(row[1]) for row in rows] == trace.token_ids
+    weights = sections["Attention in block 0"].split("sum to 1:")[1].strip().splitlines()[2:]
+    found = [[float(cell) for cell in row.strip("| ").split(" | ")[1:]] for row in weights]
+    assert found == [pytest.approx(row, abs=6e-5) for row in trace["blocks.0.attention.weights"][0].tolist()]
+    best = trace["logits"][-1].softmax(-1).max()
+    assert float(re.findall(r"is \*\*([\d.]+)%\*\*", sections["The next token"])[0]) == pytest.approx(
+        100 * best, abs=0.006
+    )
+
+
+def test_the_page_of_the_documents_computes_what_it_says() -> None:
+    _check_page(EXAMPLES.parent / "docs" / "hello-world.md")
+
+
+def _check_page(page: Path) -> dict[str, str]:
+    """The sections of a page by their headings, once its sums are found to be what is printed."""
+    parts = re.split(r"^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    terms, total = re.findall(r"^(.* · .*) = \*\*(.*)\*\*$", sections["One number by hand"], re.MULTILINE)[0]
+    products = [[float(factor) for factor in term.split(" · ")] for term in terms.split(" + ")]
+    assert sum(a * b for a, b in products) == pytest.approx(float(total), abs=1e-3)
+    added = re.findall(r"^\| (.*?) \| (.*?) \|", sections["The residual stream"], re.MULTILINE)
+    before, attention, forward, behind = (float(value) for name, value in added if name not in ("", "---"))
+    assert before + attention + forward == pytest.approx(behind, abs=2e-4)
+    *written, (name, in_all) = re.findall(r"^\| (.*?) \| ([+-][\d.]+) \|$", sections["Who wrote it"], re.MULTILINE)
+    assert name == "sum" and sum(float(value) for _, value in written) == pytest.approx(float(in_all), abs=1e-3)
+    assert "**no**" not in sections["What must hold"]
+    return sections
+
+
 @pytest.mark.parametrize("name", ["train_and_write.py", "next_token.py", "compare_tokenizers.py"])
 def test_every_example_is_short_and_says_how_to_run_it(name: str):
     text = (EXAMPLES / name).read_text(encoding="utf-8")

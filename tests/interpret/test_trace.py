@@ -86,6 +86,30 @@ def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:
         assert row.untyped_storage().nbytes() == row.nbytes
 
 
+@pytest.mark.parametrize("more", [{}, {"attention_soft_cap": 2.0}, {"position_encoding": "alibi"}])
+def test_scores_before_the_mask_are_products_of_queries_and_keys(traced: Callable[..., Trace], more: Any) -> None:
+    trace = traced(num_kv_heads=2, head_dim=6, **more)
+    q, k, scores = (trace[f"blocks.1.attention.{name}"] for name in ("rotated_q", "rotated_k", "scores"))
+    found = trace.unmasked_scores(1)
+    for head, t, s in ((0, 7, 2), (3, 2, 6)):
+        expected = sum(float(a * b) for a, b in zip(q[head, t], k[head // 2, s], strict=True)) / math.sqrt(6)
+        expected = 2 * math.tanh(expected / 2) if "attention_soft_cap" in more else expected
+        assert float(found[head, t, s]) == pytest.approx(expected)
+    if "position_encoding" not in more:
+        seen = torch.ones(8, 8, dtype=torch.bool).tril()
+        torch.testing.assert_close(found[:, seen], scores[:, seen])
+
+
+def test_angles_are_position_over_wavelength(traced: Callable[..., Trace]) -> None:
+    trace = traced(position_encoding="rope")
+    angles = trace.angles(0)
+    assert angles is not None
+    for pair in range(4):
+        assert float(angles[0][5, pair]) == pytest.approx(math.cos(5 / 10_000 ** (pair / 4)), abs=1e-6)
+        assert float(angles[1][5, pair]) == pytest.approx(math.sin(5 / 10_000 ** (pair / 4)), abs=1e-6)
+    assert traced().angles(0) is None
+
+
 def test_predictions_are_those_of_a_slow_loop(traced: Callable[..., Trace]) -> None:
     trace = traced()
     logits = trace["logits"]

@@ -14,7 +14,7 @@ from sheepop.interpret.trace import Trace
 
 # How large the error of a sum may be, relative to its largest number: some hundred roundings of long sums in float32,
 # and of half precision those of a number that every block rounds once.
-_LIMITS: dict[torch.dtype, float] = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
+_LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 # Products with weights in integers round what they multiply to 16 bits.
 _QUANTISED = 1e-3
 

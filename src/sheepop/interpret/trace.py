@@ -216,6 +216,19 @@ class Trace:
                 found.append(Prediction(position, None if own is None else actual, own, rank, float(entropy[row]), top))
         return found
 
+    def angles(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines (T, R/2) of the angles by which a layer turns queries and keys; None where it does not."""
+        return self.model.angles(self.model.windows[layer], self.num_tokens)
+
+    @torch.no_grad()
+    def unmasked_scores(self, layer: int) -> Tensor:
+        """The scores (H, T, T) of a layer scaled and capped, before anything is hidden or added to them."""
+        attention = self.model.layers[layer].attention
+        q_HTC, k_KTC = (self[f"blocks.{layer}.attention.rotated_{name}"] for name in "qk")
+        scale = q_HTC.shape[-1] ** -0.5 if attention.scale is None else attention.scale
+        scores = scale * q_HTC @ k_KTC.repeat_interleave(len(q_HTC) // len(k_KTC), 0).transpose(-2, -1)
+        return scores if attention.soft_cap is None else attention.soft_cap * (scores / attention.soft_cap).tanh()
+
     @torch.no_grad()
     def logits_behind(self, position: int) -> Tensor:
         """The logits (V,) of the token behind `position`; raises `IndexError` for a position that is not there."""
