@@ -209,6 +209,16 @@ def test_a_reward_that_fails_in_the_middle_leaves_everything_saved(
     assert all(torch.equal(one[name], other[name]) for name in one), "the rollout is done again with the same prompts"
 
 
+def test_batches_of_rollouts_are_hashed(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:
+    def hashes(name: str) -> list[str]:
+        given = config("grpo", prompts, judge, tmp_path / name, "training.log_batch_hash=true", "training.max_steps=4")
+        return [row["batch_hash"] for row in rows_of(run_training(given, fork=base).run, "train")]
+
+    first = hashes("first")
+    assert first == hashes("again")
+    assert len(set(first)) == 4, "two rollouts, in another order in each of two epochs"
+
+
 def test_groups_that_are_all_equal_teach_nothing(base: Path, prompts: Path, tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text("def reward(prompt, completion, **fields):\n    return 1.0\n")

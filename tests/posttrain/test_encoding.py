@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +166,30 @@ def test_nothing_can_be_learnt_of_a_first_token(tokenizers: dict[str, Tokenizer]
     assert found.supervised == [False] + [True] * (len(found) - 1)
 
 
+@dataclass
+class WithBeginning:
+    """A tokenizer whose makers begin every text with ``<bos>``."""
+
+    inner: Tokenizer
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        return (self.inner.bos_id,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_an_answer_behind_a_beginning_is_learnt_whole(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer: Any = WithBeginning(tokenizers["bpe"])
+    with encoding(tokenizer, MARKED) as encode:
+        found = encode.supervised(Supervised("line 1", "", "seven"))
+    assert found.ids == [tokenizer.bos_id, *tokenizer.encode("seven"), tokenizer.eos_id]
+    assert found.supervised == [False] + [True] * (len(found) - 1)
+
+
 def test_the_template_for_models_without_one_begins_as_their_texts_begin(tokenizers: dict[str, Tokenizer]) -> None:
-    class WithBeginning:
-        """A tokenizer whose makers begin every text with ``<bos>``."""
-
-        prefix_ids = (tokenizers["bpe"].bos_id,)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(tokenizers["bpe"], name)
-
-    tokenizer: Any = WithBeginning()
+    tokenizer: Any = WithBeginning(tokenizers["bpe"])
     with encoding(tokenizer, default_template(tokenizer)) as encode:
         found = encode.conversation(LONG)
         with pytest.raises(RowError, match="this template has no place for tools"):
