@@ -35,23 +35,26 @@ def logit_lens(trace: Trace, count: int = 5) -> Lens:
     divergence, entropy, own = (torch.full((layers, length), torch.nan) for _ in range(3))
     ids, probabilities = torch.zeros(layers, length, count, dtype=torch.long), torch.zeros(layers, length, count)
     follows = torch.tensor(trace.token_ids[1:], device=trace.residuals.device)
-    for layer in reversed(range(layers)):
-        rows = zip(trace.log_probabilities(), trace.log_probabilities(trace.residuals[layer]), strict=True)
-        for (places, last), (_, log_p) in rows:
-            p = log_p.exp()
-            divergence[layer, places] = _expected(last.exp(), last - log_p).cpu()
-            entropy[layer, places] = -_expected(p, log_p).cpu()
-            best = p.topk(count)
-            ids[layer, places], probabilities[layer, places] = best.indices.cpu(), best.values.cpu()
-            known = follows[places]
-            own[layer, places.start : places.start + len(known)] = p[: len(known)].gather(1, known[:, None])[:, 0].cpu()
+    for places, last in trace.log_probabilities():
+        p_last, known = last.exp(), follows[places]
+        certainty = _expected(p_last, last)
+        for layer, residual_TD in enumerate(trace.residuals[:, places]):
+            ((_, log_p),) = trace.log_probabilities(residual_TD)
+            best = log_p.topk(count)
+            ids[layer, places], probabilities[layer, places] = best.indices.cpu(), best.values.exp().cpu()
+            of_known = log_p[: len(known)].gather(1, known[:, None])[:, 0]
+            own[layer, places.start : places.start + len(known)] = of_known.exp().cpu()
+            # The last row is the prediction itself, bit for bit.
+            apart = (certainty - _expected(p_last, log_p)).clamp(min=0) if layer < trace.num_layers else 0 * certainty
+            divergence[layer, places] = apart.cpu()
+            entropy[layer, places] = -_expected(log_p.exp(), log_p).cpu()
     return Lens(divergence, entropy, ids, probabilities, own)
 
 
 @torch.no_grad()
 def attention_entropy(trace: Trace) -> Tensor:
     """Of the weights of every head (L, H, T), in nats: 0 where one token has all, log n where n have the same."""
-    found = trace.collect(["blocks.*.attention.weights"], lambda w_HTS: -_expected(w_HTS.float(), w_HTS.float().log()))
+    found = trace.collect(["blocks.*.attention.weights"], lambda w_HTS: torch.special.entr(w_HTS.float()).sum(-1))
     return torch.stack(list(found.values())).cpu()
 
 
@@ -67,5 +70,5 @@ def token_similarity(trace: Trace, layer: int) -> Tensor:
 
 
 def _expected(p: Tensor, value: Tensor) -> Tensor:
-    """The sum of p times value over the last dimension, where what never happens counts for nothing."""
-    return torch.where(p > 0, p * value, 0).sum(-1)
+    """The sum (t,) of p times value over the last of two dimensions."""
+    return torch.linalg.vecdot(p, value)
