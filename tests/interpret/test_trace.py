@@ -135,6 +135,7 @@ def test_tokens_have_their_bytes(network: Callable[..., Transformer]) -> None:
     shown = [token.text for token in found]
     assert "\\x1b" in shown, "no control character reaches a terminal"
     assert "<D7>" in shown, "half a character is shown as its bytes"
+    assert Trace.of(network(vocab_size=300), CharTokenizer(), "a").text_of(299) == "<299>", "a row without a token"
     unknown = Trace.of(network(), CharTokenizer(), "aéb").tokens
     assert [token.begin for token in unknown] == [None, None, None], "what is not the prompt's has no place in it"
 

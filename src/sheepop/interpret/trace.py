@@ -29,6 +29,7 @@ from sheepop.tokenizer import Tokenizer
 _LOGITS = 2**24
 # What is asked of a block is kept until another block is asked, up to so many bytes.
 _KEPT_BYTES = 2**28
+_SHOWN = 10  # likeliest tokens
 Keep = Callable[[Tensor], Tensor]
 
 
@@ -99,8 +100,9 @@ class Trace:
     @cached_property
     def tokens(self) -> list[Token]:
         """The tokens with their bytes."""
-        names = {token_id: name for name, token_id in self.tokenizer.special_tokens.items()}
-        parts = [b"" if token_id in names else self.tokenizer.token_bytes(token_id) for token_id in self.token_ids]
+        parts = [
+            b"" if self._name_of(token_id) else self.tokenizer.token_bytes(token_id) for token_id in self.token_ids
+        ]
         given, joined = self.prompt.text.encode(), b"".join(parts)
         shift = len(joined) - len(given)
         is_exact = shift >= 0 and joined[shift:] == given and not joined[:shift].strip()
@@ -113,14 +115,23 @@ class Trace:
 
     def text_of(self, token_id: int) -> str:
         """A token for people: its text, its name, or its bytes where they are no characters."""
-        for name, special in self.tokenizer.special_tokens.items():
-            if special == token_id:
-                return name
+        if name := self._name_of(token_id):
+            return name
         part = self.tokenizer.token_bytes(token_id)
         try:
             return visible(part.decode("utf-8"))
         except UnicodeDecodeError:
             return "".join(f"<{byte:02X}>" for byte in part)
+
+    def _name_of(self, token_id: int) -> str:
+        """Of a special token, or of an id that the tokenizer lacks: many models have more rows than tokens."""
+        if token_id >= self.tokenizer.vocab_size and token_id not in self._specials:
+            return f"<{token_id}>"
+        return self._specials.get(token_id, "")
+
+    @cached_property
+    def _specials(self) -> dict[int, str]:
+        return {token_id: name for name, token_id in self.tokenizer.special_tokens.items()}
 
     @cached_property
     def names(self) -> list[str]:
@@ -138,7 +149,7 @@ class Trace:
             self._layer, self._kept = layer, {}
         if name not in self._kept:
             found = self.collect([name])[name]
-            if sum(map(_bytes, self._kept.values())) + _bytes(found) > _KEPT_BYTES:
+            if sum(value.nbytes for value in (*self._kept.values(), found)) > _KEPT_BYTES:
                 return found
             self._kept[name] = found
         return self._kept[name]
@@ -161,15 +172,10 @@ class Trace:
                 wanted.setdefault(int(name.split(".")[1]), {})[name] = cut or _whole
         for layer, keeps in sorted(wanted.items()):
             observers = {name: _keeper(found, name, cut) for name, cut in keeps.items()}
-            self._run(layer, observers)
+            step_by_step = watch(self.model, {f"blocks.{layer}.attention.weights": _look})
+            with step_by_step, watch(self.model, observers):
+                self.model.run_block(layer, self.residuals[layer][None])
         return found
-
-    def _run(self, layer: int, observers: Mapping[str, Callable[[Tensor], None]]) -> Tensor:
-        """A block on the residual stream before it, with its attention step by step."""
-        weights = f"blocks.{layer}.attention.weights"
-        both = watch(self.model, {weights: _look})
-        with both, watch(self.model, observers):
-            return self.model.run_block(layer, self.residuals[layer][None])[0]
 
     @torch.no_grad()
     def _outside(self, name: str) -> Tensor:
@@ -248,9 +254,6 @@ def read_traced(model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence
     return read
 
 
-_SHOWN = 10
-
-
 @dataclass(frozen=True)
 class Prediction:
     """What the row of logits at `position` says of the token at ``position + 1``.
@@ -311,7 +314,3 @@ def _keeper(found: dict[str, Tensor], name: str, cut: Keep) -> Callable[[Tensor]
         found[name] = part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
 
     return keep
-
-
-def _bytes(value: Tensor) -> int:
-    return value.nbytes
