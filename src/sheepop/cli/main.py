@@ -32,6 +32,7 @@ from sheepop.cli import (
     trace,
     train,
     tune,
+    ui,
 )
 from sheepop.cli.options import Command, ConfiguredCommand, Group
 from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError, UsageError
@@ -60,6 +61,7 @@ app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.command("chat", cls=ConfiguredCommand)(chat.chat)
 app.command("score")(score.score)
 app.command("trace")(trace.trace)
+app.command("ui", cls=ConfiguredCommand)(ui.ui)
 app.command("serve", cls=ConfiguredCommand)(serve.serve)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")

@@ -24,6 +24,7 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
     ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Also serve the page that looks inside, at /ui.")] = False,
     engine: Annotated[
         Literal["local", "ray"] | None,
         typer.Option(help="Run in this process or on a Ray cluster.", show_default="server.engine"),
@@ -49,6 +50,8 @@ def serve(
 
       sheepop serve models/smollm --adapter polite=adapters/polite
 
+      sheepop serve runs/quickstart --ui
+
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
     from sheepop.checkpoint.run_directory import resolve_model_directory
@@ -58,6 +61,8 @@ def serve(
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
+    if ui:
+        options["server"]["ui"] = True
     if device is not None:
         options["device"] = device
     chosen: SheepOpConfig = load_config(config, settings or [], options=options)

@@ -17,6 +17,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.inside import PAGE
 from sheepop.serve.registry import Registry
 from sheepop.serve.server import Server, Service
 from sheepop.serve.stock import Stock
@@ -41,6 +42,8 @@ def serve(
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
         console.info(f"Serving {', '.join(stock.names)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
+        if config.server.ui:
+            console.info(f"Look inside at {scheme}://{host}:{port}{PAGE}.")
         Server(app, service, config.server).run(sockets=[listener])
 
 

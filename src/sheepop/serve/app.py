@@ -27,6 +27,7 @@ from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
+from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
 from sheepop.serve.pieces import ChatPieces, TextPieces
 from sheepop.serve.protocol import (
@@ -54,10 +55,14 @@ Written = AsyncGenerator[list[Update], None]
 def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
     """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows."""
 
+    inside = Inside(registry) if config.ui else None
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(registry.close)
+        if inside is not None:
+            inside.close()
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
@@ -96,6 +101,8 @@ def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper 
         streams = shape in (replies.ChatCompletion, replies.Completion)
         described = replies.described(shape, streams=streams)
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
+    if inside is not None:
+        app.include_router(inside.routes())
     return app
 
 

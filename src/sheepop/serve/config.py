@@ -18,6 +18,8 @@ class ServerConfig(Config):
     """The port to listen on; 0 takes a free one."""
     api_keys: PathText | None = None
     """A JSON file of keys that may ask, each with its limits; `null` lets everyone ask."""
+    ui: bool = False
+    """Serve a page that looks inside the models, at `/ui`; it asks without a key, and from this machine only."""
     certificate: PathText | None = None
     """A TLS certificate; `null` is plain HTTP."""
     private_key: PathText | None = None
@@ -55,4 +57,8 @@ class ServerConfig(Config):
     def _check_engine(self) -> ServerConfig:
         if self.engine == "local" and (self.replicas > 1 or self.replica_cores is not None):
             raise ValueError("replicas and replica_cores need engine = ray; this process runs every model once")
+        if self.ui and self.engine == "ray":
+            raise ValueError("ui looks into models of this process; choose engine = local")
+        if self.ui and self.api_keys is not None:
+            raise ValueError("ui asks without a key, so it does not go with api_keys; serve it by itself")
         return self

@@ -247,7 +247,8 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "value_error":  # of several fields together
         path, _, message = message.removeprefix("Value error, ").partition(": ")
         return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
-    path = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, int) or part in _FIELDS)
+    place, *parts = first["loc"]
+    path = ".".join(str(part) for part in parts if isinstance(part, int) or place != "body" or part in _FIELDS)
     if kind == "extra_forbidden":
         path = ".".join(filter(None, (path, str(first["loc"][-1]))))
         return ApiError(400, f"{path} is not supported.", param=path, code="unsupported_parameter")

@@ -1,0 +1,259 @@
+"""The page that looks inside: traces of prompts over HTTP, in slices, for whoever sits at this machine."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
+
+from sheepop.core.errors import UsageError
+from sheepop.core.files import finite
+from sheepop.interpret.checks import check_trace
+from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
+from sheepop.interpret.lens import logit_lens, residual_norms
+from sheepop.interpret.parts import direct_attribution
+from sheepop.interpret.trace import Trace
+from sheepop.serve.protocol import ApiError
+from sheepop.serve.registry import Registry
+from sheepop.serve.side_work import SideWork
+
+PAGE = "/ui"
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+# Traces that are kept for their viewers, and the most numbers of a slice.
+_KEPT, _MOST_NUMBERS = 16, 2**20
+
+
+class TraceRequest(BaseModel):
+    """What is to be traced, and through which model; the first one where none is named."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str
+    model: str | None = None
+
+
+class Inside:
+    """The traces that viewers look at, each by its number; the oldest goes when there are too many."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry, self._numbers = registry, itertools.count(1)
+        self._traces: OrderedDict[int, tuple[Trace, threading.Lock]] = OrderedDict()
+        self._work = SideWork("traces", threads=1, most=_KEPT)
+
+    def routes(self) -> APIRouter:
+        """The page and what it asks for."""
+        router = APIRouter(prefix=PAGE, dependencies=[Depends(_same_site)])
+        for path in ("", "/"):
+            router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/models", self.models, methods=["GET"])
+        router.add_api_route("/traces", self.trace, methods=["POST"])
+        slices: dict[str, Callable[..., Any]] = {
+            "tensor": self.tensor, "logits": self.logits, "next": self.next, "attribution": self.attribution,
+            "map": self.map, "neighbours": self.neighbours,
+        }  # fmt: skip
+        for name, endpoint in slices.items():
+            router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
+        router.add_api_route("/{name}", self.file, methods=["GET"], include_in_schema=False)
+        return router
+
+    async def page(self) -> Response:
+        """The page itself."""
+        return await self.file("index.html")
+
+    async def file(self, name: str) -> Response:
+        """A part of the page; raises `ApiError` 404 for anything else."""
+        found = files("sheepop.serve").joinpath("page", name)
+        kind = _TYPES.get(name.rpartition(".")[2])
+        if kind is None or "/" in name or "\\" in name or not found.is_file():
+            raise ApiError(404, f"The page has no part {name!r}.", code="not_found")
+        return Response(found.read_bytes(), media_type=kind, headers=_HEADERS)
+
+    async def models(self) -> JSONResponse:
+        """The names of the models that can be looked into."""
+        return _json([model.name for model in self._registry.models()])
+
+    async def trace(self, asked: TraceRequest) -> JSONResponse:
+        """A new trace: tokens, predictions, lens, norms, checks, and the names and shapes of all tensors."""
+        name = asked.model or self._registry.models()[0].name
+        with self._registry.using(name) as model:
+            return _json(await self._work.do(self._begin, model, asked.prompt))
+
+    def _begin(self, model: Any, prompt: str) -> dict[str, Any]:
+        try:
+            trace = Trace.of(model.generator.model, model.tokenizer, prompt)
+        except UsageError as error:
+            raise ApiError(400, str(error), param="prompt") from None
+        number = next(self._numbers)
+        self._traces[number] = (trace, threading.Lock())
+        while len(self._traces) > _KEPT:
+            self._traces.popitem(last=False)
+        lens, config = logit_lens(trace), trace.config
+        words = {each: trace.text_of(each) for each in set(lens.ids.flatten().tolist())}
+        words |= {each: trace.text_of(each) for found in trace.predictions for each, _ in found.top}
+        return {
+            "number": number,
+            "model": model.name,
+            "prompt": prompt,
+            "sizes": {
+                "layers": trace.num_layers, "width": config.d_model, "heads": config.num_heads,
+                "kv_heads": config.kv_heads, "head_dim": config.head_size, "vocabulary": config.vocabulary,
+                "positions": config.position_encoding, "norm": config.norm, "activation": config.activation,
+                "experts": None if config.experts is None else config.experts.count,
+            },
+            "tokens": [token.to_dict() for token in trace.tokens],
+            "predictions": [found.to_dict() for found in trace.predictions],
+            "words": words,
+            "lens": {
+                "ids": lens.ids.tolist(), "probabilities": lens.probabilities.tolist(),
+                "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist(),
+            },
+            "norms": residual_norms(trace).tolist(),
+            "tensors": trace.names,
+            "checks": [check.to_dict() for check in check_trace(trace)],
+        }  # fmt: skip
+
+    async def tensor(self, number: int, name: str, head: int | None = None) -> Response:
+        """A tensor, or one head of it, as float32 in little-endian order; the header ``x-shape`` has its sizes.
+
+        Beside the probes there is ``blocks.N.attention.unmasked``, the scores before anything is hidden.
+        """
+
+        def read(trace: Trace) -> Response:
+            try:
+                found = _tensor(trace, name)
+            except (KeyError, IndexError, ValueError):
+                raise ApiError(404, f"The trace has no tensor {name!r}.", param="name", code="not_found") from None
+            if head is not None:
+                if found.ndim < 3 or not 0 <= head < len(found):
+                    raise ApiError(404, f"{name} has no head {head}.", param="head", code="not_found")
+                found = found[head]
+            if found.numel() > _MOST_NUMBERS:
+                message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}; ask for one head of it."
+                raise ApiError(400, message, param="name")
+            return _floats(found)
+
+        return await self._of(number, read)
+
+    async def logits(self, number: int, position: int) -> Response:
+        """The logits of all tokens behind a position, as `tensor` gives them."""
+        return await self._of(number, lambda trace: _floats(trace.logits_behind(_position(trace, position))))
+
+    async def next(self, number: int, position: int, count: int = 50) -> JSONResponse:
+        """The likeliest tokens behind a position with their logits, and the logarithm of what makes them sum to 1."""
+
+        def read(trace: Trace) -> JSONResponse:
+            logits = trace.logits_behind(_position(trace, position)).float()
+            best = logits.topk(min(max(1, count), 1000, len(logits)))
+            rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found = [
+                {"id": each, "text": trace.text_of(each), "logit": logit, "is_text": trace.is_text(each)}
+                for each, logit in rows
+            ]
+            return _json({"tokens": found, "logsumexp": float(logits.logsumexp(0)), "vocabulary": len(logits)})
+
+        return await self._of(number, read)
+
+    async def attribution(
+        self, number: int, position: int, token: int | None = None, against: int | None = None
+    ) -> JSONResponse:
+        """What each part of the network adds to a logit, the likeliest token's where none is named."""
+
+        def read(trace: Trace) -> JSONResponse:
+            place = _position(trace, position)
+            wanted = trace.predictions[place].top[0][0] if token is None else token
+            try:
+                found = direct_attribution(trace, place, wanted, against)
+            except IndexError as error:
+                raise ApiError(400, f"There is no such token: {error}.", param="token") from None
+            parts = [{"name": name, "nats": value} for name, value in zip(found.names, found.values, strict=True)]
+            return _json({"token": wanted, "text": trace.text_of(wanted), "total": found.total, "parts": parts})
+
+        return await self._of(number, read)
+
+    async def map(self, number: int) -> JSONResponse:
+        """The prompt's tokens on the two axes of largest variance of their embeddings."""
+
+        def read(trace: Trace) -> JSONResponse:
+            found = embedding_map(trace.model, trace.token_ids)
+            words = [trace.text_of(each) for each in found.token_ids]
+            return _json({"texts": words, "points": found.points.tolist(), "explained": found.explained})
+
+        return await self._of(number, read)
+
+    async def neighbours(self, number: int, token: int) -> JSONResponse:
+        """The tokens whose embeddings are nearest to that of a token."""
+
+        def read(trace: Trace) -> JSONResponse:
+            if not 0 <= token < trace.config.vocabulary:
+                raise ApiError(400, f"There is no token {token}.", param="token")
+            found = nearest_tokens(trace.model, token)
+            return _json([{"text": trace.text_of(each.token_id), **vars(each)} for each in found])
+
+        return await self._of(number, read)
+
+    async def _of(self, number: int, read: Callable[[Trace], Any]) -> Any:
+        """What `read` makes of a trace, beside the engine; one viewer at a time."""
+        if number not in self._traces:
+            raise ApiError(404, "This trace is not kept any more. Trace the prompt again.", code="not_found")
+        trace, lock = self._traces[number]
+        self._traces.move_to_end(number)
+
+        def work() -> Any:
+            with lock, torch.no_grad():
+                return read(trace)
+
+        return await self._work.do(work)
+
+    def close(self) -> None:
+        """Ends the work on traces."""
+        self._work.close()
+
+
+async def _same_site(request: Request) -> None:
+    """Refuses what other sites' pages ask, and names that lead here by a trick: a page may read what it may ask for."""
+    host = request.headers.get("host", "")
+    server = request.scope.get("server") or ("", None)
+    name = urlsplit(f"//{host}").hostname
+    origin = request.headers.get("origin")
+    if name not in {"localhost", "127.0.0.1", "::1", server[0]}:
+        raise ApiError(403, f"The page is not served as {host!r}.", code="wrong_host")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise ApiError(403, "Another site's page may not look inside.", code="wrong_origin")
+
+
+def _tensor(trace: Trace, name: str) -> torch.Tensor:
+    if name.endswith(".attention.unmasked"):
+        return trace.unmasked_scores(range(trace.num_layers)[int(name.split(".")[1])])
+    return trace.residuals if name == "residuals" else trace[name]
+
+
+def _position(trace: Trace, position: int) -> int:
+    if not 0 <= position < trace.num_tokens:
+        raise ApiError(400, f"There is no position {position}; the prompt has {trace.num_tokens}.", param="position")
+    return position
+
+
+def _floats(found: torch.Tensor) -> Response:
+    shape = ",".join(map(str, found.shape))
+    content = found.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
+    return Response(content, media_type="application/octet-stream", headers={**_HEADERS, "x-shape": shape})
+
+
+def _json(content: Any) -> JSONResponse:
+    return JSONResponse(finite(content), headers=_HEADERS)

@@ -1,0 +1,236 @@
+// One view a stage. Each is given what is chosen and returns the elements to show.
+
+import { ask, logits, tensor } from "./api.js";
+import { bars, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
+
+const SHOWN = 12, SHOWN_TOKENS = 24; // numbers of a vector, and likeliest tokens
+const names = (trace) => trace.tokens.map((token) => token.text);
+const word = (trace, id) => visible(trace.words[id] ?? `<${id}>`);
+
+function vectors(trace, found, rows = names(trace)) {
+  const [height, width] = found.shape;
+  const head = ["", ...Array.from({ length: Math.min(SHOWN, width) }, (_, place) => String(place))];
+  const body = Array.from({ length: height }, (_, row) =>
+    [visible(rows[row]), ...found.values.slice(row * width, row * width + Math.min(SHOWN, width))]);
+  const more = width > SHOWN ? ` The first ${SHOWN} of ${width} numbers are shown.` : "";
+  return [element("p", { className: "shape" }, `(${found.shape.join(" × ")})${more}`), table(head, body)];
+}
+
+function layerChoice(trace, chosen, change) {
+  const options = Array.from({ length: trace.sizes.layers }, (_, layer) =>
+    element("option", { value: layer, selected: layer === chosen.layer }, `Block ${layer}`));
+  const choice = element("select", {}, ...options);
+  choice.addEventListener("change", () => change({ layer: Number(choice.value), head: 0 }));
+  return element("label", {}, "Block", choice);
+}
+
+async function text(trace) {
+  const rows = trace.tokens.map((token) => {
+    const before = trace.predictions[token.position - 1];
+    return [String(token.position), visible(token.text), token.bytes, String(token.id),
+      before ? share(Math.exp(before.logprob)) : "–", before ? String(before.rank) : "–"];
+  });
+  return [...heading("Text and tokens", "The tokenizer cuts the text into pieces that it knows and gives each its number. "
+    + "Beside each stands how likely the model thought it was, and how many tokens it thought at least as likely."),
+  table(["position", "token", "bytes", "id", "probability", "rank"], rows)];
+}
+
+async function embedding(trace) {
+  const parts = [...heading("Tokens become vectors", "Each id picks a row of a table: the token's vector.", "x₀ = E[id]"),
+    ...vectors(trace, await tensor(trace.number, "embedded"))];
+  if (["sinusoidal", "learned"].includes(trace.sizes.positions)) {
+    parts.push(...heading("And get their position", "A vector for each position is added.", "x = x₀ + p"),
+      ...vectors(trace, await tensor(trace.number, "positioned")));
+  }
+  return parts;
+}
+
+async function attention(trace, chosen, change) {
+  const { layer, head } = chosen, prefix = `blocks.${layer}.attention`, labels = names(trace);
+  const shown = { weights: "Weights", scores: "Scores", unmasked: "Scores before the mask" };
+  const [all, large, values, outputs] = await Promise.all([
+    Promise.all(Array.from({ length: trace.sizes.heads }, (_, each) => tensor(trace.number, `${prefix}.weights`, each))),
+    tensor(trace.number, `${prefix}.${chosen.what}`, head),
+    tensor(trace.number, `${prefix}.v`, Math.floor((head * trace.sizes.kv_heads) / trace.sizes.heads)),
+    tensor(trace.number, `${prefix}.head_outputs`, head),
+  ]);
+  const small = all.map((found, each) => {
+    const button = element("button", { title: `Head ${layer}.${each}`, ariaPressed: String(each === head) },
+      matrix(found.values, ...found.shape, 1), `Head ${layer}.${each}`);
+    button.addEventListener("click", () => change({ head: each }));
+    return element("figure", {}, button);
+  });
+  const choice = element("select", {}, ...Object.entries(shown).map(([value, name]) =>
+    element("option", { value, selected: value === chosen.what }, name)));
+  choice.addEventListener("change", () => change({ what: choice.value }));
+  const told = element("p", { className: "shape", ariaLive: "polite" });
+  const [size] = large.shape;
+  const tell = (row, column) => {
+    told.textContent = `${visible(labels[row])} → ${visible(labels[column])}: ${number(large.values[row * size + column])}`;
+  };
+  tell(size - 1, 0);
+  const big = map(large.values, size, size, labels, labels, chosen.what === "weights" ? 1 : undefined, tell);
+  return [...heading(`Attention of block ${layer}`, "Each token (row) looks at those up to itself (columns), a head "
+    + "each in its own way. Scores say how well a query fits a key; the softmax makes weights of them.",
+  "w = softmax(q · kᵀ / √C),  out = w · v"),
+  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), element("label", {}, "Show", choice)),
+  element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
+  ...terms(trace, chosen, all[head], values, outputs)];
+}
+
+// One number of a head's output as the sum that it is.
+function terms(trace, chosen, weights, values, outputs) {
+  const width = values.shape[1], place = chosen.position, size = weights.shape[0];
+  const made = element("div");
+  const dimension = element("input", { type: "number", min: 0, max: width - 1, value: 0 });
+  const show = () => {
+    const c = Math.min(width - 1, Math.max(0, Math.trunc(Number(dimension.value)) || 0));
+    const rows = Array.from({ length: place + 1 }, (_, s) => {
+      const [w, v] = [weights.values[place * size + s], values.values[s * width + c]];
+      return [visible(trace.tokens[s].text), w, v, w * v];
+    });
+    const total = ["sum", "", "", outputs.values[place * width + c]];
+    made.replaceChildren(table(["token", "weight", "value", "product"], [...rows, total]));
+  };
+  dimension.addEventListener("input", show);
+  show();
+  return [...heading("One number by hand", `What the head writes for token ${place}, `
+    + `${visible(trace.tokens[place].text)}, is a sum of values, each times its weight.`),
+  element("label", {}, `Dimension, 0 to ${width - 1}`, dimension), made];
+}
+
+async function forward(trace, chosen, change) {
+  const { layer, position } = chosen, prefix = `blocks.${layer}.feed_forward`;
+  const parts = [...heading(`Feed-forward network of block ${layer}`, "Each token for itself: wider, through the "
+    + "activation, and back.", `out = W₂ · ${trace.sizes.activation}(W₁ · x)`),
+  element("div", { className: "knobs" }, layerChoice(trace, chosen, change))];
+  if (trace.tensors.includes(`${prefix}.hidden`)) {
+    const [before, hidden] = await Promise.all(["pre_activation", "hidden"].map((name) => tensor(trace.number, `${prefix}.${name}`)));
+    const width = hidden.shape[1], row = Array.from(hidden.values.slice(position * width, (position + 1) * width));
+    const strongest = row.map((value, unit) => [unit, value]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 16);
+    parts.push(element("p", {}, `The 16 strongest of ${width} units for ${visible(trace.tokens[position].text)}:`),
+      bars(strongest.map(([unit, value]) => ({ word: `unit ${unit}`, values: [value],
+        text: `${number(before.values[position * width + unit])} → ${number(value)}` }))));
+  } else {
+    const [experts, weights] = await Promise.all(["chosen", "weights"].map((name) => tensor(trace.number, `${prefix}.router.${name}`)));
+    const [, count] = experts.shape;
+    const rows = trace.tokens.map((token, t) => [visible(token.text), ...Array.from({ length: count }, (_, k) =>
+      `${experts.values[t * count + k]}: ${share(weights.values[t * count + k])}`)]);
+    parts.push(element("p", {}, "The experts that the router chose, with their weights:"), table(["token", ...rows[0].slice(1).map((_, k) => `${k + 1}.`)], rows));
+  }
+  parts.push(element("h2", {}, "What it adds"), ...vectors(trace, await tensor(trace.number, `blocks.${layer}.feed_forward_output`)));
+  return parts;
+}
+
+async function stream(trace, chosen, change) {
+  const { layer, position } = chosen;
+  const pieces = await Promise.all([
+    ["before", layer ? `blocks.${layer - 1}.output` : "positioned"], ["attention adds", `blocks.${layer}.attention_output`],
+    ["feed-forward adds", `blocks.${layer}.feed_forward_output`], ["behind", `blocks.${layer}.output`],
+  ].map(async ([name, from]) => [name, await tensor(trace.number, from)]));
+  const rows = pieces.map(([name, found]) => {
+    const width = found.shape[1];
+    return [name, ...found.values.slice(position * width, position * width + SHOWN)];
+  });
+  const norms = trace.norms, most = Math.max(...norms.flat()), plot = picture(640, 260);
+  const x = (step) => 50 + (560 * step) / Math.max(1, norms.length - 1), y = (value) => 230 - (210 * value) / most;
+  plot.setAttribute("aria-label", "Length of the residual stream by blocks passed, a line for each token.");
+  for (const at of [0, 0.5, 1]) {
+    plot.draw("line", { x1: 50, x2: 610, y1: y(at * most), y2: y(at * most), class: "axis" });
+    plot.draw("text", { x: 44, y: y(at * most) + 4, "text-anchor": "end" }, (at * most).toFixed(0));
+  }
+  for (let step = 0; step < norms.length; step++) plot.draw("text", { x: x(step), y: 250, "text-anchor": "middle" }, step);
+  trace.tokens.forEach((_, t) => plot.draw("polyline", { class: t === position ? "line" : "line quiet",
+    points: norms.map((row, step) => `${x(step)},${y(row[t])}`).join(" ") }));
+  return [...heading("The residual stream", "A block adds to what passes through it; nothing is thrown away. For the chosen "
+    + "token:", "x ← x + attention(x),  x ← x + feed-forward(x)"),
+  element("div", { className: "knobs" }, layerChoice(trace, chosen, change)),
+  table(["", ...rows[0].slice(1).map((_, place) => String(place))], rows),
+  element("h2", {}, "Its length from block to block"), plot];
+}
+
+async function lens(trace, chosen, change) {
+  const found = trace.lens, head = ["", ...trace.tokens.map((token) => visible(token.text))];
+  const rows = found.ids.map((row, layer) => [layer ? `block ${layer - 1}` : "embedding", ...row.map((ids, t) => {
+    const cell = element("button", { title: `${share(found.probabilities[layer][t][0])}, ${found.divergence[layer][t].toFixed(3)} nats from the end` },
+      word(trace, ids[0]));
+    cell.style.background = `color-mix(in srgb, var(--first) ${Math.round(70 * found.probabilities[layer][t][0])}%, transparent)`;
+    cell.addEventListener("click", () => change({ position: t, layer: Math.max(0, layer - 1) }));
+    return cell;
+  })]).reverse();
+  return [...heading("What each layer would say", "If the network ended there, this token would be likeliest next; the "
+    + "stronger the colour, the surer. The top row is the prediction."), table(head, rows, "lens")];
+}
+
+async function next(trace, chosen, change) {
+  const [found, all] = await Promise.all([
+    ask(trace.number, "next", { position: chosen.position, count: SHOWN_TOKENS }), logits(trace.number, chosen.position)]);
+  const sorted = all.values.slice().sort().reverse(), most = sorted.length;
+  const knobs = { temperature: [0.1, 2, 0.05, 1], "top-k": [1, Math.min(100, most), 1, Math.min(100, most)], "top-p": [0.05, 1, 0.05, 1] };
+  const inputs = Object.fromEntries(Object.entries(knobs).map(([name, [min, max, step, value]]) =>
+    [name, element("input", { type: "range", min, max, step, value, ariaLabel: name })]));
+  const made = element("div"), told = element("p", { className: "shape" });
+  const show = () => {
+    const [heat, wanted, nucleus] = ["temperature", "top-k", "top-p"].map((name) => Number(inputs[name].value));
+    const k = wanted === Math.min(100, most) ? most : wanted;
+    // Top-k first, then the likeliest of what is left until their probabilities reach top-p.
+    const hot = sorted.slice(0, k).map((logit) => Math.exp((logit - sorted[0]) / heat));
+    const sum = hot.reduce((a, b) => a + b, 0);
+    let count = 0, left = 0;
+    while (count < hot.length && (count === 0 || left < nucleus * sum)) left += hot[count++];
+    told.textContent = `temperature ${heat}, top-k ${k === most ? "off" : k}, top-p ${nucleus === 1 ? "off" : nucleus}: `
+      + `${count} of ${most} tokens can be drawn`;
+    made.replaceChildren(bars(found.tokens.map((token, place) => {
+      const add = element("button", { className: "word", disabled: !token.is_text,
+        title: token.is_text ? "Put it behind the prompt" : "It is no text of its own" }, visible(token.text));
+      add.addEventListener("click", () => change({ append: token.text }));
+      const [plain, drawn] = [Math.exp(token.logit - found.logsumexp), place < count ? hot[place] / left : 0];
+      return { word: add, values: [plain, drawn], text: `${share(plain)} → ${place < count ? share(drawn) : "cut"}` };
+    })));
+  };
+  for (const input of Object.values(inputs)) input.addEventListener("input", show);
+  show();
+  const blame = await ask(trace.number, "attribution", { position: chosen.position });
+  const ranked = blame.parts.sort((a, b) => Math.abs(b.nats) - Math.abs(a.nats)).slice(0, 16);
+  return [...heading("The next token", `What the model expects behind token ${chosen.position}, `
+    + `${visible(trace.tokens[chosen.position].text)}: blue as it is, orange as it is drawn with these settings. A click on a `
+    + "token puts it behind the prompt.", "p = softmax(z / temperature)"),
+  element("div", { className: "knobs" }, ...Object.entries(inputs).map(([name, input]) => element("label", {}, name, input))),
+  told, made, ...heading("Who wrote it", `The logit of ${visible(blame.text)}, ${number(blame.total)}, as a sum over the parts of the network:`),
+  bars(ranked.map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
+}
+
+async function space(trace) {
+  const found = await ask(trace.number, "map"), plot = picture(640, 420), near = element("div");
+  const [xs, ys] = [0, 1].map((axis) => found.points.map((point) => point[axis]));
+  const at = (value, all, from, to) => from + ((value - Math.min(...all)) / (Math.max(...all) - Math.min(...all) || 1)) * (to - from);
+  plot.setAttribute("aria-label", "Embeddings of the prompt's tokens on their two axes of largest variance.");
+  found.points.forEach(([a, b], place) => {
+    const [x, y] = [at(a, xs, 30, 560), at(b, ys, 390, 20)];
+    const dot = plot.draw("circle", { cx: x, cy: y, r: 5, tabindex: 0 });
+    plot.draw("text", { x: x + 8, y: y + 4 }, visible(found.texts[place]));
+    const show = async () => {
+      const token = trace.tokens.find((each) => each.text === found.texts[place]);
+      const rows = await ask(trace.number, "neighbours", { token: token.id });
+      near.replaceChildren(element("h2", {}, `Nearest to ${visible(token.text)}`),
+        table(["token", "cosine", "distance"], rows.map((row) => [visible(row.text), row.cosine, row.distance])));
+    };
+    dot.addEventListener("click", show);
+    dot.addEventListener("keydown", (event) => event.key === "Enter" && show());
+  });
+  return [...heading("The space of embeddings", `The two axes of largest variance; they hold ${share(found.explained[0])} and `
+    + `${share(found.explained[1])} of it. A click on a token shows its nearest neighbours.`), plot, near];
+}
+
+async function checks(trace) {
+  const rows = trace.checks.map((check) => [check.name, check.error.toExponential(1),
+    element("span", { className: check.holds ? "good" : "bad" }, check.holds ? "holds" : "broken")]);
+  return [...heading("What must hold", "Every trace is checked. If a number shown were not the network's own, one of these "
+    + "would be broken."), table(["invariant", "error", ""], rows)];
+}
+
+export const VIEWS = {
+  text: ["Text", text], embedding: ["Vectors", embedding], attention: ["Attention", attention],
+  forward: ["Feed-forward", forward], stream: ["Residual", stream], lens: ["Lens", lens], next: ["Next token", next],
+  space: ["Map", space], checks: ["Checks", checks],
+};

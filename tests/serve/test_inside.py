@@ -1,0 +1,214 @@
+"""The page that looks inside: its slices are those of the trace, and no other site gets any."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sheepop.core.errors import ConfigError
+from sheepop.interpret.lens import logit_lens
+from sheepop.interpret.parts import direct_attribution
+from sheepop.interpret.trace import Trace
+from sheepop.serve.config import ServerConfig
+from sheepop.tokenizer import CharTokenizer
+
+from .conftest import Live, tiny_network
+
+httpx = pytest.importorskip("httpx")
+PROMPT = "</script>A\x1b[0m\nB"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Live]:
+    server = Live(ServerConfig(ui=True))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def client(inside: Live) -> Iterator[Any]:
+    with httpx.Client(base_url=f"{inside.url}/ui", timeout=30) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return Trace.of(tiny_network(), CharTokenizer(), PROMPT)
+
+
+@pytest.fixture(scope="module")
+def begun(client: Any) -> dict[str, Any]:
+    found: dict[str, Any] = client.post("/traces", json={"prompt": PROMPT, "model": "plain"}).json()
+    return found
+
+
+def floats(response: Any) -> np.ndarray:
+    shape = [int(size) for size in response.headers["x-shape"].split(",")]
+    return np.frombuffer(response.content, "<f4").reshape(shape)
+
+
+def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Trace) -> None:
+    assert client.get("/models").json() == ["chat", "plain"]
+    assert [token["id"] for token in begun["tokens"]] == trace.token_ids
+    assert "".join(token["text"] for token in begun["tokens"]) == "</script>A\\x1b[0m\nB"
+    assert begun["lens"]["ids"] == logit_lens(trace).ids.tolist()
+    assert begun["tensors"] == trace.names and all(check["holds"] for check in begun["checks"])
+    for name in ("blocks.1.attention.weights", "blocks.0.feed_forward.hidden", "logits", "residuals"):
+        expected = trace.residuals if name == "residuals" else trace[name]
+        found = floats(client.get(f"/traces/{begun['number']}/tensor", params={"name": name}))
+        np.testing.assert_array_equal(found, expected.numpy())
+    head = client.get(f"/traces/{begun['number']}/tensor", params={"name": "blocks.1.attention.unmasked", "head": 2})
+    np.testing.assert_array_equal(floats(head), trace.unmasked_scores(1)[2].numpy())
+
+
+def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str, Any], trace: Trace) -> None:
+    place = f"/traces/{begun['number']}"
+    logits = floats(client.get(f"{place}/logits", params={"position": 3}))
+    np.testing.assert_array_equal(logits, trace.logits_behind(3).numpy())
+    behind = client.get(f"{place}/next", params={"position": 3, "count": 4}).json()
+    assert [token["id"] for token in behind["tokens"]] == np.argsort(-logits)[:4].tolist()
+    assert all(token["is_text"] == (32 <= token["id"] < 127 or token["id"] in (9, 10)) for token in behind["tokens"])
+    assert behind["logsumexp"] == pytest.approx(float(np.log(np.exp(logits.astype(float)).sum())))
+    parts = client.get(f"{place}/attribution", params={"position": 3, "token": 65, "against": 66}).json()
+    found = direct_attribution(trace, 3, 65, 66)
+    assert {part["name"]: part["nats"] for part in parts["parts"]} == pytest.approx(
+        dict(zip(found.names, found.values, strict=True))
+    )
+    assert client.get(f"{place}/map").json()["texts"][0] == "<"
+    assert len(client.get(f"{place}/neighbours", params={"token": 65}).json()) == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "problem"),
+    [
+        ("/traces/{0}/tensor?name=nothing", 404, "no tensor 'nothing'"),
+        ("/traces/{0}/tensor?name=blocks.7.attention.unmasked", 404, "no tensor"),
+        ("/traces/{0}/tensor?name=blocks.0.attention.weights&head=9", 404, "no head 9"),
+        ("/traces/{0}/tensor?name=final&head=0", 404, "no head 0"),
+        ("/traces/{0}/tensor", 400, "name"),
+        ("/traces/{0}/logits?position=99", 400, "no position 99; the prompt has"),
+        ("/traces/{0}/next?position=x", 400, "position"),
+        ("/traces/{0}/attribution?position=0&token=999", 400, "no such token"),
+        ("/traces/{0}/neighbours?token=-1", 400, "no token -1"),
+        ("/traces/99999/map", 404, "not kept any more"),
+        ("/app.py", 404, "no part 'app.py'"),
+        ("/..%2finside.py", 404, ""),
+        ("/%2e%2e/inside.py", 404, ""),
+    ],
+)
+def test_what_is_not_there_is_refused(client: Any, begun: dict[str, Any], path: str, status: int, problem: str) -> None:
+    response = client.get(path.format(begun["number"]))
+    assert response.status_code == status and problem in response.json()["error"]["message"]
+
+
+def test_prompts_that_cannot_be_traced_are_refused(client: Any) -> None:
+    for asked, status, problem in (
+        ({"prompt": ""}, 400, "empty"),
+        ({"prompt": "x" * 300}, 400, "300 tokens, but the model reads 256"),
+        ({"prompt": 5}, 400, "prompt"),
+        ({"prompt": "a", "path": "/etc"}, 400, "path"),
+        ({"prompt": "a", "model": "none"}, 404, "no model 'none'"),
+    ):
+        response = client.post("/traces", json=asked)
+        assert response.status_code == status and problem in response.json()["error"]["message"], response.text
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}])
+def test_other_sites_get_nothing(client: Any, begun: dict[str, Any], headers: dict[str, str]) -> None:
+    for method, path in (
+        ("GET", ""),
+        ("GET", "/models"),
+        ("POST", "/traces"),
+        ("GET", f"/traces/{begun['number']}/map"),
+    ):
+        response = client.request(method, path, headers=headers, json={"prompt": "a"} if method == "POST" else None)
+        assert response.status_code == 403 and "A" not in response.json().get("texts", [])
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: Any) -> None:
+    for name in ("", "/app.js", "/api.js", "/draw.js", "/views.js", "/style.css", "/icon.svg"):
+        response = client.get(name)
+        assert response.status_code == 200
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "innerHTML" not in response.text and "https://" not in response.text
+
+
+def test_old_traces_go_when_there_are_many(inside: Live) -> None:
+    with httpx.Client(base_url=f"{inside.url}/ui", timeout=60) as client:
+        first = client.post("/traces", json={"prompt": "a"}).json()["number"]
+        for _ in range(16):
+            last = client.post("/traces", json={"prompt": "b"}).json()["number"]
+        assert client.get(f"/traces/{first}/map").status_code == 404
+        assert client.get(f"/traces/{last}/map").status_code == 200
+
+
+def test_the_page_is_there_only_when_asked_for(live: Live) -> None:
+    assert httpx.get(f"{live.url}/ui").status_code == 404
+    with pytest.raises(ConfigError, match="ui asks without a key"):
+        ServerConfig(ui=True, api_keys="keys.json")
+    with pytest.raises(ConfigError, match="ui looks into models of this process"):
+        ServerConfig(ui=True, engine="ray")
+
+
+@pytest.mark.system
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (chromium, chromium-browser or google-chrome)")
+def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(inside.url) else wrong.append(asked.url))
+        page.goto(f"{inside.url}/ui")
+        page.select_option("#model", "plain")
+        page.fill("#prompt", "Hello")
+        page.click("#ask button")
+        short = Trace.of(tiny_network(), CharTokenizer(), "Hello")
+        page.wait_for_selector(".token:nth-child(5)")
+        shown = lambda selector: page.locator(selector).all_inner_texts()  # noqa: E731
+
+        def view(name: str, heading: str) -> None:
+            page.get_by_role("tab", name=name, exact=True).click()
+            page.locator("#view h2", has_text=heading).first.wait_for()
+
+        view("Text", "Text and tokens")
+        assert shown("#view tbody td:nth-child(4)") == [str(each) for each in short.token_ids]
+        view("Vectors", "Tokens become vectors")
+        assert shown("#view tbody tr:first-child td")[1:] == [f"{x:.4f}" for x in short.embedded[0, :12].tolist()]
+        view("Attention", "Attention of block 0")
+        weights, values = short["blocks.0.attention.weights"][0, -1], short["blocks.0.attention.v"][0, :, 0]
+        expected = [
+            [f"{w:.4f}", f"{v:.4f}", f"{w * v:.4f}"] for w, v in zip(weights.tolist(), values.tolist(), strict=True)
+        ]
+        rows = [page.locator("#view tbody tr").nth(row).locator("td").all_inner_texts()[1:] for row in range(5)]
+        assert rows == expected
+        assert (
+            shown("#view tbody tr:last-child td")[-1]
+            == f"{float(short['blocks.0.attention.head_outputs'][0, -1, 0]):.4f}"
+        )
+        view("Lens", "What each layer would say")
+        lens = logit_lens(short)
+        best = [short.text_of(int(each)) for each in lens.ids[-1, :, 0]]
+        assert [
+            text.replace("␣", " ").replace("⏎", "\n") for text in shown("#view tbody tr:first-child button")
+        ] == best
+        view("Next token", "The next token")
+        top = short.predictions[-1].top[0][1]
+        assert shown("#view .bars > span")[0].startswith(f"{100 * top:.1f} %")
+        others = {"Feed-forward": "Feed-forward network", "Residual": "The residual stream", "Map": "The space"}
+        for name, heading in {**others, "Checks": "What must hold"}.items():
+            view(name, heading)
+        assert page.locator("#view .bad").count() == 0
+        page.fill("#prompt", PROMPT)
+        page.click("#ask button")
+        page.wait_for_selector(f".token:nth-child({trace.num_tokens})")
+        assert page.title() == "SheepOp: look inside" and page.locator("#tokens script").count() == 0
+        browser.close()
+    assert wrong == []
