@@ -30,6 +30,11 @@ CHECK = """\
 def reward(prompt, completion, answer, **fields):
     return float(completion.strip() == answer)
 """
+# A model that has hardly learnt is never right: in a trial the better of two answers has more letters in their places.
+CLOSE = """\
+def reward(prompt, completion, answer, **fields):
+    return sum(one == other for one, other in zip(completion.strip(), answer)) - abs(len(completion) - len(answer)) / 9
+"""
 
 
 def main() -> None:
@@ -58,9 +63,11 @@ class Letters:
         sheepop.train(self.place / "text.txt", base, device=self.device, quiet=True, settings=settings)
         self.tell("base", base)
         answers = self.tuned("sft", base, "answers.jsonl", epochs=4, rate=3e-4)
+        is_trial = self.scale < 1
         sheepop.best_of(
-            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl", reward=str(self.place / "check.py"),
-            count=8, temperature=1.3, pairs=True, least=1.0 if self.scale == 1 else None,
+            answers, [self.place / "prompts.jsonl"], self.place / "pairs.jsonl",
+            reward=str(self.place / ("close.py" if is_trial else "check.py")),
+            count=8, temperature=1.3, pairs=True, least=None if is_trial else 1.0,
             max_new_tokens=ANSWER_TOKENS, device=self.device,
         )  # fmt: skip
         preferred = self.tuned("dpo", answers, "pairs.jsonl", epochs=2, rate=1e-4, **{"tuning.dpo.beta": 0.5})
@@ -120,6 +127,7 @@ class Letters:
             "".join(f"{letters} > {draw.choice(tasks)(letters)}\n" for letters in words)
         )
         (self.place / "check.py").write_text(CHECK)
+        (self.place / "close.py").write_text(CLOSE)
 
     def tuned(
         self,

@@ -57,8 +57,8 @@ function drawStrip() {
 }
 
 function drawStages() {
-  stages.replaceChildren(...Object.entries(VIEWS).map(([name, [title]]) => {
-    const tab = element("button", { role: "tab", ariaSelected: String(name === chosen.view), tabIndex: name === chosen.view ? 0 : -1 }, title);
+  stages.replaceChildren(...Object.entries(VIEWS).map(([name, [label, , title]]) => {
+    const tab = element("button", { role: "tab", title, ariaSelected: String(name === chosen.view), tabIndex: name === chosen.view ? 0 : -1 }, label);
     tab.addEventListener("click", () => change({ view: name }));
     return tab;
   }));

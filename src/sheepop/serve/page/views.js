@@ -229,8 +229,15 @@ async function checks(trace) {
     + "would be broken."), table(["invariant", "error", ""], rows)];
 }
 
+// Title, view, and what it is in plain words.
 export const VIEWS = {
-  text: ["Text", text], embedding: ["Vectors", embedding], attention: ["Attention", attention],
-  forward: ["Feed-forward", forward], stream: ["Residual", stream], lens: ["Lens", lens], next: ["Next token", next],
-  space: ["Map", space], checks: ["Checks", checks],
+  text: ["Text", text, "The pieces that the text is cut into"],
+  embedding: ["Vectors", embedding, "The list of numbers that stands for each token"],
+  attention: ["Attention", attention, "Which earlier tokens each token looks at"],
+  forward: ["Feed-forward", forward, "What each token is turned into by itself"],
+  stream: ["Residual", stream, "The sum that all blocks add to"],
+  lens: ["Lens", lens, "What the network would say if it ended earlier"],
+  next: ["Next token", next, "How likely each token is to come next"],
+  space: ["Map", space, "Which tokens have vectors alike"],
+  checks: ["Checks", checks, "Sums that hold if every number is real"],
 };
