@@ -161,7 +161,7 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
+        page = browser.new_page(accept_downloads=True)
         wrong: list[str] = []
         page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -189,10 +189,13 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         ]
         rows = [page.locator("#view tbody tr").nth(row).locator("td").all_inner_texts()[1:] for row in range(5)]
         assert rows == expected
-        assert (
-            shown("#view tbody tr:last-child td")[-1]
-            == f"{float(short['blocks.0.attention.head_outputs'][0, -1, 0]):.4f}"
-        )
+        total = float(short["blocks.0.attention.head_outputs"][0, -1, 0])
+        assert shown("#view tbody tr:last-child td")[-1] == f"{total:.4f}"
+        with page.expect_download() as download:
+            page.click("#save")
+        kept = download.value.path().read_text(encoding="utf-8")
+        assert download.value.suggested_filename == "attention.html" and f"{total:.4f}" in kept
+        assert kept.count("data:image/png;base64,") == 5 and "<script" not in kept and inside.url not in kept
         view("Lens", "What each layer would say")
         lens = logit_lens(short)
         best = [short.text_of(int(each)) for each in lens.ids[-1, :, 0]]

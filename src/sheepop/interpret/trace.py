@@ -152,13 +152,18 @@ class Trace:
         if layer is None:
             return self._outside(name)
         if layer != self._layer:
-            self._layer, self._kept = layer, {}
+            self.forget()
+            self._layer = layer
         if name not in self._kept:
             found = self.collect([name])[name]
             if sum(value.nbytes for value in (*self._kept.values(), found)) > _KEPT_BYTES:
                 return found
             self._kept[name] = found
         return self._kept[name]
+
+    def forget(self) -> None:
+        """Frees the inside of the block that was asked for last; it is computed again when it is asked for."""
+        self._layer, self._kept = -1, {}
 
     @torch.no_grad()
     def collect(self, patterns: Iterable[str], keep: Keep | Mapping[str, Keep] | None = None) -> dict[str, Tensor]:

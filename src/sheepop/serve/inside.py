@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.resources import files
@@ -53,7 +52,8 @@ class Inside:
 
     def __init__(self, registry: Registry) -> None:
         self._registry, self._numbers = registry, itertools.count(1)
-        self._traces: OrderedDict[int, tuple[Trace, threading.Lock]] = OrderedDict()
+        # Looked at by the one thread of the work alone; the last is the one that was looked at last.
+        self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._work = SideWork("traces", threads=1, most=_KEPT)
 
     def routes(self) -> APIRouter:
@@ -100,7 +100,7 @@ class Inside:
         except UsageError as error:
             raise ApiError(400, str(error), param="prompt") from None
         number = next(self._numbers)
-        self._traces[number] = (trace, threading.Lock())
+        self._traces[number] = trace
         while len(self._traces) > _KEPT:
             self._traces.popitem(last=False)
         lens, config = logit_lens(trace), trace.config
@@ -209,14 +209,16 @@ class Inside:
 
     async def _of(self, number: int, read: Callable[[Trace], Any]) -> Any:
         """What `read` makes of a trace, beside the engine; one viewer at a time."""
-        if number not in self._traces:
-            raise ApiError(404, "This trace is not kept any more. Trace the prompt again.", code="not_found")
-        trace, lock = self._traces[number]
-        self._traces.move_to_end(number)
 
         def work() -> Any:
-            with lock, torch.no_grad():
-                return read(trace)
+            if number not in self._traces:
+                raise ApiError(404, "This trace is not kept any more. Trace the prompt again.", code="not_found")
+            last = next(reversed(self._traces))
+            if last != number:
+                self._traces[last].forget()
+                self._traces.move_to_end(number)
+            with torch.no_grad():
+                return read(self._traces[number])
 
         return await self._work.do(work)
 

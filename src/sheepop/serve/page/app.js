@@ -6,6 +6,7 @@ import { VIEWS } from "./views.js";
 
 const [form, prompt, model, status, stages, strip, view] =
   ["ask", "prompt", "model", "status", "stages", "tokens", "view"].map((id) => document.getElementById(id));
+const save = document.getElementById("save");
 const START = { view: "text", position: null, layer: 0, head: 0, what: "weights" };
 let chosen = { ...START }, trace = null, latest = 0;
 
@@ -104,6 +105,33 @@ async function start(wanted) {
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
+// The view as one file: maps become pictures and fields their values, so it needs neither this server nor scripts.
+async function saved() {
+  const page = document.implementation.createHTMLDocument(`${prompt.value}: ${VIEWS[chosen.view][0]}`);
+  const sheet = await (await fetch("/ui/style.css")).text();
+  const [copy, canvases] = [view.cloneNode(true), view.querySelectorAll("canvas")];
+  copy.querySelectorAll("canvas").forEach((canvas, place) => {
+    const image = page.createElement("img");
+    image.src = canvases[place].toDataURL();
+    image.className = "map-image";
+    canvas.replaceWith(image);
+  });
+  const fields = view.querySelectorAll("select, input");
+  copy.querySelectorAll("select, input").forEach((field, place) =>
+    field.replaceWith(` ${fields[place].selectedOptions?.[0].textContent ?? fields[place].value}`));
+  page.head.append(element("meta", { charset: "utf-8" }));
+  page.body.append(element("h1", {}, visible(prompt.value)), element("p", {}, `Through ${model.value}.`), strip.cloneNode(true), copy);
+  // As text: this page's policy would refuse a sheet inside of a document.
+  const text = page.documentElement.outerHTML.replace("</head>", () => `<style>${sheet}</style></head>`);
+  return new Blob(["<!doctype html>\n", text], { type: "text/html" });
+}
+
+save.addEventListener("click", async () => {
+  const address = URL.createObjectURL(await saved());
+  element("a", { href: address, download: `${chosen.view}.html` }).click();
+  URL.revokeObjectURL(address);
+});
+
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   start({ ...chosen, position: null });
