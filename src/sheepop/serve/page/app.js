@@ -118,7 +118,7 @@ async function saved() {
   });
   const fields = view.querySelectorAll("select, input");
   copy.querySelectorAll("select, input").forEach((field, place) =>
-    field.replaceWith(` ${fields[place].selectedOptions?.[0].textContent ?? fields[place].value}`));
+    field.replaceWith(`: ${fields[place].selectedOptions?.[0].textContent ?? fields[place].value}`));
   page.head.append(element("meta", { charset: "utf-8" }));
   page.body.append(element("h1", {}, visible(prompt.value)), element("p", {}, `Through ${model.value}.`), strip.cloneNode(true), copy);
   // As text: this page's policy would refuse a sheet inside of a document.
