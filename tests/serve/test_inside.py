@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -128,6 +129,16 @@ def test_other_sites_get_nothing(client: Any, begun: dict[str, Any], headers: di
     ):
         response = client.request(method, path, headers=headers, json={"prompt": "a"} if method == "POST" else None)
         assert response.status_code == 403 and "A" not in response.json().get("texts", [])
+
+
+def test_other_machines_get_nothing(inside: Live) -> None:
+    async def ask(address: str) -> int:
+        transport = httpx.ASGITransport(inside.server.config.app, client=(address, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            return int((await client.get("/ui/models")).status_code)
+
+    assert asyncio.run(ask("127.0.0.1")) == 200
+    assert asyncio.run(ask("10.0.0.5")) == 403
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: Any) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -228,12 +229,11 @@ class Inside:
 
 
 async def _same_site(request: Request) -> None:
-    """Refuses what other sites' pages ask, and names that lead here by a trick: a page may read what it may ask for."""
-    host = request.headers.get("host", "")
-    server = request.scope.get("server") or ("", None)
-    name = urlsplit(f"//{host}").hostname
-    origin = request.headers.get("origin")
-    if name not in {"localhost", "127.0.0.1", "::1", server[0]}:
+    """Refuses other machines, other sites' pages, and names that lead here by a trick: who may ask may read it all."""
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if request.client is None or not ip_address(request.client.host).is_loopback:
+        raise ApiError(403, "The page is for the machine that it runs on.", code="wrong_client")
+    if urlsplit(f"//{host}").hostname not in {"localhost", "127.0.0.1", "::1"}:
         raise ApiError(403, f"The page is not served as {host!r}.", code="wrong_host")
     if origin is not None and urlsplit(origin).netloc != host:
         raise ApiError(403, "Another site's page may not look inside.", code="wrong_origin")
