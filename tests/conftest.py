@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Where Triton is installed and there is no GPU, its interpreter runs kernels; it asks when it is first loaded.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell ignores Ctrl-C for what it runs in the background, and whatever that starts; the tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test that fails because the machine is busy says nothing about the code.
 # Where CI is set, as it is on the machines that judge a change, every run draws the same examples.
