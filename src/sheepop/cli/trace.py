@@ -104,8 +104,10 @@ def _tokens(outcome: TraceOutcome) -> list[str]:
         lines.append(f"{'':8} ... {first:,} tokens before these")
     for token in trace.tokens[first:]:
         before = trace.predictions[token.position - 1] if token.position else None
-        known = before is not None and before.logprob is not None
-        odds = f"{math.exp(before.logprob):11.2%} {before.rank:6,}" if known else f"{'':11} {'':6}"  # type: ignore
+        if before is None or before.logprob is None:
+            odds = f"{'':11} {'':6}"
+        else:
+            odds = f"{math.exp(before.logprob):11.2%} {before.rank:6,}"
         lines.append(f"{token.position:8} {token.id:7} {odds}  {visible_line(token.text)}")
     return lines
 
