@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from sheepop.adapt.quantization import quantizable, quantize, quantized
-from sheepop.adapt.stored_weight import StoredWeight
+from sheepop.adapt.stored_weight import Format, StoredWeight
 from sheepop.checkpoint import load_model, open_model, save_model
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import read_json, write_checksums, write_json
@@ -52,6 +53,17 @@ def test_int4_refuses_rows_that_groups_do_not_fill() -> None:
 SIZES = {"vocab_size": 130, "d_model": 64, "num_layers": 2, "num_heads": 4, "max_seq_len": 32}
 
 
+def test_fp8_keeps_the_relative_size_of_small_weights() -> None:
+    """Three bits of fraction: a weight moves by a 16th of itself at most, or by half the smallest number."""
+    exact = weights(8, 64)
+    found = quantized(exact, "fp8")
+    smallest = exact.abs().amax(1, keepdim=True) / 448 * 2**-9
+    assert ((found.rows() - exact).abs() <= torch.maximum(exact.abs() / 16, smallest / 2) * 1.0001).all()
+
+
+EXPERTS = {"experts": {"count": 3, "per_token": 2, "shared": 1, "d_ff": 32}}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_matrix_is_rounded_and_nothing_else(tied: bool) -> None:
     model = build_model(ModelConfig(**SIZES, tie_weights=tied), 0)
@@ -65,9 +77,18 @@ def test_every_matrix_is_rounded_and_nothing_else(tied: bool) -> None:
     assert not any(isinstance(weight, StoredWeight) for weight in model.parameters())
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_a_disk_keeps_the_rounded_model(form: str, tmp_path: Path) -> None:
-    model = quantize(build_model(ModelConfig(**SIZES), 0), "int8" if form == "int8" else "int4").eval()
+def test_experts_are_rounded_and_their_router_is_not() -> None:
+    model = quantize(build_model(ModelConfig.model_validate({**SIZES, **EXPERTS}), 0), "int8")
+    kept = {name for name, weight in model.named_parameters() if not isinstance(weight, StoredWeight)}
+    assert any("experts.up_proj" in name for name, _ in quantizable(model))
+    routers = {f"blocks.{layer}.feed_forward.router.weight" for layer in range(2)}
+    assert routers == {name for name in kept if "norm" not in name and "bias" not in name}
+
+
+@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+def test_a_disk_keeps_the_rounded_model(form: Format, experts: dict[str, Any], tmp_path: Path) -> None:
+    model = quantize(build_model(ModelConfig.model_validate({**SIZES, **experts}), 0), form).eval()
     save_model(tmp_path / "model", model, CharTokenizer(), {})
     loaded = load_model(tmp_path / "model")
     input_ids = torch.arange(20)[None]
@@ -77,7 +98,7 @@ def test_a_disk_keeps_the_rounded_model(form: str, tmp_path: Path) -> None:
     stored = {name: weight for name, weight in loaded.model.named_parameters() if isinstance(weight, StoredWeight)}
     assert sum(weight.numbers.nbytes for weight in stored.values()) == sum(
         weight.numel() for _, weight in quantizable(model)
-    ) // (1 if form == "int8" else 2)
+    ) // (2 if form == "int4" else 1)
     half = load_model(tmp_path / "model", dtype=torch.bfloat16).model
     assert half.dtype == torch.bfloat16
     assert torch.allclose(half(input_ids).float(), model(input_ids), atol=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from sheepop.adapt import stored_weight
 from sheepop.adapt.quantization import quantized
 from sheepop.adapt.stored_weight import Format, StoredWeight
+from sheepop.model.experts.grouped_product import grouped_product
 
-FORMATS: tuple[Format, ...] = ("float32", "bfloat16", "int8", "int4")
+FORMATS: tuple[Format, ...] = ("float32", "bfloat16", "int8", "int4", "fp8")
 needs_compiler = pytest.mark.skipif(
     stored_weight.native_library(stored_weight._SOURCE) is None, reason="there is no C++ compiler for the kernels"
 )
@@ -24,19 +26,28 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def stored_as(weight: Tensor, form: Format) -> StoredWeight:
-    if form in ("int8", "int4"):
+    if form in ("int8", "int4", "fp8"):
         return quantized(weight, form)
     dtype = getattr(torch, form)
     return StoredWeight(form, weight.to(dtype), None, dtype)
 
 
+def e4m3(byte: int) -> float:
+    """A sign, four bits of exponent with bias 7, three of fraction (Micikevicius et al. 2022, table 1)."""
+    sign, exponent, fraction = -1 if byte >> 7 else 1, byte >> 3 & 15, byte & 7
+    return sign * (math.ldexp(fraction / 8, -6) if exponent == 0 else math.ldexp(1 + fraction / 8, exponent - 7))
+
+
 def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
-    values, scales = weight.numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
+    numbers = weight.numbers.view(torch.uint8) if weight.stored == "fp8" else weight.numbers
+    values, scales = numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
     if scales is None:
         return values
     if weight.stored == "int8":
         return [[code * scale for code in row] for row, scale in zip(values, scales, strict=True)]
+    if weight.stored == "fp8":
+        return [[e4m3(code) * scale for code in row] for row, scale in zip(values, scales, strict=True)]
     rows = []
     for codes, row_scales in zip(values, scales, strict=True):
         row = []
@@ -81,7 +92,7 @@ def test_products_agree_with_float64(form: Format, num_rows: int, length: int) -
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
 def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: Format) -> None:
     weight, x = stored_as(drawn(101, 96), form), drawn(70, 96, seed=3)
     together = F.linear(x, weight)
@@ -131,6 +142,24 @@ def test_what_is_not_finite_spoils_its_own_row_alone(form: Format, spoiled: floa
     assert torch.equal(found[[0, 1, 3, 4, 5]], expected[[0, 1, 3, 4, 5]])
 
 
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+def test_experts_multiply_their_own_rows(form: Format) -> None:
+    """Forward and backward, with experts that have no rows; and all of them with none."""
+    weight, x = stored_as(drawn(4, 24, 64), form), drawn(7, 64, seed=1).requires_grad_()
+    assert tuple(weight.shape) == (4, 24, 64)
+    ends, experts = torch.tensor([3, 3, 6, 7], dtype=torch.int32), torch.tensor([0, 0, 0, 2, 2, 2, 3])
+    expected = torch.einsum("mk,mnk->mn", x.double(), weight.rows().double()[experts])
+    found = grouped_product(x, weight, ends)
+    with torch.no_grad():
+        assert torch.allclose(grouped_product(x, weight, ends).double(), expected, atol=1e-2, rtol=0)
+        assert grouped_product(x[:0], weight, torch.zeros(4, dtype=torch.int32)).shape == (0, 24)
+    slope = drawn(7, 24, seed=2)
+    (gradient,) = torch.autograd.grad(found, x, slope)
+    assert torch.allclose(found.double(), expected, atol=1e-2, rtol=0)
+    wanted = torch.einsum("mn,mnk->mk", slope.double(), weight.rows().double()[experts])
+    assert torch.allclose(gradient.double(), wanted, atol=1e-4, rtol=0)
+
+
 def test_products_keep_the_shape_and_type_of_what_goes_in() -> None:
     weight = quantized(drawn(6, 32), "int8")
     found = F.linear(drawn(2, 3, 32).to(torch.bfloat16), weight)
@@ -144,11 +173,13 @@ def test_a_stored_weight_cannot_be_changed() -> None:
     with pytest.raises(TypeError, match="never changed"):
         weight.add_(1.0)
     assert isinstance(weight.detach(), StoredWeight)
+    with torch.inference_mode():
+        assert isinstance(weight.to(weight.dtype), StoredWeight)
     assert isinstance(torch.nn.Parameter(weight, requires_grad=False), StoredWeight)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize(("count", "length", "num_rows"), [(1, 64, 50), (3, 160, 32), (17, 96, 7)])
 def test_products_on_a_gpu_are_those_of_the_storage(form: Format, count: int, length: int, num_rows: int) -> None:
     """Without a GPU, Triton's interpreter runs the kernel."""

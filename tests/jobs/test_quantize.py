@@ -1,4 +1,4 @@
-"""Weights in integers say nearly what the trained ones said."""
+"""Weights in fewer bits say nearly what the trained ones said."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def trained(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.T
     return run.run
 
 
-@pytest.mark.parametrize(("to", "share"), [("int8", 0.01), ("int4", 0.05)])
+@pytest.mark.parametrize(("to", "share"), [("int8", 0.01), ("int4", 0.05), ("fp8", 0.02)])
 def test_the_perplexity_of_a_trained_model_stays(
     trained: Path, text_folder: Path, tmp_path: Path, to: str, share: float
 ) -> None:

@@ -79,19 +79,21 @@ class OnRay:
         return str(self.ask(prompt, **more).raise_for_status().json()["choices"][0]["text"])
 
     def ask_for_long_texts(self, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
-        """Sixteen requests, every second one streamed; all have come, and both replicas are at work on them."""
+        """Sixteen requests, every second one streamed; the engines have them all, and both replicas are at work."""
         long = {"max_tokens": 240, "min_tokens": 240}
         asked = [pool.submit(self.ask, f"{n} once", stream=n % 2 == 0, **long) for n in range(16)]
-        wait_for(lambda: self.metric("sheepop_open_connections") == {"": 17})  # with the one that asks
+        wait_for(lambda: sum(self.metric("sheepop_running_requests", "sheepop_waiting_requests").values()) == 16)
         wait_for(lambda: min(self.metric("sheepop_running_requests").values()) > 0)
         return asked
 
-    def metric(self, name: str) -> dict[str, float]:
-        """The samples of a metric by the number of their replica."""
-        lines = [
-            line for line in self.client.get("/metrics").text.splitlines() if line.startswith((f"{name}{{", f"{name} "))
-        ]
-        return {line.partition('replica="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+    def metric(self, *names: str) -> dict[str, float]:
+        """The samples of metrics, added up for each number of a replica."""
+        found: dict[str, float] = {}
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith(tuple(f"{name}{end}" for name in names for end in "{ ")):
+                replica = line.partition('replica="')[2].partition('"')[0]
+                found[replica] = found.get(replica, 0.0) + float(line.rpartition(" ")[2])
+        return found
 
 
 def save(place: Path, seed: int) -> dict[str, str]:

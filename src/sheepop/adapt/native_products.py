@@ -10,6 +10,7 @@ from torch import nn
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
 from sheepop.core.native import native_kernels_allowed
 from sheepop.model import Transformer
+from sheepop.model.experts import Experts, Router
 
 _FORMATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # Matrices that fit a processor's cache leave little to gain, and compiling takes seconds.
@@ -45,11 +46,16 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
 
 def can_be_batch_invariant(model: Transformer) -> bool:
     """Whether the kernels may compute all products of this network."""
-    return model.device.type == "cpu" and model.dtype == torch.float32 and has_kernels()
+    if model.device.type != "cpu" or model.dtype != torch.float32 or not has_kernels():
+        return False
+    return all(cast(StoredWeight, weight).kernel is not None for weight in _matrices(with_native_products(model)))
 
 
 def _matrices(model: Transformer) -> list[nn.Parameter]:
-    """The weights of linear layers, each once, whose numbers the kernels read."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    weights = dict.fromkeys(cast(nn.Parameter, layer.weight) for layer in layers)
-    return [weight for weight in weights if weight.dtype in _FORMATS]
+    """The weights of linear layers, routers and experts, each once, whose numbers the kernels read."""
+    found: dict[nn.Parameter, None] = {}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | Router | Experts):
+            dimensions = 3 if isinstance(layer, Experts) else 2
+            found |= dict.fromkeys(weight for weight in layer.parameters(recurse=False) if weight.ndim == dimensions)
+    return [weight for weight in found if weight.dtype in _FORMATS]

@@ -1,7 +1,7 @@
-"""Weights rounded to integers of 8 or 4 bits, which take a quarter or an eighth of the memory of float32.
+"""Weights rounded to 8 or 4 bits, which take a quarter or an eighth of the memory of float32.
 
-A row of int8, or 32 neighbours of a row in int4, share a scale s; a weight w becomes the integer nearest to w / s. What
-multiplies them stays as it is (weight-only quantisation).
+A row of int8 or fp8, or 32 neighbours of a row in int4, share a scale s; a weight w becomes the integer, or the number
+of 8 bits, nearest to w / s. What multiplies them stays as it is (weight-only quantisation).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from sheepop.adapt.stored_weight import GROUP, Format, StoredWeight
 from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
+from sheepop.model.experts import Experts
 from sheepop.model.ngrams import NgramEmbedding
 
-QUANTIZED: tuple[Format, ...] = ("int8", "int4")
+QUANTIZED: tuple[Format, ...] = ("int8", "int4", "fp8")
 # What the weight furthest from 0 becomes in int4, before it is clipped to -8. Where it is clipped, others move less.
 _REACHES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 11.0)
 _CHUNK = 2**17
@@ -24,18 +25,20 @@ _TINY = 1e-30  # no scale is 0
 
 
 def quantized(weight: Tensor, stored: Format) -> StoredWeight:
-    """A matrix (N, K) of floats in integers; raises `UsageError` where int4's groups do not fill a row."""
-    if stored == "int4" and weight.shape[1] % GROUP:
-        raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {weight.shape[1]}. Use int8.")
-    rounded = {"int8": _int8, "int4": _int4}[stored]
+    """Matrices (..., N, K) of floats in fewer bits; raises `UsageError` where int4's groups do not fill a row."""
+    length = weight.shape[-1]
+    if stored == "int4" and length % GROUP:
+        raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {length}. Use int8.")
+    rounded = {"int8": _int8, "int4": _int4, "fp8": _fp8}[stored]
+    rows = weight.detach().flatten(0, -2)
     # A few rows at a time stay in the processor's cache.
-    parts = [rounded(part.float()) for part in torch.split(weight.detach(), max(1, _CHUNK // weight.shape[1]))]
-    values, scales = (torch.cat(list(kind)) for kind in zip(*parts, strict=True))
+    parts = [rounded(part.float()) for part in torch.split(rows, max(1, _CHUNK // length))]
+    values, scales = (torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*parts, strict=True))
     return StoredWeight(stored, values, scales, weight.dtype)
 
 
 def quantize(model: Transformer, stored: Format) -> Transformer:
-    """A copy of the network whose matrices are in integers; norms, biases, routers and experts stay as they are.
+    """A copy of the network whose matrices are in fewer bits; norms, biases and routers stay as they are.
 
     An embedding that is tied to the output stays tied. Raises `UsageError` as `quantized` does.
     """
@@ -45,16 +48,23 @@ def quantize(model: Transformer, stored: Format) -> Transformer:
 
 
 def quantizable(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """The names and weights of linear layers, embeddings and n-grams, each weight once."""
+    """The names and weights of linear layers, embeddings, n-grams and experts, each weight once."""
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter.ndim == 2 and isinstance(owner, nn.Linear | nn.Embedding | NgramEmbedding):
+        is_matrix = parameter.ndim == 2 and isinstance(owner, nn.Linear | nn.Embedding | NgramEmbedding)
+        if is_matrix or (parameter.ndim == 3 and isinstance(owner, Experts)):
             yield name, parameter
 
 
 def _int8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / 127
     return _codes(weight_NK, scales_N[:, None], -127, 127).to(torch.int8), scales_N
+
+
+def _fp8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest weight of a row becomes the largest number of e4m3, which is 448."""
+    scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / torch.finfo(torch.float8_e4m3fn).max
+    return (weight_NK / scales_N[:, None]).to(torch.float8_e4m3fn), scales_N
 
 
 def _int4(weight_NK: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A weight matrix that is not stored as one number beside the other in the type it has in the network.
+"""A weight matrix, or those of experts, not stored as one number beside the other in the type of the network.
 
 To the network it is a parameter like any other. Products with it and rows of it are computed from what is stored; any
 other operation sees the matrix in full.
@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sheepop.core.native import native_library
+from sheepop.model.experts.grouped_product import grouped_product
 
-Format = Literal["float32", "bfloat16", "int8", "int4"]
+Format = Literal["float32", "bfloat16", "fp8", "int8", "int4"]
 GROUP = 32
 """Weights of int4 that share a scale."""
 
@@ -29,14 +31,15 @@ _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _MOST_ROWS = 128
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
 _ALIGNED = 16  # a kernel takes as many of a row's numbers at a time
+_FP8_CAPABILITY = (8, 9)  # of NVIDIA's GPUs that know numbers of 8 bits
 
 
 class StoredWeight(Tensor):
-    """A matrix (N, K) of data type `dtype`, stored in `numbers` and, for integers, in `scales`.
+    """A matrix (N, K), or those of E experts (E, N, K), of data type `dtype`, stored in `numbers` and `scales`.
 
-    `float32` and `bfloat16` are the matrix itself. `int8` (N, K) has a float32 scale for each row. `int4` (N, K / 2)
-    has a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes, number i holds weight i in its
-    lower half and weight i + 16 in its upper one, as integers from -8 to 7.
+    `float32` and `bfloat16` are the matrix itself, without scales. `int8` and `fp8` (e4m3) (N, K) have a float32 scale
+    for each row. `int4` (N, K / 2) has a bfloat16 scale for each 32 weights of a row (N, K / 32); of their 16 bytes,
+    number i holds weight i in its lower half and weight i + 16 in its upper one, as integers from -8 to 7.
     """
 
     stored: Format
@@ -49,12 +52,10 @@ class StoredWeight(Tensor):
     @staticmethod
     def __new__(cls, stored: Format, values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> StoredWeight:
         """The matrix whose rows are stored in `numbers`."""
-        num_rows, length = len(values), values.shape[1] * (2 if stored == "int4" else 1)
-        made = Tensor._make_wrapper_subclass(
-            cls, (num_rows, length), dtype=dtype, device=values.device, requires_grad=False
-        )
+        shape = (*values.shape[:-1], values.shape[-1] * (2 if stored == "int4" else 1))
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device, requires_grad=False)
         made.stored, made.numbers, made.scales = stored, values, scales
-        made.num_rows, made.row_length = num_rows, length  # asking a subclass for its shape takes a while
+        made.num_rows, made.row_length = shape[-2:]  # asking a subclass for its shape takes a while
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -70,8 +71,9 @@ class StoredWeight(Tensor):
             values, scales = values[index], None if scales is None else scales[index]
         if scales is None:
             return values.to(self.dtype)
-        if self.stored == "int8":
-            return (values * scales[..., None]).to(self.dtype)
+        if self.stored != "int4":
+            wide = values.float() if self.stored == "fp8" else values
+            return (wide * scales[..., None]).to(self.dtype)
         codes = values.view(*values.shape[:-1], -1, GROUP // 2)
         pairs = torch.cat(((codes << 4).view(torch.int8), (codes & 0xF0).view(torch.int8)), -1)
         return (pairs * (scales.float() / 16)[..., None]).flatten(-2).to(self.dtype)
@@ -84,7 +86,7 @@ class StoredWeight(Tensor):
         count = x.numel() // self.row_length
         if count == 0:
             return x.new_empty(*x.shape[:-1], self.num_rows)
-        if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.scales is not None and _has_triton():
+        if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.is_for_triton():
             return self.product_by_triton(x, bias)
         kernel = self.kernel
         if kernel is None or not self.suits_kernel(x, count):
@@ -101,16 +103,16 @@ class StoredWeight(Tensor):
         return out_MN.to(x.dtype)
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The same for a few rows by a kernel of GPUs, which reads the integers where they lie."""
+        """The same for a few rows by a kernel of GPUs, which reads the numbers where they lie."""
         # Triton takes a second to load, and not every machine has it.
-        from sheepop.adapt.triton_kernels import int4_product, int8_product
+        from sheepop.adapt.triton_kernels import int4_product, row_product
 
         assert self.scales is not None
         rows_MK = x.reshape(-1, self.row_length)
         out_MN = x.new_empty(len(rows_MK), self.num_rows)
         # A kernel multiplies tiles of 16 rows at least.
         most = max(16, 1 << (len(rows_MK) - 1).bit_length())
-        kernel, sizes = (int8_product, {"STEP": 128}) if self.stored == "int8" else (int4_product, {"HALF": GROUP // 2})
+        kernel, sizes = (int4_product, {"HALF": GROUP // 2}) if self.stored == "int4" else (row_product, {"STEP": 128})
         kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
             *(rows_MK.contiguous(), self.numbers, self.scales, self.scales if bias is None else bias, out_MN),
             *(len(rows_MK), self.row_length, self.num_rows),
@@ -118,10 +120,25 @@ class StoredWeight(Tensor):
         )
         return out_MN.view(*x.shape[:-1], self.num_rows)
 
+    def grouped_product(self, rows_MK: Tensor, ends_E: Tensor) -> Tensor:
+        """``rows W[e]^T`` for the rows of every expert e, which end at `ends_E[e]`; (M, N)."""
+        ends = ends_E.tolist()
+        parts = [
+            self._of_expert(expert).product(rows_MK[begin:end])
+            for expert, (begin, end) in enumerate(pairwise((0, *ends)))
+            if end > begin
+        ]
+        return torch.cat(parts) if parts else rows_MK.new_empty(0, self.num_rows)
+
+    def is_for_triton(self) -> bool:
+        """Whether this GPU has a kernel that reads the numbers where they lie."""
+        known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
+        return self.scales is not None and known and _has_triton()
+
     @property
     def kernel(self) -> Any:
         """The function that reads the matrix where it lies, on a CPU, or None; see ``linear.cpp`` for what it takes."""
-        return None if self.row_length % _ALIGNED else _kernel(self.stored)
+        return None if self.row_length % _ALIGNED or self.stored == "fp8" else _kernel(self.stored)
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether the kernel is to be taken for a product with the `count` rows of `x`."""
@@ -138,6 +155,9 @@ class StoredWeight(Tensor):
             return weight.product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 2, "bias"))
         if function is F.embedding and isinstance(weight := _argument(args, kwargs, 1, "weight"), cls):
             return weight.rows(_argument(args, kwargs, 0, "input"))
+        if function is grouped_product:
+            rows, weight, ends = args
+            return weight.grouped_product(rows, ends)
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
@@ -152,6 +172,9 @@ class StoredWeight(Tensor):
             return args[0]._like(kwargs.get("device"))
         if function is torch.ops.aten.clone.default:
             return args[0]._like()
+        # In inference mode this comes as it was called, elsewhere only where it changes something.
+        if function is torch.ops.aten.to.dtype and args[1] == args[0].dtype:
+            return args[0]
         if function._schema.is_mutable:
             raise TypeError(f"{function} would change a {cls.__name__}, which is never changed")
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
@@ -161,6 +184,12 @@ class StoredWeight(Tensor):
         values, scales = self.numbers, self.scales
         if device is not None:
             values, scales = values.to(device), None if scales is None else scales.to(device)
+        return self._holding(values, scales)
+
+    def _of_expert(self, expert: int) -> StoredWeight:
+        return self._holding(self.numbers[expert], None if self.scales is None else self.scales[expert])
+
+    def _holding(self, values: Tensor, scales: Tensor | None) -> StoredWeight:
         made = StoredWeight(self.stored, values, scales, self.dtype)
         made.always_native = self.always_native
         return made

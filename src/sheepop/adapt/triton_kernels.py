@@ -1,6 +1,6 @@
-"""Products with integer weights on a GPU, in Triton, which is loaded where there is a GPU only.
+"""Products with weights in 8 or 4 bits on a GPU, in Triton, which is loaded where there is a GPU only.
 
-A program computes ROWS rows of weights times all of at most MOST inputs. Integers up to 8 bits are exact in every data
+A program computes ROWS rows of weights times all of at most MOST inputs. Numbers of 8 bits are exact in every data
 type of the inputs; scales are applied to sums in float32.
 """
 
@@ -11,11 +11,11 @@ import triton.language as tl
 
 
 @triton.jit
-def int8_product(
+def row_product(
     x, weights, scales, bias, y, num_inputs, length, num_rows,
     MOST: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """``x W^T + b`` for x (M, K), W (N, K) with a scale for each row."""
+    """``x W^T + b`` for x (M, K), W (N, K) in int8 or fp8 with a scale for each row."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inputs = tl.arange(0, MOST)
     total = tl.zeros((MOST, ROWS), tl.float32)
@@ -29,7 +29,7 @@ def int8_product(
         weight = tl.load(
             weights + rows[None, :].to(tl.int64) * length + column[:, None],
             mask=(rows < num_rows)[None, :] & (column < length)[:, None],
-            other=0,
+            other=0.0,
         )
         total += tl.dot(part, weight.to(part.dtype), input_precision="ieee")
     total *= tl.load(scales + rows, mask=rows < num_rows, other=0.0)[None, :]

@@ -213,12 +213,16 @@ def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:
 class Quantization(Config):
     """What the matrices of a directory are stored as, and the data type that they had before."""
 
-    weights: Literal["int8", "int4"]
+    weights: Literal["int8", "int4", "fp8"]
     dtype: Literal["float32", "bfloat16", "float16"]
 
     def assembled(self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path) -> dict[str, Tensor]:
         """The weights with their scales; they compute in `dtype`, or in the one that they had."""
-        kinds = {"int8": (torch.int8, torch.float32), "int4": (torch.uint8, torch.bfloat16)}[self.weights]
+        kinds = {
+            "int8": (torch.int8, torch.float32),
+            "int4": (torch.uint8, torch.bfloat16),
+            "fp8": (torch.float8_e4m3fn, torch.float32),
+        }[self.weights]
         whole: dict[str, Tensor] = {}
         for name, values in weights.items():
             scales = weights.get(name + _SCALE)
@@ -226,8 +230,9 @@ class Quantization(Config):
                 if not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in weights):
                     whole[name] = values
                 continue
-            per_row = () if self.weights == "int8" else (values.shape[-1] * 2 // GROUP,)
-            if (values.dtype, scales.dtype) != kinds or values.ndim != 2 or scales.shape != (len(values), *per_row):
+            per_row = (values.shape[-1] * 2 // GROUP,) if self.weights == "int4" else ()
+            shape = (*values.shape[:-1], *per_row)
+            if (values.dtype, scales.dtype) != kinds or values.ndim not in (2, 3) or scales.shape != shape:
                 raise CheckpointError(f"{name} in {directory} is not a matrix of {self.weights} with its scales.")
             made = StoredWeight(self.weights, values, scales, dtype or getattr(torch, self.dtype))
             whole[name] = nn.Parameter(made, requires_grad=False)

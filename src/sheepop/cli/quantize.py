@@ -14,7 +14,10 @@ from sheepop.cli.options import Json, Quiet, make_console, print_json
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
-    to: Annotated[Literal["int8", "int4"], typer.Option(help="int8 takes a quarter of float32's memory, int4 a 7th.")],
+    to: Annotated[
+        Literal["int8", "int4", "fp8"],
+        typer.Option(help="int8 and fp8 take a quarter of float32's memory, int4 a 7th. fp8 is for GPUs that know it."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the smaller model.")],
     text: Annotated[
         Path | None, typer.Option(help="A text to measure with.", show_default="the model writes one")
@@ -23,7 +26,7 @@ def quantize(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Round a model's weights to integers, and show the perplexity before and after.
+    """Round a model's weights to 8 or 4 bits, and show the perplexity before and after.
 
     Examples:
 

@@ -157,7 +157,7 @@ class GenerationConfig(Config):
     """Keys and values are cached in the data type of the network, or rounded to 8 bits, which takes less memory."""
     batch_invariant: bool = False
     """The arithmetic for a text does not depend on what else runs, so that the text never does. Slower for prompts, and
-    only for decoders without experts on a CPU."""
+    only for decoders on a CPU."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
     """When the context is full: `refuse` refuses a prompt that fills it and stops at its end; `slide` refuses such a
     prompt too, but continues without the oldest tokens; `window` also cuts the prompt."""

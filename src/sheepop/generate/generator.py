@@ -261,16 +261,15 @@ class Generator:
     @cached_property
     def _invariant_model(self) -> Transformer:
         """The network in kernels for which other rows make no difference."""
-        config = self.model.config
         if adapted_layers(self.model):
             raise UsageError(
                 "batch_invariant is not for a model with an adapter beside its weights, whose products depend on the "
                 "other rows. Leave it out, or merge the adapter."
             )
-        if not can_be_batch_invariant(self.model) or config.architecture != "decoder" or config.experts is not None:
+        if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
             raise UsageError(
-                "batch_invariant is for decoders without experts, in float32 or integers, on a CPU of a machine with a "
-                "C++ compiler. Leave it out."
+                "batch_invariant is for decoders in float32 or integers, whose matrices have rows of a multiple of 16, "
+                "on a CPU of a machine with a C++ compiler. Leave it out."
             )
         return with_native_blocks(with_native_products(self.model, always=True).eval())
 

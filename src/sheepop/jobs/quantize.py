@@ -1,4 +1,4 @@
-"""Writes a model with weights in integers, and says what that cost."""
+"""Writes a model with weights in fewer bits, and says what that cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quantize_model(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Writes the model that `model` means with its matrices in `to`, ``int8`` or ``int4``; returns what was done.
+    """Writes the model that `model` means with its matrices in `to`, one of `QUANTIZED`; returns what was done.
 
     `text` is scored before and after; None has the model write one, whose score afterwards says how far the two models
     are apart. Raises `CheckpointError` for a model that is quantised already and `UsageError` for an `output` in use.

@@ -1,6 +1,6 @@
 """Feed-forward layers of many experts: the router, the products of all experts in one call, the layer."""
 
-from sheepop.model.experts.layer import MixtureOfExperts
-from sheepop.model.experts.router import Routing
+from sheepop.model.experts.layer import Experts, MixtureOfExperts
+from sheepop.model.experts.router import Router, Routing
 
-__all__ = ["MixtureOfExperts", "Routing"]
+__all__ = ["Experts", "MixtureOfExperts", "Router", "Routing"]

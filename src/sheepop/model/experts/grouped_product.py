@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 # What `torch.nn.functional.grouped_mm` multiplies, and what the bytes of a row must be a multiple of.
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -18,8 +19,10 @@ def grouped_product(rows_MI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tens
     """``rows @ weight[e]^T`` for the rows of every expert e, which end at `ends_E[e]` (int32); (M, O).
 
     Under autocast the product is taken in its data type. Rows whose bytes the grouped kernel cannot align, and
-    float64, go through one product for each expert.
+    float64, go through one product for each expert. Weights with a ``__torch_function__`` multiply themselves.
     """
+    if has_torch_function_unary(weight_EOI):
+        return handle_torch_function(grouped_product, (weight_EOI,), rows_MI, weight_EOI, ends_E)
     device = rows_MI.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
