@@ -42,7 +42,7 @@ SETTINGS = (
     "training.sample_tokens=8",
     "training.optimizer=muon",
 )
-TIMING = ("seconds", "tokens_per_second", "mfu")
+TIMING = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
 
 # Does something of its own the moment a function is called for the nth time, and then what the function does.
 DISTURBED = """

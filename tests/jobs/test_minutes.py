@@ -42,7 +42,7 @@ def timed(tiny: tuple[str, ...], text_folder: Path, tmp_path: Path, monkeypatch:
 
 def rows(run: Path, split: str = "train") -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timing = {"seconds", "tokens_per_second", "mfu"}
+    timing = {"seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores"}
     return [{key: row[key] for key in row.keys() - timing} for row in found if row["split"] == split]
 
 

@@ -72,7 +72,15 @@ def config(method: str, data: Path, reward: Path, output: Path, *overrides: str)
 
 def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
     rows, _ = read_json_lines(run / "metrics.jsonl")
-    timed = {"seconds", "tokens_per_second", "mfu", "rollout_seconds", "preparation_seconds"}
+    timed = {
+        "seconds",
+        "tokens_per_second",
+        "mfu",
+        "memory_bytes",
+        "busy_cores",
+        "rollout_seconds",
+        "preparation_seconds",
+    }
     return [{key: value for key, value in row.items() if key not in timed} for row in rows if row["split"] == split]
 
 

@@ -64,7 +64,14 @@ def resolved(run: Path) -> dict[str, Any]:
 
 def timeless(run: Path) -> list[dict[str, Any]]:
     rows, _ = read_json_lines(run / "metrics.jsonl")
-    return [{key: row[key] for key in row if key not in ("seconds", "tokens_per_second", "mfu")} for row in rows]
+    return [
+        {
+            key: row[key]
+            for key in row
+            if key not in ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
+        }
+        for row in rows
+    ]
 
 
 def steps(run: Path) -> int:

@@ -71,7 +71,7 @@ def config(examples: Path, output: Path, *overrides: str) -> SheepOpConfig:
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    timed = {"seconds", "tokens_per_second", "mfu"}
+    timed = {"seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores"}
     rows, _ = read_json_lines(run / "metrics.jsonl")
     return [{key: value for key, value in row.items() if key not in timed} for row in rows]
 

@@ -15,7 +15,7 @@ from sheepop.train.placement import Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 
-TIMING = ("seconds", "tokens_per_second", "mfu")
+TIMING = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
 
 WARM_UPS: dict[str, Any] = {
     "batch_size_warmup": ((2, 3), (4, 5)),

@@ -270,7 +270,7 @@ RUN: dict[str, Any] = {
 
 
 def metrics(trainer: Trainer) -> list[dict[str, Any]]:
-    timing = ("seconds", "tokens_per_second", "mfu")
+    timing = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
     found = read_json_lines(trainer.checkpointer.run.metrics_file)[0]
     return [{key: row[key] for key in row if key not in timing} for row in found]
 

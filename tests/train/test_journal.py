@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from sheepop.train import Trainer
-from sheepop.train.journal import Throughput
+from sheepop.train.journal import Machine, Throughput
 from sheepop.train.metrics import read_json_lines
 from sheepop.train.objective import TensorBatch
 from sheepop.train.source import PreparedStep
@@ -44,6 +45,14 @@ def test_time_that_an_error_ends_is_left_out_too() -> None:
         raise RuntimeError
     throughput.count(step_of(1, 8, num_tokens=8))
     assert throughput.take() == {"tokens_per_second": 4.0, "mfu": 32.0, "mfu_nominal": 8.0}
+
+
+def test_the_cores_that_were_busy_and_the_memory_in_use() -> None:
+    clock, busy = iter([10.0, 14.0, 16.0]), iter([3.0, 9.0, 10.0])
+    machine = Machine("cpu", clock.__next__, busy.__next__)
+    found = [machine.take() for _ in range(2)]
+    assert [taken["busy_cores"] for taken in found] == [1.5, 0.5]
+    assert found[0]["memory_bytes"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
 
 
 @pytest.mark.parametrize("log_interval", [1, 3])

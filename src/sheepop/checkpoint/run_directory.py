@@ -231,6 +231,10 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.config_file.is_file() or self.checkpoints.is_dir() or self.is_being_replaced()
 
+    def has_checkpoint(self) -> bool:
+        """Whether there is a model to read."""
+        return any(self.pointer(name) is not None for name in _POINTERS)
+
     def is_being_replaced(self) -> bool:
         """Whether a new run has begun to take the place of this one, and was killed before it had."""
         return self.replaced.is_dir() or self.moving.is_dir()

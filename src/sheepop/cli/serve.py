@@ -25,6 +25,9 @@ def serve(
         Path | None, typer.Option(help="A JSON file of keys that may ask.", show_default="server.api_keys")
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Also serve the page that looks inside, at /ui.")] = False,
+    votes: Annotated[
+        Path | None, typer.Option(help="Where the page keeps votes on answers.", show_default="server.votes")
+    ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,
         typer.Option(help="Run in this process or on a Ray cluster.", show_default="server.engine"),
@@ -54,11 +57,12 @@ def serve(
 
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
-    from sheepop.checkpoint.run_directory import resolve_model_directory
+    from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
     from sheepop.jobs.config import SheepOpConfig, load_config
 
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
+        "votes": votes and str(votes),
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
     if ui:
@@ -71,7 +75,9 @@ def serve(
         raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
     adapted = _adapted(adapter or [], places)
     for place in places.values():
-        resolve_model_directory(place)
+        # The page shows a run from its first step on.
+        if not (chosen.server.ui and RunDirectory(place).holds_run()):
+            resolve_model_directory(place)
     try:
         from sheepop.jobs.serve import serve as run
     except ImportError as error:

@@ -16,12 +16,15 @@ def ui(
         list[str], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY.")
     ],
     port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
+    votes: Annotated[
+        Path | None, typer.Option(help="Where votes on answers are kept.", show_default="server.votes")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A YAML or JSON config file.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
 ) -> None:
-    """Look inside models with a browser: follow a prompt from bytes to probabilities, number by number.
+    """Look inside models and runs with a browser: traces, number by number, chats, curves, texts and data.
 
     The page comes from this machine and asks no other; it is `sheepop serve --ui` on an address that only this machine
     can reach.
@@ -31,5 +34,17 @@ def ui(
       sheepop ui runs/quickstart
 
       sheepop ui before=runs/base after=runs/chat --port 8080
+
+      sheepop ui runs/*
     """
-    serve(models, host="127.0.0.1", port=port, ui=True, config=config, device=device, dtype=dtype, quiet=quiet)
+    serve(
+        models,
+        host="127.0.0.1",
+        port=port,
+        ui=True,
+        votes=votes,
+        config=config,
+        device=device,
+        dtype=dtype,
+        quiet=quiet,
+    )

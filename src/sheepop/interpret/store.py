@@ -47,6 +47,7 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
             "is_whole": is_whole,
             "tokens": [token.to_dict() for token in trace.tokens],
             "predictions": [prediction.to_dict() for prediction in trace.predictions],
+            "words": {each: trace.text_of(each) for found in trace.predictions for each, _ in found.top},
             "checks": [check.to_dict() for check in checks],
             "config": trace.config.model_dump(mode="json"),
             **more,

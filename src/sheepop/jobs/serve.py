@@ -10,10 +10,12 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.watched_runs import WatchedRuns
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
@@ -33,27 +35,36 @@ def serve(
 ) -> None:
     """Serves the models in these places under these names, and the first of them with each of the adapters under its.
 
-    SIGTERM and Ctrl-C let open requests finish; SIGHUP loads models anew. Raises `UsageError` for a port that is taken.
+    With the page, places that are runs are watched too, and need no checkpoint yet. SIGTERM and Ctrl-C let open
+    requests finish; SIGHUP loads models anew. Raises `UsageError` for a port that is taken.
     """
+    runs = (
+        {name: place for name, place in places.items() if RunDirectory(place).holds_run()} if config.server.ui else {}
+    )
     stock = Stock(dict(places), dict(adapters or {}), config.server, config.device, dtype)
-    with _service(stock, config, console) as (app, service):
+    with _service(stock, config, runs, console) as (app, service):
         listener = _listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
         console.info(f"Serving {', '.join(stock.names)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
         if config.server.ui:
-            console.info(f"Look inside at {scheme}://{host}:{port}{PAGE}.")
+            console.info(f"Look inside at {scheme}://{host}:{port}{PAGE}")
         Server(app, service, config.server).run(sockets=[listener])
 
 
 @contextmanager
-def _service(stock: Stock, config: SheepOpConfig, console: Console) -> Iterator[tuple[ASGIApp, Service]]:
+def _service(
+    stock: Stock, config: SheepOpConfig, runs: Mapping[str, Path], console: Console
+) -> Iterator[tuple[ASGIApp, Service]]:
     """The application that serves the models, in this process or in replicas, and what looks after it."""
     server = config.server
     if server.engine == "local":
-        registry = Registry(stock.load, stock.names)
-        yield create_app(registry, server), registry
+        later = [name for name, place in runs.items() if not RunDirectory(place).has_checkpoint()]
+        for name in later:
+            console.info(f"{name} has no checkpoint yet; the page can read it once it has one.")
+        registry = Registry(stock.load, [name for name in stock.names if name not in later], later=later)
+        yield create_app(registry, server, runs=WatchedRuns(runs)), registry
         return
     try:
         from sheepop.serve.front import Front

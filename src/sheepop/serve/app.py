@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -41,6 +42,7 @@ from sheepop.serve.protocol import (
     refusal_of,
 )
 from sheepop.serve.registry import Registry, draining
+from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.served_model import ServedModel
 
 CLIENT_LEFT = 499  # what nobody reads, but the log has
@@ -52,17 +54,24 @@ T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
 
 
-def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None) -> FastAPI:
-    """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows."""
+def create_app(
+    registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None, runs: Runs | None = None
+) -> FastAPI:
+    """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows.
 
-    inside = Inside(registry) if config.ui else None
+    With `config.ui` there is the page too, which also shows `runs`.
+    """
+    page: list[Inside | RunsPage] = []
+    if config.ui:
+        # What is named comes before what may have any name.
+        page = [*([] if runs is None else [RunsPage(runs, Path(config.votes).absolute())]), Inside(registry)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(registry.close)
-        if inside is not None:
-            inside.close()
+        for part in page:
+            part.close()
 
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     service = Service(registry, config, doorkeeper or Doorkeeper(config.api_keys))
@@ -101,8 +110,8 @@ def create_app(registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper 
         streams = shape in (replies.ChatCompletion, replies.Completion)
         described = replies.described(shape, streams=streams)
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=described)
-    if inside is not None:
-        app.include_router(inside.routes())
+    for part in page:
+        app.include_router(part.routes())
     return app
 
 

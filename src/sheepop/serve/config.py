@@ -20,6 +20,8 @@ class ServerConfig(Config):
     """A JSON file of keys that may ask, each with its limits; `null` lets everyone ask."""
     ui: bool = False
     """Serve a page that looks inside the models, at `/ui`; it asks without a key, and from this machine only."""
+    votes: PathText = "votes.jsonl"
+    """Where the page keeps which of two answers you liked better, for `sheepop tune dpo` and `reward`."""
     certificate: PathText | None = None
     """A TLS certificate; `null` is plain HTTP."""
     private_key: PathText | None = None

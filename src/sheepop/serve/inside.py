@@ -6,17 +6,14 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 
-from sheepop.core.errors import UsageError
-from sheepop.core.files import finite
+from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
 from sheepop.interpret.lens import logit_lens, residual_norms
@@ -24,27 +21,21 @@ from sheepop.interpret.parts import direct_attribution
 from sheepop.interpret.trace import Trace
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
+from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
 from sheepop.serve.side_work import SideWork
 
 PAGE = "/ui"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 # Traces that are kept for their viewers, and the most numbers of a slice.
 _KEPT, _MOST_NUMBERS = 16, 2**20
 
 
 class TraceRequest(BaseModel):
-    """What is to be traced, and through which model; the first one where none is named."""
+    """What is to be traced, a text or token ids, and through which model; the first one where none is named."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    prompt: str
+    prompt: str | list[int]
     model: str | None = None
 
 
@@ -59,10 +50,11 @@ class Inside:
 
     def routes(self) -> APIRouter:
         """The page and what it asks for."""
-        router = APIRouter(prefix=PAGE, dependencies=[Depends(_same_site)])
+        router = APIRouter(prefix=PAGE, dependencies=[Depends(same_site)])
         for path in ("", "/"):
             router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
         router.add_api_route("/models", self.models, methods=["GET"])
+        router.add_api_route("/reload", self.reload, methods=["POST"])
         router.add_api_route("/traces", self.trace, methods=["POST"])
         slices: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor, "logits": self.logits, "next": self.next, "attribution": self.attribution,
@@ -83,19 +75,39 @@ class Inside:
         kind = _TYPES.get(name.rpartition(".")[2])
         if kind is None or "/" in name or "\\" in name or not found.is_file():
             raise ApiError(404, f"The page has no part {name!r}.", code="not_found")
-        return Response(found.read_bytes(), media_type=kind, headers=_HEADERS)
+        return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
-        """The names of the models that can be looked into."""
-        return _json([model.name for model in self._registry.models()])
+        """The models that can be looked into, each with whether it knows how to chat and how long a text may be."""
+        return json_answer(
+            [
+                {
+                    "name": model.name,
+                    "chats": model.template is not None,
+                    "longest": model.generator.model.config.max_seq_len,
+                }
+                for model in self._registry.models()
+            ]
+        )
+
+    async def reload(self) -> JSONResponse:
+        """Reads all models anew, so that a run is seen as it is now; then as `models`."""
+        try:
+            await self._work.do(self._registry.reload)
+        except SheepOpError as error:
+            raise ApiError(409, f"The models stay as they were: {error}", code="not_reloaded") from None
+        return await self.models()
 
     async def trace(self, asked: TraceRequest) -> JSONResponse:
         """A new trace: tokens, predictions, lens, norms, checks, and the names and shapes of all tensors."""
-        name = asked.model or self._registry.models()[0].name
+        models = self._registry.models()
+        if not models:
+            raise ApiError(404, "There is no model yet; the run has no checkpoint so far.", code="model_not_found")
+        name = asked.model or models[0].name
         with self._registry.using(name) as model:
-            return _json(await self._work.do(self._begin, model, asked.prompt))
+            return json_answer(await self._work.do(self._begin, model, asked.prompt))
 
-    def _begin(self, model: Any, prompt: str) -> dict[str, Any]:
+    def _begin(self, model: Any, prompt: str | list[int]) -> dict[str, Any]:
         try:
             trace = Trace.of(model.generator.model, model.tokenizer, prompt)
         except UsageError as error:
@@ -110,7 +122,7 @@ class Inside:
         return {
             "number": number,
             "model": model.name,
-            "prompt": prompt,
+            "prompt": trace.prompt.text,
             "sizes": {
                 "layers": trace.num_layers, "width": config.d_model, "heads": config.num_heads,
                 "kv_heads": config.kv_heads, "head_dim": config.head_size, "vocabulary": config.vocabulary,
@@ -147,13 +159,13 @@ class Inside:
             if found.numel() > _MOST_NUMBERS:
                 message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}; ask for one head of it."
                 raise ApiError(400, message, param="name")
-            return _floats(found)
+            return floats(found)
 
         return await self._of(number, read)
 
     async def logits(self, number: int, position: int) -> Response:
         """The logits of all tokens behind a position, as `tensor` gives them."""
-        return await self._of(number, lambda trace: _floats(trace.logits_behind(_position(trace, position))))
+        return await self._of(number, lambda trace: floats(trace.logits_behind(_position(trace, position))))
 
     async def next(self, number: int, position: int, count: int = 50) -> JSONResponse:
         """The likeliest tokens behind a position with their logits, and the logarithm of what makes them sum to 1."""
@@ -166,7 +178,7 @@ class Inside:
                 {"id": each, "text": trace.text_of(each), "logit": logit, "is_text": trace.is_text(each)}
                 for each, logit in rows
             ]
-            return _json({"tokens": found, "logsumexp": float(logits.logsumexp(0)), "vocabulary": len(logits)})
+            return json_answer({"tokens": found, "logsumexp": float(logits.logsumexp(0)), "vocabulary": len(logits)})
 
         return await self._of(number, read)
 
@@ -183,7 +195,7 @@ class Inside:
             except IndexError as error:
                 raise ApiError(400, f"There is no such token: {error}.", param="token") from None
             parts = [{"name": name, "nats": value} for name, value in zip(found.names, found.values, strict=True)]
-            return _json({"token": wanted, "text": trace.text_of(wanted), "total": found.total, "parts": parts})
+            return json_answer({"token": wanted, "text": trace.text_of(wanted), "total": found.total, "parts": parts})
 
         return await self._of(number, read)
 
@@ -193,7 +205,7 @@ class Inside:
         def read(trace: Trace) -> JSONResponse:
             found = embedding_map(trace.model, trace.token_ids)
             words = [trace.text_of(each) for each in found.token_ids]
-            return _json({"texts": words, "points": found.points.tolist(), "explained": found.explained})
+            return json_answer({"texts": words, "points": found.points.tolist(), "explained": found.explained})
 
         return await self._of(number, read)
 
@@ -204,7 +216,7 @@ class Inside:
             if not 0 <= token < trace.config.vocabulary:
                 raise ApiError(400, f"There is no token {token}.", param="token")
             found = nearest_tokens(trace.model, token)
-            return _json([{"text": trace.text_of(each.token_id), **vars(each)} for each in found])
+            return json_answer([{"text": trace.text_of(each.token_id), **vars(each)} for each in found])
 
         return await self._of(number, read)
 
@@ -228,17 +240,6 @@ class Inside:
         self._work.close()
 
 
-async def _same_site(request: Request) -> None:
-    """Refuses other machines, other sites' pages, and names that lead here by a trick: who may ask may read it all."""
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if request.client is None or not ip_address(request.client.host).is_loopback:
-        raise ApiError(403, "The page is for the machine that it runs on.", code="wrong_client")
-    if urlsplit(f"//{host}").hostname not in {"localhost", "127.0.0.1", "::1"}:
-        raise ApiError(403, f"The page is not served as {host!r}.", code="wrong_host")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise ApiError(403, "Another site's page may not look inside.", code="wrong_origin")
-
-
 def _tensor(trace: Trace, name: str) -> torch.Tensor:
     if name.endswith(".attention.unmasked"):
         return trace.unmasked_scores(range(trace.num_layers)[int(name.split(".")[1])])
@@ -249,13 +250,3 @@ def _position(trace: Trace, position: int) -> int:
     if not 0 <= position < trace.num_tokens:
         raise ApiError(400, f"There is no position {position}; the prompt has {trace.num_tokens}.", param="position")
     return position
-
-
-def _floats(found: torch.Tensor) -> Response:
-    shape = ",".join(map(str, found.shape))
-    content = found.detach().float().cpu().contiguous().numpy().astype("<f4").tobytes()
-    return Response(content, media_type="application/octet-stream", headers={**_HEADERS, "x-shape": shape})
-
-
-def _json(content: Any) -> JSONResponse:
-    return JSONResponse(finite(content), headers=_HEADERS)

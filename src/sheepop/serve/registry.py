@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from sheepop.core.errors import CheckpointError
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
 
@@ -16,10 +17,13 @@ def draining() -> ApiError:
 
 
 class Registry:
-    """Keeps models by name. One that is replaced ends with the last request that uses it."""
+    """Keeps models by name. One that is replaced ends with the last request that uses it.
 
-    def __init__(self, load: Callable[[str], ServedModel], names: list[str]) -> None:
-        self._load, self._lock = load, threading.Lock()
+    Those in `later` need not be there yet: runs that have no checkpoint so far.
+    """
+
+    def __init__(self, load: Callable[[str], ServedModel], names: list[str], *, later: Collection[str] = ()) -> None:
+        self._load, self._lock, self._later = load, threading.Lock(), later
         self._models = {name: load(name) for name in names}
         self._uses: dict[int, int] = {}
         self._retired: list[ServedModel] = []
@@ -32,7 +36,7 @@ class Registry:
     def model(self, name: str) -> ServedModel:
         """The model of this name; raises `ApiError` 404."""
         if name not in self._models:
-            known = ", ".join(self._models)
+            known = ", ".join(self._models) or "none yet"
             raise ApiError(404, f"There is no model {name!r}; there is {known}.", param="model", code="model_not_found")
         return self._models[name]
 
@@ -59,10 +63,16 @@ class Registry:
 
     def reload(self) -> None:
         """Reads all models again from where they are; requests that run finish with the old ones."""
-        for name in list(self._models):
-            fresh = self._load(name)
+        for name in dict.fromkeys((*self._models, *self._later)):
+            try:
+                fresh = self._load(name)
+            except CheckpointError:
+                if name in self._models:
+                    raise
+                continue
             with self._lock:
-                self._retired.append(self._models[name])
+                if name in self._models:
+                    self._retired.append(self._models[name])
                 self._models[name] = fresh
         self._end_unused()
 

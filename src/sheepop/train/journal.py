@@ -10,7 +10,7 @@ from typing import Any
 from sheepop.core.console import Console, Progress
 from sheepop.core.facts import counted
 from sheepop.train.counters import TrainingState
-from sheepop.train.live_view import LiveView
+from sheepop.train.live_view import LiveView, memory_in_use
 from sheepop.train.metrics import VERIFICATION, JsonLines
 from sheepop.train.sinks import Sink
 from sheepop.train.source import PreparedStep
@@ -70,6 +70,23 @@ class Throughput:
         self._since, self._tokens, self._flops = now, 0, 0.0
 
 
+class Machine:
+    """What a run takes of its machine: memory, and processor cores on average since the last look."""
+
+    def __init__(
+        self, device: str, clock: Callable[[], float] = time.monotonic, busy: Callable[[], float] = time.process_time
+    ) -> None:
+        self._device, self._clock, self._busy = device, clock, busy
+        self._since, self._busy_before = clock(), busy()
+
+    def take(self) -> dict[str, float]:
+        """Bytes in use, and how many cores computed on average; counting begins anew."""
+        now, busy = self._clock(), self._busy()
+        cores = (busy - self._busy_before) / max(now - self._since, 1e-9)
+        self._since, self._busy_before = now, busy
+        return {"memory_bytes": memory_in_use(self._device)[1], "busy_cores": cores}
+
+
 class Journal:
     """Keeps the rows of a run. `begin` comes before all else; a row is in ``metrics.jsonl`` before anybody hears it."""
 
@@ -93,6 +110,7 @@ class Journal:
         self._progress = progress
         self._seconds_before, self._started = state.seconds, time.monotonic()
         self.throughput.restart()
+        self._machine = Machine(self._device)
         self._view = LiveView(
             progress,
             total_steps,
@@ -154,6 +172,7 @@ class Journal:
             grad_norm=outcome.norm,
             tokens=state.tokens,
             **rates,
+            **self._machine.take(),
             seconds=self.seconds,
             **measured,
             **({"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}),
@@ -196,6 +215,7 @@ class Journal:
         self.metrics.cut(state.metrics_bytes, lambda row: row["split"] == VERIFICATION or row.get("policy") == "rewind")
         self.samples.cut(state.samples_bytes)
         self.throughput.restart()
+        self._machine = Machine(self._device)
         self._view.best = state.best
 
     def _write(self, state: TrainingState, **row: Any) -> None:

@@ -70,9 +70,10 @@ class LiveView:
     def _show(self) -> None:
         row = self._train
         if row:
+            memory = data_size(memory_in_use(self.device)[1])
             self.progress.describe(
                 f"loss {row['loss']:.3f}  lr {row['learning_rate']:.2e}  norm {row['grad_norm']:.2f}  "
-                f"{row['tokens_per_second']:,.0f} tokens/s  {row['mfu']:.0%} MFU  {data_size(self._memory()[1])}"
+                f"{row['tokens_per_second']:,.0f} tokens/s  {row['mfu']:.0%} MFU  {memory}"
             )
         self.progress.show(self.facts())
 
@@ -80,7 +81,7 @@ class LiveView:
         """Everything known, in the order in which it is shown."""
         row = self._train
         step = row.get("step", self.done)
-        kind, memory = self._memory()
+        kind, memory = memory_in_use(self.device)
         facts: list[Fact | Text] = [
             Fact("Step", f"{step:,} of {self.total_steps:,}"),
             Fact("Loss", _number(row.get("loss"), ".4f")),
@@ -124,13 +125,14 @@ class LiveView:
             return None
         return (self.clock() - self._started) / (step - self.done) * (self.total_steps - step)
 
-    def _memory(self) -> tuple[str, int]:
-        """What the tensors of a GPU hold, else what the process holds, in bytes."""
-        if self.device == "cuda":
-            return "GPU memory", torch.cuda.memory_allocated()
-        if self.device == "mps":
-            return "GPU memory", torch.mps.current_allocated_memory()
-        return "Memory", psutil.Process().memory_info().rss
+
+def memory_in_use(device: str) -> tuple[str, int]:
+    """What the tensors of a GPU hold, else what the process holds, in bytes, and what to call it."""
+    if device == "cuda":
+        return "GPU memory", torch.cuda.memory_allocated()
+    if device == "mps":
+        return "GPU memory", torch.mps.current_allocated_memory()
+    return "Memory", psutil.Process().memory_info().rss
 
 
 def curve(values: Sequence[float], width: int) -> str:

@@ -1,4 +1,4 @@
-// What the page asks the server for: a trace, and slices of it.
+// What the page asks the server for.
 
 async function answer(response) {
   if (response.ok) return response;
@@ -7,37 +7,56 @@ async function answer(response) {
   throw new Error(message);
 }
 
-export async function models() {
-  return (await answer(await fetch("/ui/models"))).json();
+async function asked(path, settings) {
+  try {
+    return await answer(await fetch(path, settings));
+  } catch (error) {
+    throw error instanceof TypeError ? new Error("The server does not answer. Is it still running?") : error;
+  }
 }
 
-export async function begin(model, prompt) {
-  const body = JSON.stringify({ model, prompt });
-  const headers = { "content-type": "application/json" };
-  return (await answer(await fetch("/ui/traces", { method: "POST", headers, body }))).json();
-}
+const posted = (body, signal) =>
+  ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
+const query = (settings) => new URLSearchParams(Object.entries(settings).filter(([, value]) => value != null));
+
+export const get = async (path, settings = {}) => (await asked(`/ui/${path}?${query(settings)}`)).json();
+export const post = async (path, body) => (await asked(`/ui/${path}`, posted(body))).json();
+
+// A new trace of a text, or of token ids.
+export const begin = (model, prompt) => post("traces", { model, prompt });
 
 // A slice as JSON: next, attribution, map or neighbours of a trace.
-export async function ask(number, what, settings = {}) {
-  const query = new URLSearchParams(Object.entries(settings).filter(([, value]) => value != null));
-  return (await answer(await fetch(`/ui/traces/${number}/${what}?${query}`))).json();
-}
+export const ask = (number, what, settings) => get(`traces/${number}/${what}`, settings);
 
 // The logits of all tokens behind a position.
-export async function logits(number, position) {
-  return floats(await fetch(`/ui/traces/${number}/logits?position=${position}`));
-}
+export const logits = (number, position) => floats(`traces/${number}/logits`, { position });
 
 // A tensor, or one head of it, as { shape, values }.
-export async function tensor(number, name, head) {
-  const query = new URLSearchParams(head == null ? { name } : { name, head });
-  return floats(await fetch(`/ui/traces/${number}/tensor?${query}`));
-}
+export const tensor = (number, name, head) => floats(`traces/${number}/tensor`, { name, head });
 
-async function floats(given) {
-  const response = await answer(given);
+export async function floats(path, settings) {
+  const response = await asked(`/ui/${path}?${query(settings)}`);
   const bytes = new DataView(await response.arrayBuffer());
   const values = new Float32Array(bytes.byteLength / 4);
   for (let place = 0; place < values.length; place++) values[place] = bytes.getFloat32(4 * place, true);
   return { shape: response.headers.get("x-shape").split(",").map(Number), values };
+}
+
+// The events of a stream, each as it comes.
+export async function* events(path, body, signal) {
+  const response = await asked(path, posted(body, signal));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = ""; ;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (text + value).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const content = part.replace(/^data: /, "");
+      if (content === "[DONE]") return;
+      const event = JSON.parse(content);
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
 }

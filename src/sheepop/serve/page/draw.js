@@ -13,8 +13,42 @@ export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "
 export const number = (x) => (Number.isFinite(x) ? x.toFixed(4) : x > 0 ? "∞" : x < 0 ? "−∞" : "–");
 export const share = (x) => `${(100 * x).toFixed(x < 0.1 ? 2 : 1)} %`;
 
+// A field that offers `names`; the element is its label, and has the field as `select`.
+export function choice(label, names, chosen, words = (name) => name) {
+  const select = element("select", {}, ...names.map((name) =>
+    element("option", { value: name, selected: String(name) === String(chosen) }, words(name))));
+  const made = element("label", {}, label, select);
+  made.select = select;
+  return made;
+}
+
+let terms = new Map(), pattern = null;
+
+// Takes in what words mean; `explain` then marks them wherever they stand.
+export function learn(glossary) {
+  terms = new Map(Object.entries(glossary).map(([term, meaning]) => [term.replace(/ \(.*/, "").toLowerCase(), meaning]));
+  const names = [...terms.keys()].sort((a, b) => b.length - a.length).map((term) => term.replace(/[-]/g, "[- ]"));
+  pattern = new RegExp(`\\b(${names.join("|")})(s)?\\b`, "gi");
+}
+
+// A text whose terms say what they mean under the pointer or with the focus; each one once.
+export function explain(text) {
+  if (!pattern) return [text];
+  const parts = [], told = new Set();
+  let begin = 0;
+  for (const found of text.matchAll(pattern)) {
+    const term = found[1].toLowerCase(), meaning = terms.get(term) ?? terms.get(term.replace(" ", "-"));
+    if (!meaning || told.has(term)) continue;
+    told.add(term);
+    parts.push(text.slice(begin, found.index),
+      element("dfn", { tabIndex: 0, role: "note", ariaLabel: `${found[0]}: ${meaning}` }, found[0], element("span", { className: "tip", ariaHidden: "true" }, meaning)));
+    begin = found.index + found[0].length;
+  }
+  return [...parts, text.slice(begin)];
+}
+
 export function heading(title, words, formula) {
-  const parts = [element("h2", {}, title), element("p", {}, words)];
+  const parts = [element("h2", {}, title), element("p", {}, ...explain(words))];
   if (formula) parts.push(element("p", { className: "formula" }, formula));
   return parts;
 }
@@ -115,5 +149,69 @@ export function picture(width, height) {
     made.append(part);
     return part;
   };
+  return made;
+}
+
+const MOST_POINTS = 400;
+
+// At most so many points, each the mean of its neighbours, so that no line is longer than the picture is wide.
+function thinned(points) {
+  const every = Math.ceil(points.length / MOST_POINTS), mean = (part, axis) => part.reduce((sum, point) => sum + point[axis], 0) / part.length;
+  if (every <= 1) return points;
+  return Array.from({ length: Math.ceil(points.length / every) }, (_, place) => points.slice(place * every, (place + 1) * every))
+    .map((part) => [mean(part, 0), mean(part, 1)]);
+}
+
+// As many digits as help to compare two numbers of that size.
+const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2) : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : number(x));
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+export const compact = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(1) : short.format(x));
+
+// Lines over a common axis. `series` are { name, points } with points [x, y]; the pointer or the arrow keys read them off.
+export function chart(title, series, along) {
+  const lines = series.map((line) => ({ ...line, points: thinned(line.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))) }))
+    .filter((line) => line.points.length);
+  const told = element("figcaption", {}, ...explain(title)), read = element("span", { className: "shape", ariaLive: "polite" });
+  const made = element("figure", { className: "chart" }, told, read);
+  if (!lines.length) {
+    read.textContent = "nothing yet";
+    return made;
+  }
+  const all = lines.flatMap((line) => line.points), [left, right, top, bottom] = [52, 470, 10, 190];
+  const range = (axis) => [Math.min(...all.map((point) => point[axis])), Math.max(...all.map((point) => point[axis]))];
+  const [[x0, x1], [y0, y1]] = [range(0), range(1)];
+  const x = (value) => left + ((right - left) * (value - x0)) / (x1 - x0 || 1);
+  const y = (value) => bottom - ((bottom - top) * (value - y0)) / (y1 - y0 || 1);
+  const plot = picture(480, 220);
+  plot.setAttribute("aria-label", `${title} over ${along}: from ${compact(y0)} to ${compact(y1)}. Arrow keys read the lines off.`);
+  plot.setAttribute("tabindex", 0);
+  for (const at of [y0, (y0 + y1) / 2, y1]) {
+    plot.draw("line", { x1: left, x2: right, y1: y(at), y2: y(at), class: "axis" });
+    plot.draw("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, compact(at));
+  }
+  for (const [at, anchor] of [[x0, "start"], [(x0 + x1) / 2, "middle"], [x1, "end"]])
+    plot.draw("text", { x: x(at), y: bottom + 20, "text-anchor": anchor }, compact(at));
+  lines.forEach((line) => plot.draw("polyline", { class: `line of-${line.colour} ${line.isDashed ? "dashed" : ""}`,
+    points: line.points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ") }));
+  const mark = plot.draw("line", { y1: top, y2: bottom, x1: -9, x2: -9, class: "axis" });
+  const tell = (value) => {
+    mark.setAttribute("x1", x(value));
+    mark.setAttribute("x2", x(value));
+    const near = (points) => points.reduce((best, point) => (Math.abs(point[0] - value) < Math.abs(best[0] - value) ? point : best));
+    read.textContent = `${along} ${compact(value)}: ${lines.map((line) => `${line.name} ${precise(near(line.points)[1])}`).join(", ")}`;
+  };
+  let place = x1;
+  read.textContent = lines.map((line) => `${line.name} ${precise(line.points.at(-1)[1])}`).join(", ");
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * 480;
+    tell(place = Math.min(x1, Math.max(x0, x0 + ((at - left) / (right - left)) * (x1 - x0))));
+  });
+  plot.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    tell(place = Math.min(x1, Math.max(x0, place + (step * (x1 - x0)) / 50)));
+  });
+  made.append(plot);
   return made;
 }

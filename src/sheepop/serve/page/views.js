@@ -1,7 +1,7 @@
 // One view a stage. Each is given what is chosen and returns the elements to show.
 
 import { ask, logits, tensor } from "./api.js";
-import { bars, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
+import { bars, choice, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24; // numbers of a vector, and likeliest tokens
 const names = (trace) => trace.tokens.map((token) => token.text);
@@ -17,11 +17,9 @@ function vectors(trace, found, rows = names(trace)) {
 }
 
 function layerChoice(trace, chosen, change) {
-  const options = Array.from({ length: trace.sizes.layers }, (_, layer) =>
-    element("option", { value: layer, selected: layer === chosen.layer }, `Block ${layer}`));
-  const choice = element("select", {}, ...options);
-  choice.addEventListener("change", () => change({ layer: Number(choice.value), head: 0 }));
-  return element("label", {}, "Block", choice);
+  const block = choice("Block", [...Array(trace.sizes.layers).keys()], chosen.layer, (layer) => `Block ${layer}`);
+  block.select.addEventListener("change", () => change({ layer: Number(block.select.value), head: 0 }));
+  return block;
 }
 
 async function text(trace) {
@@ -60,9 +58,8 @@ async function attention(trace, chosen, change) {
     button.addEventListener("click", () => change({ head: each }));
     return element("figure", {}, button);
   });
-  const choice = element("select", {}, ...Object.entries(shown).map(([value, name]) =>
-    element("option", { value, selected: value === chosen.what }, name)));
-  choice.addEventListener("change", () => change({ what: choice.value }));
+  const kind = choice("Show", Object.keys(shown), chosen.what, (name) => shown[name]);
+  kind.select.addEventListener("change", () => change({ what: kind.select.value }));
   const told = element("p", { className: "shape", ariaLive: "polite" });
   const [size] = large.shape;
   const tell = (row, column) => {
@@ -73,15 +70,23 @@ async function attention(trace, chosen, change) {
   return [...heading(`Attention of block ${layer}`, "Each token (row) looks at those up to itself (columns), a head "
     + "each in its own way. Scores say how well a query fits a key; the softmax makes weights of them.",
   "w = softmax(q · kᵀ / √C),  out = w · v"),
-  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), element("label", {}, "Show", choice)),
+  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), kind),
   element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
-  ...terms(trace, chosen, all[head], values, outputs)];
+  ...terms(trace, chosen, all[head], values, outputs, change)];
 }
 
-// One number of a head's output as the sum that it is.
-function terms(trace, chosen, weights, values, outputs) {
+// One number of a head's output as the sum that it is; a click on any of its numbers chooses it.
+function terms(trace, chosen, weights, values, outputs, change) {
   const width = values.shape[1], place = chosen.position, size = weights.shape[0];
-  const made = element("div");
+  const made = element("div"), shown = Math.min(SHOWN, width);
+  const rows = trace.tokens.map((token, t) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
+    const cell = element("button", { title: "The terms that it is the sum of" }, number(outputs.values[t * width + c]));
+    cell.addEventListener("click", () => {
+      dimension.value = c;
+      if (t === place) show(); else change({ position: t });
+    });
+    return cell;
+  })]);
   const dimension = element("input", { type: "number", min: 0, max: width - 1, value: 0 });
   const show = () => {
     const c = Math.min(width - 1, Math.max(0, Math.trunc(Number(dimension.value)) || 0));
@@ -94,7 +99,8 @@ function terms(trace, chosen, weights, values, outputs) {
   };
   dimension.addEventListener("input", show);
   show();
-  return [...heading("One number by hand", `What the head writes for token ${place}, `
+  return [...heading("What the head writes", "A row for each token. A click on a number shows the terms that it is the sum of."),
+    table(["", ...Array.from({ length: shown }, (_, c) => String(c))], rows, "cells"), ...heading("One number by hand", `What the head writes for token ${place}, `
     + `${visible(trace.tokens[place].text)}, is a sum of values, each times its weight.`),
   element("label", {}, `Dimension, 0 to ${width - 1}`, dimension), made];
 }
@@ -181,9 +187,8 @@ async function next(trace, chosen, change) {
     told.textContent = `temperature ${heat}, top-k ${k === most ? "off" : k}, top-p ${nucleus === 1 ? "off" : nucleus}: `
       + `${count} of ${most} tokens can be drawn`;
     made.replaceChildren(bars(found.tokens.map((token, place) => {
-      const add = element("button", { className: "word", disabled: !token.is_text,
-        title: token.is_text ? "Put it behind the prompt" : "It is no text of its own" }, visible(token.text));
-      add.addEventListener("click", () => change({ append: token.text }));
+      const add = element("button", { className: "word", title: "Put it behind the prompt" }, visible(token.text));
+      add.addEventListener("click", () => change({ append: token.id }));
       const [plain, drawn] = [Math.exp(token.logit - found.logsumexp), place < count ? hot[place] / left : 0];
       return { word: add, values: [plain, drawn], text: `${share(plain)} → ${place < count ? share(drawn) : "cut"}` };
     })));
@@ -198,6 +203,39 @@ async function next(trace, chosen, change) {
   element("div", { className: "knobs" }, ...Object.entries(inputs).map(([name, input]) => element("label", {}, name, input))),
   told, made, ...heading("Who wrote it", `The logit of ${visible(blame.text)}, ${number(blame.total)}, as a sum over the parts of the network:`),
   bars(ranked.map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
+}
+
+// The text grows by a token at a time, and the cache by a row in every block.
+async function growth(trace, chosen, change) {
+  const { layer } = chosen, { layers, kv_heads: groups, head_dim: width, heads } = trace.sizes;
+  const group = Math.min(groups - 1, Math.floor((chosen.head * groups) / heads)), labels = names(trace), count = labels.length;
+  const [keys, values, all] = await Promise.all([tensor(trace.number, `blocks.${layer}.attention.k`, group),
+    tensor(trace.number, `blocks.${layer}.attention.v`, group), logits(trace.number, count - 1)]);
+  const each = 2 * layers * groups * width, told = element("p", { className: "shape", ariaLive: "polite" });
+  const grown = (found, what) => element("div", {}, element("h3", {}, what), map(found.values, count, found.shape[1], labels,
+    Array.from({ length: found.shape[1] }, () => ""), undefined, (row, column) => {
+      told.textContent = `${what} of ${visible(labels[row])}, dimension ${column}: ${number(found.values[row * found.shape[1] + column])}`;
+    }));
+  const best = all.values.indexOf(Math.max(...all.values));
+  const write = (label, title, pick) => {
+    const button = element("button", { type: "button", title }, label);
+    button.addEventListener("click", () => change({ append: pick() }));
+    return button;
+  };
+  const drawn = () => {
+    const odds = all.values.map((logit) => Math.exp(logit - all.values[best]));
+    let left = Math.random() * odds.reduce((a, b) => a + b, 0);
+    return Math.max(0, odds.findIndex((odd) => (left -= odd) <= 0));
+  };
+  const head = choice("Keys and values of head", [...Array(groups).keys()], group);
+  head.select.addEventListener("change", () => change({ head: Math.floor((Number(head.select.value) * heads) / groups) }));
+  return [...heading("Token by token", `The text has ${count} tokens. Each new one adds a row to the KV cache of every block, so that only `
+    + "its own query, key and value need computing.", "cache = 2 · L · K · C numbers a token"),
+  element("div", { className: "knobs" }, write("Write the likeliest", "Greedy decoding", () => best), write("Draw one", "At temperature 1", drawn),
+    layerChoice(trace, chosen, change), head),
+  element("p", {}, `2 · ${layers} · ${groups} · ${width} = ${each.toLocaleString("en")} numbers a token, ${(each * count).toLocaleString("en")} in all: `
+    + `${((4 * each * count) / 1024).toLocaleString("en", { maximumFractionDigits: 1 })} KiB in float32.`),
+  told, element("div", { className: "beside" }, grown(keys, "Keys"), grown(values, "Values"))];
 }
 
 async function space(trace) {
@@ -238,6 +276,7 @@ export const VIEWS = {
   stream: ["Residual", stream, "The sum that all blocks add to"],
   lens: ["Lens", lens, "What the network would say if it ended earlier"],
   next: ["Next token", next, "How likely each token is to come next"],
+  growth: ["Writing", growth, "The text grows token by token, and so does its cache"],
   space: ["Map", space, "Which tokens have vectors alike"],
   checks: ["Checks", checks, "Sums that hold if every number is real"],
 };

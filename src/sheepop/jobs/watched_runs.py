@@ -1,0 +1,135 @@
+"""Runs as a page watches them: read from their directories again whenever it asks, while they train or afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.errors import CheckpointError, DataError, UsageError
+from sheepop.data.report import REPORT_HTML
+from sheepop.interpret.store import StoredTrace
+from sheepop.jobs.data import find_corpus
+from sheepop.jobs.run_record import view_run_config
+from sheepop.jobs.run_summary import find_runs, read_run
+from sheepop.jobs.runs import Comparison, Listing, differing_settings
+from sheepop.jobs.step_origins import show_step
+from sheepop.train.metrics import read_json_lines
+
+# What one answer holds: bytes of metrics, texts, documents of a step and characters of each.
+_BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
+_OPEN_TRACES = 64
+_REPORTS = ("run", "corpus")
+
+
+class WatchedRuns:
+    """The runs in `places`, by name; what one does not have raises `SheepOpError`."""
+
+    def __init__(self, places: Mapping[str, Path]) -> None:
+        self._runs = {name: RunDirectory(place) for name, place in places.items()}
+        self._traces: OrderedDict[tuple[str, int], StoredTrace] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Of all runs."""
+        return list(self._runs)
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """State, size, steps and scores, and what else there is to see."""
+        run = self._run(name)
+        found = read_run(run.path)
+        corpus = find_corpus(run, view_run_config(run))
+        pages = {"run": run.report, "corpus": None if corpus is None else corpus / REPORT_HTML}
+        return {
+            **found.summary.to_dict(),
+            "name": name,
+            "pages": [kind for kind, page in pages.items() if page is not None and page.is_file()],
+            "latest": run.pointer("latest"),
+        }
+
+    def metrics(self, name: str, offset: int) -> dict[str, Any]:
+        """Whole rows behind `offset`; a file that has become shorter, because the run resumed, is read from its start.
+
+        `is_whole` says that there are no more for now.
+        """
+        run = self._run(name)
+        if not run.metrics_file.is_file():
+            return {"rows": [], "offset": 0, "from": 0, "is_whole": True, "is_running": run.is_running()}
+        size = run.metrics_file.stat().st_size
+        begin = offset if offset <= size else 0
+        with run.metrics_file.open("rb") as file:
+            file.seek(begin)
+            read = file.read(_BYTES)
+        whole = read[: read.rfind(b"\n") + 1]
+        try:
+            rows = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{run.metrics_file} holds a line that is no JSON ({error}).") from None
+        end = begin + len(whole)
+        return {"rows": rows, "from": begin, "offset": end, "is_whole": begin + len(read) >= size,
+                "is_running": run.is_running()}  # fmt: skip
+
+    def samples(self, name: str) -> list[dict[str, Any]]:
+        """The last texts that it wrote."""
+        return read_json_lines(self._run(name).samples_file)[0][-_SAMPLES:]
+
+    def differences(self) -> dict[str, Any]:
+        """The settings in which the runs differ, and a warning where their scores do not compare."""
+        runs, left_out = find_runs([run.path for run in self._runs.values()])
+        found = Comparison(Listing(runs, left_out), differing_settings(runs))
+        names = {str(run.path): name for name, run in self._runs.items()}
+        return {
+            "runs": [names.get(run.summary.path, run.summary.name) for run in runs],
+            "settings": found.settings,
+            "warning": found.warning if len(runs) > 1 else None,
+        }
+
+    def traces(self, name: str) -> list[int]:
+        """The steps at which the prompt of `trace.prompt` was traced."""
+        folder = self._run(name).traces
+        found = folder.iterdir() if folder.is_dir() else ()
+        numbers = (place.name.removeprefix("step-") for place in found if place.name.startswith("step-"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def trace(self, name: str, step: int) -> StoredTrace:
+        """One of these traces, verified when it is first read."""
+        run = self._run(name)
+        with self._lock:
+            found = self._traces.pop((name, step), None)
+            if found is None:
+                place = run.traces / f"step-{step:08d}"
+                if not place.is_dir():
+                    raise DataError(f"{run.path} has no trace of step {step}.")
+                found = StoredTrace.open(place)
+            self._traces[name, step] = found
+            while len(self._traces) > _OPEN_TRACES:
+                self._traces.popitem(last=False)
+        return found
+
+    def origins(self, name: str, step: int) -> list[dict[str, Any]]:
+        """The texts of a step by their rows in the batch, with their documents; the first of them where it has many."""
+        found = islice(show_step(self._run(name).path, step), _ORIGINS)
+        return [{"row": row, **origin.as_record(), "text": origin.text[:_CHARACTERS]} for row, origin in found]
+
+    def report(self, name: str, kind: str) -> bytes:
+        """The page about the run (``run``) or about its corpus (``corpus``)."""
+        run = self._run(name)
+        if kind not in _REPORTS:
+            raise UsageError(f"There is no page {kind!r} of a run; there is {', '.join(_REPORTS)}.")
+        page: Path | None = run.report
+        if kind == "corpus":
+            corpus = find_corpus(run, view_run_config(run))
+            page = None if corpus is None else corpus / REPORT_HTML
+        if page is None or not page.is_file():
+            raise DataError(f"{run.path} has no report of its {kind} yet.")
+        return page.read_bytes()
+
+    def _run(self, name: str) -> RunDirectory:
+        if name not in self._runs:
+            raise CheckpointError(f"There is no run {name!r}; there is {', '.join(self._runs) or 'none'}.")
+        return self._runs[name]

@@ -1,0 +1,162 @@
+// The room of chats: one model or two, every setting of the sampler, how sure each token was, and votes.
+
+import { events, post } from "./api.js";
+import { choice, element, heading, share, visible } from "./draw.js";
+
+// Name in the API: label, kind, and what it is before anybody says otherwise ("" is the server's own).
+const SETTINGS = {
+  temperature: ["Temperature", 0.8], top_p: ["Top-p", 0.95], top_k: ["Top-k", ""], min_p: ["Min-p", ""], typical_p: ["Typical-p", ""],
+  repetition_penalty: ["Repetition penalty", ""], presence_penalty: ["Presence penalty", ""], frequency_penalty: ["Frequency penalty", ""],
+  max_tokens: ["Most tokens", 128], min_tokens: ["Fewest tokens", ""], seed: ["Seed", ""],
+};
+const ALTERNATIVES = 5;
+
+export async function open(page) {
+  const names = page.models.map((each) => each.name), models = new Map(page.models.map((each) => [each.name, each]));
+  if (!names.length) {
+    page.view.append(...heading("No model yet", "The run has no checkpoint so far. It can chat once it has one."));
+    return;
+  }
+  const model = choice("Model", names, page.chosen.model), beside = choice("Beside it", ["", ...names], page.chosen.beside);
+  beside.select.options[0].textContent = "nothing";
+  const knobs = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
+    [name, element("input", { type: "number", step: "any", value: page.chosen[name] ?? value })]));
+  const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });
+  const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "What the model should know first" });
+  const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" });
+  page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities")),
+    element("details", {}, element("summary", {}, "Settings"), element("div", { className: "knobs" },
+      ...Object.entries(SETTINGS).map(([name, [label]]) => element("label", {}, label, knobs[name])), element("label", {}, "Stop", stop),
+      element("label", { className: "wide" }, "System", system))));
+
+  const log = element("div", { className: "log", role: "log", ariaLive: "polite" });
+  const words = element("textarea", { id: "say", rows: 3, placeholder: "Say something", ariaLabel: "Message" });
+  const send = element("button", { title: "Ctrl and Enter" }, "Send"), halt = element("button", { type: "button", disabled: true }, "Stop");
+  const again = element("button", { type: "button" }, "Start over");
+  const composer = element("form", { id: "composer" }, element("label", { className: "wide" }, "Message", words), send, halt, again);
+  page.view.append(log, composer);
+  let history = [], pending = null, stopping = null;
+  page.until(() => stopping?.abort());
+
+  const chats = () => [model, beside].every((each) => !each.select.value || models.get(each.select.value).chats);
+
+  function remember() {
+    const values = Object.fromEntries(Object.entries(knobs).map(([name, knob]) => [name, knob.value]));
+    page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, sure: sure.checked ? "yes" : "" });
+    page.called("Chat");
+    log.classList.toggle("sure", sure.checked);
+    page.say(chats() ? "" : "A model without a chat template continues the text as it stands.");
+  }
+
+  function asked(name, prompt, place) {
+    const given = Object.entries(knobs).filter(([, knob]) => knob.value !== "").map(([key, knob]) => [key, Number(knob.value)]);
+    const settings = Object.fromEntries(given);
+    // The same model beside itself would say the same twice with one seed.
+    if (settings.seed != null) settings.seed += place;
+    if (stop.value) settings.stop = stop.value;
+    const common = { model: name, stream: true, ...settings };
+    return chats() ? ["/v1/chat/completions", { ...common, messages: prompt, logprobs: true, top_logprobs: ALTERNATIVES }]
+      : ["/v1/completions", { ...common, prompt, logprobs: ALTERNATIVES }];
+  }
+
+  async function write(name, prompt, place, into) {
+    let text = "", end = null;
+    for await (const event of events(...asked(name, prompt, place), stopping.signal)) {
+      const found = event.choices[0];
+      if (!found) continue;
+      const tokens = sureness(found.logprobs), piece = found.delta ? found.delta.content ?? "" : found.text;
+      text += piece;
+      into.append(...(tokens.length ? tokens.map(token) : piece ? [piece] : []));
+      end = found.finish_reason ?? end;
+    }
+    if (end === "length") into.append(element("small", { className: "shape" }, " (as long as it may be)"));
+    return text;
+  }
+
+  function settle(place) {
+    if (!pending) return;
+    history = [...pending.prompt, { role: "assistant", content: pending.texts[place] }];
+    pending.columns.forEach((column, each) => column.classList.toggle("left-out", each !== place));
+    pending = null;
+  }
+
+  function vote(texts, wanted, prompt) {
+    const told = element("p", { className: "shape" });
+    const keep = async (place) => {
+      try {
+        const file = await post("votes", { prompt: chats() ? prompt : prompt.map((each) => each.content).join(""), chosen: texts[place], rejected: texts[1 - place],
+          chosen_model: wanted[place], rejected_model: wanted[1 - place] });
+        told.textContent = `Kept in ${file}, which sheepop tune dpo and reward read.`;
+        settle(place);
+        for (const button of row.querySelectorAll("button")) button.disabled = true;
+      } catch (error) {
+        page.say(error.message, true);
+      }
+    };
+    const row = element("div", { className: "knobs" }, ...["Left is better", "Right is better"].map((label, place) => {
+      const button = element("button", { type: "button", disabled: texts[0] === texts[1] || texts.some((text) => !text) }, label);
+      button.addEventListener("click", () => keep(place));
+      return button;
+    }));
+    return [row, told];
+  }
+
+  async function submit() {
+    if (stopping || !words.value) return;
+    settle(0);
+    remember();
+    const wanted = [model.select.value, ...(beside.select.value ? [beside.select.value] : [])];
+    const before = history.length || !system.value || !chats() ? history : [{ role: "system", content: system.value }];
+    const prompt = [...before, { role: "user", content: words.value }];
+    const columns = wanted.map((name) => element("div", { className: "answer" }, element("small", { className: "shape" }, name)));
+    const bodies = columns.map((column) => column.appendChild(element("div", { className: "written" })));
+    const turn = element("article", {}, element("p", { className: "asked" }, words.value), element("div", { className: "beside" }, ...columns));
+    log.append(turn);
+    words.value = "";
+    stopping = new AbortController();
+    [send.disabled, halt.disabled] = [true, false];
+    const given = chats() ? prompt : prompt.map((each) => each.content).join("");
+    const texts = wanted.map(() => "");
+    try {
+      const ends = await Promise.allSettled(wanted.map(async (name, place) => { texts[place] = await write(name, given, place, bodies[place]); }));
+      const failed = ends.find((end) => end.status === "rejected");
+      if (failed) throw failed.reason;
+      pending = { prompt, texts, columns };
+      if (texts.length > 1) turn.append(...vote(texts, wanted, prompt)); else settle(0);
+    } catch (error) {
+      // What was stopped or broken is no part of the conversation.
+      turn.classList.add("left-out");
+      page.say(error.name === "AbortError" ? "Stopped; this turn is not part of the conversation." : error.message, error.name !== "AbortError");
+    }
+    stopping = null;
+    [send.disabled, halt.disabled] = [false, true];
+    words.focus();
+  }
+
+  words.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) composer.requestSubmit();
+  });
+  composer.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+  halt.addEventListener("click", () => stopping?.abort());
+  again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; log.replaceChildren(); });
+  for (const each of [model.select, beside.select, sure, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
+  remember();
+  page.view.prepend(...heading("Talk to it", "The pointer on a token of an answer shows how likely the model thought it, and what "
+    + "else it thought of. With a second model beside the first, say which answer is better: votes are kept as preferences."));
+}
+
+// Tokens with their probabilities and alternatives, from either shape of the API.
+function sureness(found) {
+  if (!found) return [];
+  if (found.content) return found.content.map((each) => [each.token, each.logprob, each.top_logprobs.map((other) => [other.token, other.logprob])]);
+  return found.tokens.map((text, place) => [text, found.token_logprobs[place], Object.entries(found.top_logprobs[place] ?? {})]);
+}
+
+function token([text, logprob, others]) {
+  const list = element("span", { className: "tip" }, ...others.map(([word, other]) =>
+    element("span", { className: word === text ? "same" : "" }, `${visible(word)}  ${share(Math.exp(other))}`)));
+  const made = element("span", { className: text.includes("\n") ? "tok breaks" : "tok", tabIndex: 0, ariaLabel: `${text}, ${share(Math.exp(logprob))}` }, text,
+    element("small", { ariaHidden: "true" }, share(Math.exp(logprob))), list);
+  made.style.setProperty("--sure", Math.exp(logprob).toFixed(3));
+  return made;
+}

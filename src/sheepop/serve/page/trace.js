@@ -1,0 +1,147 @@
+// The room of traces: a prompt, a strip of its tokens, and a view for each stage; two models side by side.
+
+import { begin, post } from "./api.js";
+import { choice, element, share, visible } from "./draw.js";
+import { VIEWS } from "./views.js";
+
+const KINDS = ["weights", "scores", "unmasked"];
+
+export async function open(page) {
+  const given = page.chosen, whole = (value) => (/^\d+$/.test(value ?? "") ? Number(value) : null);
+  const names = page.models.map((each) => each.name);
+  if (!names.length) {
+    const again = element("button", { type: "button" }, "Look again");
+    again.addEventListener("click", () => post("reload").then(() => dispatchEvent(new Event("hashchange")), (error) => page.say(error.message, true)));
+    page.view.append(element("p", {}, "There is no model yet: the run has written no checkpoint so far."), again);
+    return;
+  }
+  let chosen = { view: given.view in VIEWS ? given.view : "text", position: whole(given.position), layer: whole(given.layer) ?? 0,
+    head: whole(given.head) ?? 0, what: KINDS.includes(given.what) ? given.what : KINDS[0] };
+  let ids = given.ids ? given.ids.split(",").map(Number) : null, traces = [], latest = 0;
+
+  const prompt = element("textarea", { id: "prompt", rows: 2, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
+  const model = choice("Model", names, given.model), beside = choice("Beside it", ["", ...names], given.beside);
+  model.select.id = "model";
+  beside.select.options[0].textContent = "nothing";
+  const fresh = element("button", { type: "button", title: "Read the models again, such as a run's newest checkpoint" }, "Reload");
+  const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
+    element("label", { className: "wide" }, "Prompt", prompt), element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);
+  page.controls.append(form);
+
+  function remember() {
+    page.called(`${prompt.value}: ${VIEWS[chosen.view][0]}`);
+    page.remember({ prompt: prompt.value, ids, model: model.select.value, beside: beside.select.value, ...chosen });
+  }
+
+  function fit() {
+    const least = (of) => Math.min(...traces.map(of)) - 1;
+    chosen.position = Math.min(chosen.position ?? Infinity, least((trace) => trace.tokens.length));
+    chosen.layer = Math.min(chosen.layer, least((trace) => trace.sizes.layers));
+    chosen.head = Math.min(chosen.head, least((trace) => trace.sizes.heads));
+  }
+
+  async function change({ append, ...settings }) {
+    chosen = { ...chosen, ...settings };
+    if (append == null) return show();
+    ids = [...traces[0].tokens.map((token) => token.id), append];
+    chosen.position = null;
+    return start();
+  }
+
+  function drawStrip() {
+    const { tokens, predictions } = traces[0];
+    page.strip.replaceChildren(...tokens.map((token) => {
+      const before = predictions[token.position - 1];
+      const chip = element("button", { className: "token", ariaPressed: String(token.position === chosen.position),
+        title: `Token ${token.position}, id ${token.id}${before ? `, expected with ${share(Math.exp(before.logprob))}` : ""}` },
+      visible(token.text), element("small", {}, before ? share(Math.exp(before.logprob)) : "–"));
+      chip.addEventListener("click", () => change({ position: token.position }));
+      return chip;
+    }));
+  }
+
+  function drawStages() {
+    page.stages.replaceChildren(...Object.entries(VIEWS).map(([name, [label, , title]]) => {
+      const isChosen = name === chosen.view;
+      const tab = element("button", { role: "tab", title, ariaSelected: String(isChosen), tabIndex: isChosen ? 0 : -1 }, label);
+      tab.addEventListener("click", () => change({ view: name }));
+      return tab;
+    }));
+  }
+
+  async function show() {
+    const turn = ++latest;
+    fit();
+    drawStages();
+    drawStrip();
+    remember();
+    try {
+      const drawn = await Promise.all(traces.map((trace) => VIEWS[chosen.view][1](trace, chosen, change)));
+      if (turn !== latest) return;
+      const columns = drawn.map((parts, place) => element("div", {},
+        ...(drawn.length > 1 ? [element("p", { className: "shape" }, traces[place].model)] : []), ...parts));
+      page.view.className = drawn.length > 1 ? "beside" : "";
+      page.view.replaceChildren(...(columns.length > 1 ? columns : drawn[0]));
+    } catch (error) {
+      if (turn === latest) page.say(error.message, true);
+    }
+  }
+
+  async function start() {
+    const turn = ++latest;
+    page.say("Tracing …");
+    try {
+      const wanted = [model.select.value, beside.select.value].filter(Boolean);
+      // Ids are those of the first model; the other one reads the text that they stand for.
+      const first = await begin(wanted[0], ids ?? prompt.value);
+      if (ids) prompt.value = first.prompt;
+      const found = [first, ...(wanted[1] ? [await begin(wanted[1], prompt.value)] : [])];
+      if (turn !== latest) return;
+      traces = found;
+    } catch (error) {
+      page.say(error.message, true);
+      return;
+    }
+    page.say(traces.map(({ tokens, model: name, sizes }) =>
+      `${name}: ${tokens.length} tokens through ${sizes.layers} blocks of width ${sizes.width} with ${sizes.heads} heads.`).join(" "));
+    await show();
+    document.body.dataset.ready = String(traces[0].number);
+  }
+
+  function onKey(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !traces.length) return;
+    const all = Object.keys(VIEWS);
+    change({ view: all[(all.indexOf(chosen.view) + step + all.length) % all.length] }).then(() =>
+      page.stages.querySelector("[aria-selected=true]").focus());
+  }
+
+  page.stages.addEventListener("keydown", onKey);
+  page.view.setAttribute("role", "tabpanel");
+  page.until(() => {
+    latest++;
+    page.stages.removeEventListener("keydown", onKey);
+    page.view.removeAttribute("role");
+    page.view.className = "";
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+  prompt.addEventListener("input", () => { ids = null; });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    chosen.position = null;
+    start();
+  });
+  for (const each of [model, beside]) each.select.addEventListener("change", () => { ids = null; start(); });
+  fresh.addEventListener("click", async () => {
+    page.say("Reading the models again …");
+    try {
+      await post("reload");
+      await start();
+    } catch (error) {
+      page.say(error.message, true);
+    }
+  });
+  await start();
+}

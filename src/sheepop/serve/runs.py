@@ -1,0 +1,208 @@
+"""The page's side of runs: their curves while they train, what they write, their traces, their data; and votes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import orjson
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from sheepop.core.errors import DataError, SheepOpError
+from sheepop.core.files import storage_errors
+from sheepop.interpret.store import StoredTrace
+from sheepop.report.glossary import GLOSSARY
+from sheepop.serve.protocol import ApiError
+from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
+from sheepop.serve.side_work import SideWork
+
+T = TypeVar("T")
+# A report brings its own scripts; it gets a place of its own, from which it reaches neither the server nor the page.
+_REPORT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'self'; sandbox allow-scripts"
+)
+_LONGEST_TEXT = 2**20
+
+
+class Runs(Protocol):
+    """The runs that the page shows, by name; an unknown name, and what a run does not have, raise `SheepOpError`."""
+
+    def names(self) -> list[str]:
+        """Of all runs."""
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """State, size, steps and scores."""
+
+    def metrics(self, name: str, offset: int) -> dict[str, Any]:
+        """The rows behind the first `offset` bytes of the metrics, as many as one answer takes, and the next offset."""
+
+    def samples(self, name: str) -> list[dict[str, Any]]:
+        """What the model wrote while it was trained."""
+
+    def differences(self) -> dict[str, Any]:
+        """The settings in which the runs differ, and what to know before their scores are compared."""
+
+    def traces(self, name: str) -> list[int]:
+        """The steps at which a prompt was traced."""
+
+    def trace(self, name: str, step: int) -> StoredTrace:
+        """One of these traces."""
+
+    def origins(self, name: str, step: int) -> list[dict[str, Any]]:
+        """The texts that a step reads, and the documents that they come from."""
+
+    def report(self, name: str, kind: str) -> bytes:
+        """The page about the run, or about its corpus."""
+
+
+class Message(BaseModel):
+    """A message of a conversation, as `sheepop tune` reads it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(max_length=_LONGEST_TEXT)]
+
+
+_Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+
+
+class Vote(BaseModel):
+    """Which of two answers to a prompt somebody liked better, and who wrote them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: _Text | Annotated[list[Message], Field(min_length=1)]
+    chosen: _Text
+    rejected: _Text
+    chosen_model: _Text
+    rejected_model: _Text
+
+    def row(self) -> dict[str, Any]:
+        """A line for ``sheepop tune dpo`` and ``reward``."""
+        about = {"chosen_model": self.chosen_model, "rejected_model": self.rejected_model}
+        if isinstance(self.prompt, str):
+            return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, **about}
+        answers = {
+            name: [{"role": "assistant", "content": text}]
+            for name, text in (("chosen", self.chosen), ("rejected", self.rejected))
+        }
+        return {"prompt": [message.model_dump() for message in self.prompt], **answers, **about}
+
+
+class RunsPage:
+    """Answers what the page asks about runs; reading them holds nobody else up."""
+
+    def __init__(self, runs: Runs, votes: Path) -> None:
+        self._runs, self._votes = runs, votes
+        self._work, self._writing = SideWork("runs", threads=2, most=64), threading.Lock()
+
+    def routes(self) -> APIRouter:
+        """What the page asks for."""
+        router = APIRouter(prefix="/ui", dependencies=[Depends(same_site)])
+        reading: dict[str, Callable[..., Any]] = {
+            "/runs": self.list, "/glossary": self.glossary, "/differences": self.differences, "/votes": self.votes,
+            "/runs/{name}": self.summary, "/runs/{name}/metrics": self.metrics, "/runs/{name}/samples": self.samples,
+            "/runs/{name}/steps/{step}": self.origins, "/runs/{name}/traces": self.traces,
+            "/runs/{name}/traces/{step}": self.trace, "/runs/{name}/traces/{step}/tensor": self.tensor,
+            "/runs/{name}/pages/{kind}": self.report,
+        }  # fmt: skip
+        for path, endpoint in reading.items():
+            router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        router.add_api_route("/votes", self.vote, methods=["POST"], response_model=None)
+        return router
+
+    async def list(self) -> JSONResponse:
+        """The names of the runs."""
+        return json_answer(self._runs.names())
+
+    async def glossary(self) -> JSONResponse:
+        """What the words on the page mean."""
+        return json_answer(GLOSSARY)
+
+    async def summary(self, name: str) -> JSONResponse:
+        """A run at a glance."""
+        return await self._answer(lambda: self._runs.summary(name))
+
+    async def metrics(self, name: str, offset: int = 0) -> JSONResponse:
+        """The rows of its metrics that are new since `offset`."""
+        return await self._answer(lambda: self._runs.metrics(name, max(0, offset)))
+
+    async def samples(self, name: str) -> JSONResponse:
+        """What it wrote."""
+        return await self._answer(lambda: self._runs.samples(name))
+
+    async def differences(self) -> JSONResponse:
+        """The settings in which the runs differ."""
+        return await self._answer(self._runs.differences)
+
+    async def origins(self, name: str, step: int) -> JSONResponse:
+        """The documents behind a step."""
+        return await self._answer(lambda: self._runs.origins(name, step))
+
+    async def traces(self, name: str) -> JSONResponse:
+        """The steps with a trace."""
+        return await self._answer(lambda: self._runs.traces(name))
+
+    async def trace(self, name: str, step: int) -> JSONResponse:
+        """A trace without its tensors."""
+
+        def read() -> dict[str, Any]:
+            found = self._runs.trace(name, step)
+            return {**found.manifest, "tensors": {each: found.shape(each) for each in found.names}}
+
+        return await self._answer(read)
+
+    async def tensor(self, step: int, name: str, tensor: str, head: int | None = None) -> Response:
+        """A tensor of it, or one head, as floats."""
+
+        def read() -> Response:
+            found = self._runs.trace(name, step)
+            try:
+                return floats(found.read(tensor) if head is None else found.read(tensor, head))
+            except (KeyError, IndexError):
+                raise DataError(f"The trace has no tensor {tensor!r}, or no head {head} of it.") from None
+
+        return await self._do(read)
+
+    async def report(self, name: str, kind: str) -> Response:
+        """The report of the run, or of its corpus."""
+        content = await self._do(lambda: self._runs.report(name, kind))
+        return Response(content, media_type="text/html", headers={**HEADERS, "Content-Security-Policy": _REPORT_POLICY})
+
+    async def votes(self) -> JSONResponse:
+        """Where votes are kept."""
+        return json_answer(str(self._votes))
+
+    async def vote(self, vote: Vote) -> JSONResponse:
+        """Keeps a vote as a line of the file, on the disk before it answers."""
+        line = orjson.dumps(vote.row(), option=orjson.OPT_APPEND_NEWLINE)
+
+        def keep() -> str:
+            with self._writing, storage_errors(self._votes), self._votes.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            return str(self._votes)
+
+        return await self._answer(keep)
+
+    async def _answer(self, read: Callable[[], Mapping[str, Any] | Sequence[Any] | str]) -> JSONResponse:
+        return json_answer(await self._do(read))
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """What `work` returns; what it says is wrong, it says to the page."""
+        try:
+            return await self._work.do(work)
+        except SheepOpError as error:
+            raise ApiError(404, str(error), code="not_found") from None
+
+    def close(self) -> None:
+        """Ends the reading."""
+        self._work.close()
