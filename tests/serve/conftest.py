@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from sheepop.checkpoint import LoadedModel
+from sheepop.jobs.watched_runs import WatchedRuns
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
@@ -56,13 +57,13 @@ def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 
 class Live:
     """A server that runs in a thread of this process."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, runs: Mapping[str, Path] | None = None) -> None:
         self.registry = Registry(
             lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), ["chat", "plain"]
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(create_app(self.registry, config), self.registry, config)
+        self.server = Server(create_app(self.registry, config, runs=WatchedRuns(runs or {})), self.registry, config)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
         while not self.server.started:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sheepop import serve
 from sheepop.core.errors import ConfigError
 from sheepop.interpret.lens import logit_lens
 from sheepop.interpret.parts import direct_attribution
@@ -54,7 +57,10 @@ def floats(response: Any) -> np.ndarray:
 
 
 def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Trace) -> None:
-    assert client.get("/models").json() == ["chat", "plain"]
+    assert client.get("/models").json() == [
+        {"name": "chat", "chats": True, "longest": 256},
+        {"name": "plain", "chats": False, "longest": 256},
+    ]
     assert [token["id"] for token in begun["tokens"]] == trace.token_ids
     assert "".join(token["text"] for token in begun["tokens"]) == "</script>A\\x1b[0m\nB"
     assert begun["lens"]["ids"] == logit_lens(trace).ids.tolist()
@@ -142,11 +148,52 @@ def test_other_machines_get_nothing(inside: Live) -> None:
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: Any) -> None:
-    for name in ("", "/app.js", "/api.js", "/draw.js", "/views.js", "/style.css", "/icon.svg"):
+    for name in ("", *(f"/{path.name}" for path in (Path(serve.__file__).parent / "page").iterdir())):
         response = client.get(name)
         assert response.status_code == 200
         assert "default-src 'none'" in response.headers["content-security-policy"]
         assert "innerHTML" not in response.text and "https://" not in response.text
+
+
+def test_tokens_are_traced_as_they_are(client: Any, trace: Trace) -> None:
+    """Those that a model wrote may be other ones than its tokenizer would make of their text."""
+    found = client.post("/traces", json={"prompt": [65, 0, 66], "model": "plain"}).json()
+    assert [token["id"] for token in found["tokens"]] == [65, 0, 66]
+    for ids, problem in (([65, 128], "128"), ([], "empty"), ([65.5], "prompt")):
+        response = client.post("/traces", json={"prompt": ids, "model": "plain"})
+        assert response.status_code == 400 and problem in response.json()["error"]["message"]
+
+
+def test_two_viewers_see_their_own(client: Any) -> None:
+    """Whose turns alternate, so that each time the other's inside is computed again."""
+    begun = [client.post("/traces", json={"prompt": text, "model": "plain"}).json() for text in ("first", "the other")]
+    expected = [Trace.of(tiny_network(), CharTokenizer(), found["prompt"]) for found in begun]
+
+    def look(turn: int) -> np.ndarray:
+        number, name = begun[turn % 2]["number"], f"blocks.{turn // 2 % 2}.attention.weights"
+        return floats(client.get(f"/traces/{number}/tensor", params={"name": name}))
+
+    with ThreadPoolExecutor(8) as pool:
+        for turn, found in enumerate(pool.map(look, range(24))):
+            np.testing.assert_array_equal(
+                found, expected[turn % 2][f"blocks.{turn // 2 % 2}.attention.weights"].numpy()
+            )
+
+
+def test_a_browser_that_leaves_disturbs_nobody(inside: Live, client: Any) -> None:
+    for _ in range(4):
+        with httpx.Client(base_url=f"{inside.url}/ui", timeout=0.002) as hasty, pytest.raises(httpx.TimeoutException):
+            hasty.post("/traces", json={"prompt": "x" * 250, "model": "plain"})
+    assert client.post("/traces", json={"prompt": "still here", "model": "plain"}).status_code == 200
+
+
+def test_models_are_read_anew(inside: Live, client: Any) -> None:
+    """While the old one is looked at: its traces stay what they were."""
+    number = client.post("/traces", json={"prompt": "a", "model": "plain"}).json()["number"]
+    before = inside.registry.model("plain")
+    assert [model["name"] for model in client.post("/reload").json()] == ["chat", "plain"]
+    assert inside.registry.model("plain") is not before
+    assert client.get(f"/traces/{number}/map").status_code == 200
 
 
 def test_old_traces_go_when_there_are_many(inside: Live) -> None:
@@ -198,10 +245,17 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         expected = [
             [f"{w:.4f}", f"{v:.4f}", f"{w * v:.4f}"] for w, v in zip(weights.tolist(), values.tolist(), strict=True)
         ]
-        rows = [page.locator("#view tbody tr").nth(row).locator("td").all_inner_texts()[1:] for row in range(5)]
-        assert rows == expected
-        total = float(short["blocks.0.attention.head_outputs"][0, -1, 0])
-        assert shown("#view tbody tr:last-child td")[-1] == f"{total:.4f}"
+        written, terms = page.locator("#view tbody").first, page.locator("#view tbody").last
+        rows = terms.locator("tr")
+        assert [rows.nth(row).locator("td").all_inner_texts()[1:] for row in range(5)] == expected
+        outputs = short["blocks.0.attention.head_outputs"][0]
+        assert terms.locator("tr:last-child td").all_inner_texts()[-1] == f"{float(outputs[-1, 0]):.4f}"
+        written.locator("tr").nth(1).get_by_role("button").nth(3).click()
+        page.wait_for_selector(".token:nth-child(2)[aria-pressed=true]")
+        page.locator("#view tbody").last.locator("tr").nth(2).filter(has_text="sum").wait_for()
+        page.locator("#view tbody").first.locator("tr").nth(1).get_by_role("button").nth(3).click()
+        total = float(outputs[1, 3])
+        assert page.locator("#view tbody").last.locator("tr:last-child td").all_inner_texts()[-1] == f"{total:.4f}"
         with page.expect_download() as download:
             page.click("#save")
         kept = download.value.path().read_text(encoding="utf-8")
@@ -213,6 +267,7 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         assert [
             text.replace("␣", " ").replace("⏎", "\n") for text in shown("#view tbody tr:first-child button")
         ] == best
+        page.click(".token:nth-child(5)")
         view("Next token", "The next token")
         top = short.predictions[-1].top[0][1]
         assert shown("#view .bars > span")[0].startswith(f"{100 * top:.1f} %")

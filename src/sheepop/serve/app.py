@@ -63,8 +63,9 @@ def create_app(
     """
     page: list[Inside | RunsPage] = []
     if config.ui:
+        assert runs is not None
         # What is named comes before what may have any name.
-        page = [*([] if runs is None else [RunsPage(runs, Path(config.votes).absolute())]), Inside(registry)]
+        page = [RunsPage(runs, Path(config.votes).absolute()), Inside(registry)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -191,17 +191,17 @@ class RunsPage:
                 os.fsync(file.fileno())
             return str(self._votes)
 
-        return await self._answer(keep)
+        return json_answer(await self._do(keep, status=500))
 
     async def _answer(self, read: Callable[[], Mapping[str, Any] | Sequence[Any] | str]) -> JSONResponse:
         return json_answer(await self._do(read))
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _do(self, work: Callable[[], T], *, status: int = 404) -> T:
         """What `work` returns; what it says is wrong, it says to the page."""
         try:
             return await self._work.do(work)
         except SheepOpError as error:
-            raise ApiError(404, str(error), code="not_found") from None
+            raise ApiError(status, str(error), code="not_found" if status == 404 else "not_kept") from None
 
     def close(self) -> None:
         """Ends the reading."""
