@@ -63,8 +63,9 @@ def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Tr
     ]
     assert [token["id"] for token in begun["tokens"]] == trace.token_ids
     assert "".join(token["text"] for token in begun["tokens"]) == "</script>A\\x1b[0m\nB"
-    assert begun["lens"]["ids"] == logit_lens(trace).ids.tolist()
-    assert begun["tensors"] == trace.names and all(check["holds"] for check in begun["checks"])
+    assert client.get(f"/traces/{begun['number']}/lens").json()["ids"] == logit_lens(trace).ids.tolist()
+    checks = client.get(f"/traces/{begun['number']}/checks").json()
+    assert begun["tensors"] == trace.names and len(checks) == 8 and all(check["holds"] for check in checks)
     for name in ("blocks.1.attention.weights", "blocks.0.feed_forward.hidden", "logits", "residuals"):
         expected = trace.residuals if name == "residuals" else trace[name]
         found = floats(client.get(f"/traces/{begun['number']}/tensor", params={"name": name}))

@@ -33,7 +33,8 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
     The directory's files are checksummed by the caller, with `write_checksums`, when all of them are there.
     """
     tensors = {EMBEDDED: trace.embedded, RESIDUALS: trace.residuals}
-    is_whole = _whole_bytes(trace) <= _WHOLE_BYTES
+    logits = trace.num_tokens * trace.config.vocabulary * trace.residuals.element_size()
+    is_whole = trace.num_layers * trace.block_bytes + logits <= _WHOLE_BYTES
     if is_whole:
         tensors |= trace.collect(["blocks.*"]) | {"final": trace["final"], "logits": trace["logits"]}
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, directory / _TENSORS)
@@ -53,15 +54,6 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
             **more,
         },
     )
-
-
-def _whole_bytes(trace: Trace) -> int:
-    """The size of all tensors of a trace, about."""
-    config, length = trace.config, trace.num_tokens
-    scores = 2 * config.num_heads * length**2
-    widths = 8 * config.d_model + 4 * config.ffn_size + 6 * config.num_heads * config.head_size
-    numbers = trace.num_layers * (scores + length * widths) + length * config.vocabulary
-    return numbers * trace.residuals.element_size()
 
 
 @dataclass(frozen=True)

@@ -154,12 +154,17 @@ class Trace:
         if layer != self._layer:
             self.forget()
             self._layer = layer
-        if name not in self._kept:
-            found = self.collect([name])[name]
-            if sum(value.nbytes for value in (*self._kept.values(), found)) > _KEPT_BYTES:
-                return found
-            self._kept[name] = found
-        return self._kept[name]
+        if name not in self._kept and self.block_bytes <= _KEPT_BYTES:
+            self._kept = self.collect([f"blocks.{layer}.*"])
+        return self._kept[name] if name in self._kept else self.collect([name])[name]
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of all tensors inside of a block, about."""
+        config, length = self.config, self.num_tokens
+        scores = 2 * config.num_heads * length**2
+        widths = 8 * config.d_model + 4 * config.ffn_size + 6 * config.num_heads * config.head_size
+        return (scores + length * widths) * self.residuals.element_size()
 
     def forget(self) -> None:
         """Frees the inside of the block that was asked for last; it is computed again when it is asked for."""

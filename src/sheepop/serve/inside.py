@@ -58,7 +58,7 @@ class Inside:
         router.add_api_route("/traces", self.trace, methods=["POST"])
         slices: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor, "logits": self.logits, "next": self.next, "attribution": self.attribution,
-            "map": self.map, "neighbours": self.neighbours,
+            "map": self.map, "neighbours": self.neighbours, "lens": self.lens, "checks": self.checks,
         }  # fmt: skip
         for name, endpoint in slices.items():
             router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
@@ -99,7 +99,7 @@ class Inside:
         return await self.models()
 
     async def trace(self, asked: TraceRequest) -> JSONResponse:
-        """A new trace: tokens, predictions, lens, norms, checks, and the names and shapes of all tensors."""
+        """A new trace: tokens, predictions, norms, and the names of all tensors."""
         models = self._registry.models()
         if not models:
             raise ApiError(404, "There is no model yet; the run has no checkpoint so far.", code="model_not_found")
@@ -116,9 +116,7 @@ class Inside:
         self._traces[number] = trace
         while len(self._traces) > _KEPT:
             self._traces.popitem(last=False)
-        lens, config = logit_lens(trace), trace.config
-        words = {each: trace.text_of(each) for each in set(lens.ids.flatten().tolist())}
-        words |= {each: trace.text_of(each) for found in trace.predictions for each, _ in found.top}
+        config = trace.config
         return {
             "number": number,
             "model": model.name,
@@ -131,14 +129,8 @@ class Inside:
             },
             "tokens": [token.to_dict() for token in trace.tokens],
             "predictions": [found.to_dict() for found in trace.predictions],
-            "words": words,
-            "lens": {
-                "ids": lens.ids.tolist(), "probabilities": lens.probabilities.tolist(),
-                "divergence": lens.divergence.tolist(), "entropy": lens.entropy.tolist(),
-            },
             "norms": residual_norms(trace).tolist(),
             "tensors": trace.names,
-            "checks": [check.to_dict() for check in check_trace(trace)],
         }  # fmt: skip
 
     async def tensor(self, number: int, name: str, head: int | None = None) -> Response:
@@ -198,6 +190,21 @@ class Inside:
             return json_answer({"token": wanted, "text": trace.text_of(wanted), "total": found.total, "parts": parts})
 
         return await self._of(number, read)
+
+    async def lens(self, number: int) -> JSONResponse:
+        """What each layer would say."""
+
+        def read(trace: Trace) -> JSONResponse:
+            lens = logit_lens(trace)
+            found = {name: getattr(lens, name).tolist() for name in ("ids", "probabilities", "divergence", "entropy")}
+            words = {each: trace.text_of(each) for each in set(lens.ids.flatten().tolist())}
+            return json_answer({**found, "words": words})
+
+        return await self._of(number, read)
+
+    async def checks(self, number: int) -> JSONResponse:
+        """The invariants of the trace."""
+        return await self._of(number, lambda trace: json_answer([check.to_dict() for check in check_trace(trace)]))
 
     async def map(self, number: int) -> JSONResponse:
         """The prompt's tokens on the two axes of largest variance of their embeddings."""

@@ -36,10 +36,8 @@ export const tensor = (number, name, head) => floats(`traces/${number}/tensor`, 
 
 export async function floats(path, settings) {
   const response = await asked(`/ui/${path}?${query(settings)}`);
-  const bytes = new DataView(await response.arrayBuffer());
-  const values = new Float32Array(bytes.byteLength / 4);
-  for (let place = 0; place < values.length; place++) values[place] = bytes.getFloat32(4 * place, true);
-  return { shape: response.headers.get("x-shape").split(",").map(Number), values };
+  // Every processor that browsers run on is little-endian, as these numbers are.
+  return { shape: response.headers.get("x-shape").split(",").map(Number), values: new Float32Array(await response.arrayBuffer()) };
 }
 
 // The events of a stream, each as it comes.

@@ -83,11 +83,15 @@ export function bars(rows) {
 }
 
 const mix = (low, high, at) => low.map((part, place) => Math.round(part + (high[place] - part) * at));
+const SHADES = 255;
 
+// Pixels for values from -SHADES to SHADES, and one for what is no finite number.
 function colours() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  return dark ? { none: [30, 35, 41], plus: [86, 180, 233], minus: [240, 162, 78] }
+  const { none, plus, minus } = dark ? { none: [30, 35, 41], plus: [86, 180, 233], minus: [240, 162, 78] }
     : { none: [247, 248, 246], plus: [0, 84, 148], minus: [194, 100, 10] };
+  const shades = Array.from({ length: 2 * SHADES + 1 }, (_, place) => mix(none, place < SHADES ? minus : plus, Math.abs(place - SHADES) / SHADES));
+  return new Uint32Array(new Uint8Array([...shades, mix(none, [128, 128, 128], 0.25)].flatMap((shade) => [...shade, 255])).buffer);
 }
 
 // A pixel for every number of a matrix: blue above 0, orange below, stronger towards the largest.
@@ -95,14 +99,12 @@ export function matrix(values, rows, columns, most) {
   const canvas = element("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d");
   const picture = context.createImageData(columns, rows);
-  const { none, plus, minus } = colours();
+  const pixels = new Uint32Array(picture.data.buffer), shades = colours();
   let largest = most ?? 0;
   if (!largest) for (const value of values) if (Number.isFinite(value)) largest = Math.max(largest, Math.abs(value));
   for (let place = 0; place < rows * columns; place++) {
-    const value = values[place];
-    const at = Number.isFinite(value) ? Math.min(1, Math.abs(value) / (largest || 1)) : 0;
-    const colour = Number.isFinite(value) ? mix(none, value < 0 ? minus : plus, at) : mix(none, [128, 128, 128], 0.25);
-    picture.data.set([...colour, 255], 4 * place);
+    const at = values[place] / (largest || 1);
+    pixels[place] = shades[Number.isFinite(at) ? SHADES + Math.round(SHADES * Math.max(-1, Math.min(1, at))) : 2 * SHADES + 1];
   }
   context.putImageData(picture, 0, 0);
   return canvas;

@@ -3,9 +3,10 @@
 import { ask, logits, tensor } from "./api.js";
 import { bars, choice, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
 
-const SHOWN = 12, SHOWN_TOKENS = 24; // numbers of a vector, and likeliest tokens
+const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
+// What depends on no choice is asked for once.
+const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
 const names = (trace) => trace.tokens.map((token) => token.text);
-const word = (trace, id) => visible(trace.words[id] ?? `<${id}>`);
 
 function vectors(trace, found, rows = names(trace)) {
   const [height, width] = found.shape;
@@ -79,7 +80,8 @@ async function attention(trace, chosen, change) {
 function terms(trace, chosen, weights, values, outputs, change) {
   const width = values.shape[1], place = chosen.position, size = weights.shape[0];
   const made = element("div"), shown = Math.min(SHOWN, width);
-  const rows = trace.tokens.map((token, t) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
+  const from = Math.max(0, Math.min(place - NEAR, trace.tokens.length - 2 * NEAR));
+  const rows = trace.tokens.slice(from, from + 2 * NEAR).map((token, row) => [row + from, token]).map(([t, token]) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
     const cell = element("button", { title: "The terms that it is the sum of" }, number(outputs.values[t * width + c]));
     cell.addEventListener("click", () => {
       dimension.value = c;
@@ -99,7 +101,7 @@ function terms(trace, chosen, weights, values, outputs, change) {
   };
   dimension.addEventListener("input", show);
   show();
-  return [...heading("What the head writes", "A row for each token. A click on a number shows the terms that it is the sum of."),
+  return [...heading("What the head writes", "A row for each token around the chosen one. A click on a number shows the terms that it is the sum of."),
     table(["", ...Array.from({ length: shown }, (_, c) => String(c))], rows, "cells"), ...heading("One number by hand", `What the head writes for token ${place}, `
     + `${visible(trace.tokens[place].text)}, is a sum of values, each times its weight.`),
   element("label", {}, `Dimension, 0 to ${width - 1}`, dimension), made];
@@ -120,7 +122,8 @@ async function forward(trace, chosen, change) {
   } else {
     const [experts, weights] = await Promise.all(["chosen", "weights"].map((name) => tensor(trace.number, `${prefix}.router.${name}`)));
     const [, count] = experts.shape;
-    const rows = trace.tokens.map((token, t) => [visible(token.text), ...Array.from({ length: count }, (_, k) =>
+    const from = Math.max(0, Math.min(place - NEAR, trace.tokens.length - 2 * NEAR));
+  const rows = trace.tokens.slice(from, from + 2 * NEAR).map((token, row) => [row + from, token]).map(([t, token]) => [visible(token.text), ...Array.from({ length: count }, (_, k) =>
       `${experts.values[t * count + k]}: ${share(weights.values[t * count + k])}`)]);
     parts.push(element("p", {}, "The experts that the router chose, with their weights:"), table(["token", ...rows[0].slice(1).map((_, k) => `${k + 1}.`)], rows));
   }
@@ -156,10 +159,10 @@ async function stream(trace, chosen, change) {
 }
 
 async function lens(trace, chosen, change) {
-  const found = trace.lens, head = ["", ...trace.tokens.map((token) => visible(token.text))];
+  const found = await once(trace, "lens"), head = ["", ...trace.tokens.map((token) => visible(token.text))];
   const rows = found.ids.map((row, layer) => [layer ? `block ${layer - 1}` : "embedding", ...row.map((ids, t) => {
     const cell = element("button", { title: `${share(found.probabilities[layer][t][0])}, ${found.divergence[layer][t].toFixed(3)} nats from the end` },
-      word(trace, ids[0]));
+      visible(found.words[ids[0]]));
     cell.style.background = `color-mix(in srgb, var(--first) ${Math.round(70 * found.probabilities[layer][t][0])}%, transparent)`;
     cell.addEventListener("click", () => change({ position: t, layer: Math.max(0, layer - 1) }));
     return cell;
@@ -239,7 +242,7 @@ async function growth(trace, chosen, change) {
 }
 
 async function space(trace) {
-  const found = await ask(trace.number, "map"), plot = picture(640, 420), near = element("div");
+  const found = await once(trace, "map"), plot = picture(640, 420), near = element("div");
   const [xs, ys] = [0, 1].map((axis) => found.points.map((point) => point[axis]));
   const at = (value, all, from, to) => from + ((value - Math.min(...all)) / (Math.max(...all) - Math.min(...all) || 1)) * (to - from);
   plot.setAttribute("aria-label", "Embeddings of the prompt's tokens on their two axes of largest variance.");
@@ -261,7 +264,7 @@ async function space(trace) {
 }
 
 async function checks(trace) {
-  const rows = trace.checks.map((check) => [check.name, check.error.toExponential(1),
+  const rows = (await once(trace, "checks")).map((check) => [check.name, check.error.toExponential(1),
     element("span", { className: check.holds ? "good" : "bad" }, check.holds ? "holds" : "broken")]);
   return [...heading("What must hold", "Every trace is checked. If a number shown were not the network's own, one of these "
     + "would be broken."), table(["invariant", "error", ""], rows)];
