@@ -199,5 +199,4 @@ def test_json_fits_its_schema_whatever_the_schema(
         if done.finish_reason == "stop":
             jsonschema.Draft202012Validator(schema).validate(json.loads(done.text))
             whole += 1
-    print("WHOLE", whole, count)
     assert whole >= 0.97 * count

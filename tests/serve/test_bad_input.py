@@ -186,12 +186,13 @@ def test_fields_within_messages_are_checked_too(client: httpx.Client) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
     assert asked(messages=[{"role": "king", "content": "x"}])["param"] == "messages.0.role"
     assert asked(messages=[{"role": "user", "content": [image]}])["param"].startswith("messages.0.content")
-    assert asked(messages=[*MESSAGES, {"role": "user"}, {}])["param"] == "messages.2.role"
+    assert asked(messages=[*MESSAGES, {"role": "user", "content": "x"}, {}])["param"] == "messages.2.role"
+    assert asked(messages=[*MESSAGES, {"role": "user"}])["param"] == "messages.1.content"
     assert asked(messages=[{"role": "user", "content": "x" * 300}])["code"] == "context_length_exceeded"
     function = {"name": "no name", "parameters": {}}
     assert asked(tools=[{"type": "function", "function": function}])["param"] == "tools.0.function.name"
     assert asked(tool_choice={"type": "function", "function": {"name": "f"}})["param"] == "tool_choice"
-    assert asked(response_format={"type": "json_schema"})["param"] == "json_schema"
+    assert asked(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nosuch"}}}
     assert "Invalid type: nosuch" in asked(response_format=form)["message"]
     for arguments in ("[" * 30_000, "no json", ""):

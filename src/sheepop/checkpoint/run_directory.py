@@ -356,6 +356,9 @@ def resolve_model_directory(path: str | Path) -> Path:
         if step is None:
             raise CheckpointError(f"The run in {path} has no finished checkpoint yet.")
         return run.checkpoint(step)
+    inside = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
+    runs = [folder for folder in inside if RunDirectory(folder).holds_run()]
     raise CheckpointError(
         f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run)."
+        + (f" It is a folder of runs; name one of them, such as {runs[0]}." if runs else "")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.watched_runs import WatchedRuns
@@ -42,6 +43,7 @@ def serve(
         {name: place for name, place in places.items() if RunDirectory(place).holds_run()} if config.server.ui else {}
     )
     stock = Stock(dict(places), dict(adapters or {}), config.server, config.device, dtype)
+    _check_certificate(config.server)
     with _service(stock, config, runs, console) as (app, service):
         listener = _listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -77,6 +79,25 @@ def _service(
     with replicas_on_ray(stock, known) as replicas:
         front = Front(replicas, server, doorkeeper)
         yield front, front
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    """Raises `ConfigError` for a certificate or key that cannot be used, before models are loaded."""
+    if config.certificate is None or config.private_key is None:
+        return
+    for name, path in (("certificate", config.certificate), ("private_key", config.private_key)):
+        if not Path(path).is_file():
+            raise ConfigError(f"server.{name}: there is no file {path}.")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # Where a key has a passphrase, nobody is asked for it: a server starts by itself.
+        context.load_cert_chain(config.certificate, config.private_key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"server.certificate = {config.certificate} and server.private_key = {config.private_key} cannot be used: "
+            f"{getattr(error, 'reason', None) or error}. They have to be PEM files that belong together, the key "
+            "without a passphrase."
+        ) from None
 
 
 def _listen(config: ServerConfig) -> socket.socket:

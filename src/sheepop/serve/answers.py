@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -22,6 +23,7 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.serve.worker import DeadlineError, ShutdownError
 
 _DEFAULT_TOKENS = 16  # of text completions, as OpenAI's API has it
+_MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
@@ -126,30 +128,29 @@ def tool_calls(text: str, asked: ChatRequest) -> tuple[str, list[dict[str, Any]]
         return text, []
     if _calls_schema(asked) is not None:
         try:
-            return "", [_call(text)]
+            return "", [_call(text, asked)]
         except ValueError:  # it ended by its length
             return text, []
-    said, calls = "", []
-    rest = text
-    while "<tool_call>" in rest:
-        before, _, rest = rest.partition("<tool_call>")
-        inside, _, rest = rest.partition("</tool_call>")
-        said += before
+    said, end, calls = "", 0, []
+    for found in _MARKED.finditer(text):
         try:
-            calls.append(_call(inside))
+            calls.append(_call(found[1], asked))
         except ValueError:
-            said += f"<tool_call>{inside}</tool_call>"
-    return (said + rest).strip() if calls else text, calls
+            continue  # it stays in the text as it is
+        said, end = said + text[end : found.start()], found.end()
+    return (said + text[end:]).strip() if calls else text, calls
 
 
-def _call(text: str) -> dict[str, Any]:
-    """A call as OpenAI's API has it; raises `ValueError` for a text that is none."""
+def _call(text: str, asked: ChatRequest) -> dict[str, Any]:
+    """A call as OpenAI's API has it; raises `ValueError` for a text that is none of a tool that was offered."""
     try:
         found = json.loads(text)
     except RecursionError:
         raise ValueError("a call is not nested so deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise ValueError("a call is an object with a name")
+    if found["name"] not in {tool.function.name for tool in asked.tools or ()}:
+        raise ValueError("nobody offered this tool")
     arguments = found.get("arguments", {})
     return {
         "id": f"call_{secrets.token_hex(12)}",

@@ -25,7 +25,7 @@ class ServerConfig(Config):
     certificate: PathText | None = None
     """A TLS certificate; `null` is plain HTTP."""
     private_key: PathText | None = None
-    """The key of the certificate."""
+    """The key of the certificate, without a passphrase."""
     max_running: int = Field(default=32, ge=1)
     """Texts that are written at a time."""
     max_waiting: int = Field(default=256, ge=0)
@@ -59,6 +59,8 @@ class ServerConfig(Config):
     def _check_engine(self) -> ServerConfig:
         if self.engine == "local" and (self.replicas > 1 or self.replica_cores is not None):
             raise ValueError("replicas and replica_cores need engine = ray; this process runs every model once")
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key: TLS needs both, or neither")
         if self.ui and self.engine == "ray":
             raise ValueError("ui looks into models of this process; choose engine = local")
         if self.ui and self.api_keys is not None:

@@ -95,7 +95,7 @@ class Inside:
         try:
             await self._work.do(self._registry.reload)
         except SheepOpError as error:
-            raise ApiError(409, f"The models stay as they were: {error}", code="not_reloaded") from None
+            raise ApiError(409, str(error), code="not_reloaded") from None
         return await self.models()
 
     async def trace(self, asked: TraceRequest) -> JSONResponse:

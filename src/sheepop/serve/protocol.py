@@ -120,7 +120,13 @@ class ChatMessage(_Asked):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
+    refusal: None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content: only an answer of the assistant that calls tools has none")
+        return self
 
     def to_template(self) -> dict[str, Any]:
         """The message as chat templates read it: parts joined, and arguments of calls as objects."""
@@ -244,11 +250,12 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     kind, message = first["type"], str(first["msg"])
     if kind == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}.", code="invalid_json")
-    if kind == "value_error":  # of several fields together
-        path, _, message = message.removeprefix("Value error, ").partition(": ")
-        return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
     place, *parts = first["loc"]
     path = ".".join(str(part) for part in parts if isinstance(part, int) or place != "body" or part in _FIELDS)
+    if kind == "value_error":  # of several fields together
+        name, _, message = message.removeprefix("Value error, ").partition(": ")
+        path = ".".join(filter(None, (path, name)))
+        return ApiError(400, f"{path}: {message}", param=path, code="invalid_value")
     if kind == "extra_forbidden":
         path = ".".join(filter(None, (path, str(first["loc"][-1]))))
         return ApiError(400, f"{path} is not supported.", param=path, code="unsupported_parameter")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
 
@@ -62,19 +62,25 @@ class Registry:
             return sum(self._uses.values())
 
     def reload(self) -> None:
-        """Reads all models again from where they are; requests that run finish with the old ones."""
+        """Reads all models again from where they are; requests that run finish with the old ones.
+
+        One that cannot be read stays as it was, and the others are read all the same; then raises `CheckpointError`.
+        """
+        problems = []
         for name in dict.fromkeys((*self._models, *self._later)):
             try:
                 fresh = self._load(name)
-            except CheckpointError:
-                if name in self._models:
-                    raise
+            except SheepOpError as error:
+                if name in self._models or not isinstance(error, CheckpointError):
+                    problems.append(f"{name} stays as it was: {error}")
                 continue
             with self._lock:
                 if name in self._models:
                     self._retired.append(self._models[name])
                 self._models[name] = fresh
         self._end_unused()
+        if problems:
+            raise CheckpointError(" ".join(problems))
 
     def close(self) -> None:
         """Ends all models."""

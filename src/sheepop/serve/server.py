@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import time
@@ -16,9 +17,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sheepop.core.errors import SheepOpError
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError
 
+_LOG = logging.getLogger("sheepop.server")
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
 _LAST_WORDS_SECONDS = 5  # to tell those whose requests are cut off when the server ends
@@ -70,7 +73,15 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
-            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._service.reload))
+            loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._reload))
+
+    def _reload(self) -> None:
+        try:
+            self._service.reload()
+        except SheepOpError as error:
+            _LOG.error("%s", error)
+        else:
+            _LOG.info("The models were read again.")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for open requests first; new ones are refused with 503 meanwhile."""

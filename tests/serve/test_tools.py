@@ -1,0 +1,79 @@
+"""Calls of tools in what a model writes by itself: found whole, streamed in pieces, and otherwise left as text."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sheepop.generate.request import Candidate
+from sheepop.serve.answers import Answer, tool_calls
+from sheepop.serve.pieces import ChatPieces
+from sheepop.serve.protocol import ChatRequest
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
+BOTH = ["weather", "time"]
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+
+
+def chat(**more: Any) -> ChatRequest:
+    messages = [{"role": "user", "content": "Hi"}]
+    return ChatRequest.model_validate({"model": "m", "messages": messages, "tools": TOOLS, **more})
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "names"),
+    [
+        ("No tool.", "No tool.", []),
+        (CALL, "", ["weather"]),
+        (f'Let me see. {CALL} and <tool_call>{{"name": "time"}}</tool_call>', "Let me see.  and", BOTH),
+        ('<tool_call>{"name": "nosuch"}</tool_call>', '<tool_call>{"name": "nosuch"}</tool_call>', []),
+        (f'{CALL} then <tool_call>{{"name"', 'then <tool_call>{"name"', ["weather"]),
+        (f"<tool_call>no JSON</tool_call>{CALL}", "<tool_call>no JSON</tool_call>", ["weather"]),
+        ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", []),
+    ],
+)
+def test_a_call_is_one_of_a_tool_that_was_offered(text: str, said: str, names: list[str]) -> None:
+    found, calls = tool_calls(text, chat())
+    assert (found, [call["function"]["name"] for call in calls]) == (said, names)
+    assert tool_calls(text, chat(tool_choice="none")) == (text, [])
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+def test_a_stream_says_what_the_whole_answer_says(step: int) -> None:
+    """However it is cut into pieces, and never the beginning of a call."""
+    text = f"Let me see. {CALL} Done <tool_call>{{"
+    pieces = ChatPieces(cast(Answer, None), chat())
+    written = cast(Any, SimpleNamespace(text="", token_ids=[], finish_reason=None))
+    said, calls = "", []
+    for start in range(0, len(text), step):
+        piece = text[start : start + step]
+        written.text += piece
+        written.finish_reason = "stop" if len(written.text) == len(text) else None
+        for choice in pieces.piece(cast(Candidate, written), 0, piece):
+            said += choice["delta"].get("content") or ""
+            calls += choice["delta"].get("tool_calls", [])
+    whole, expected = tool_calls(text, chat())
+    assert said == whole == "Let me see.  Done <tool_call>{"
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"city": "Bern"}] and len(expected) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "system", "content": None},
+        {"role": "assistant"},
+        {"role": "tool", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "a", "refusal": "no"},
+    ],
+)
+def test_a_message_has_content_or_calls(message: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"content|refusal"):
+        ChatRequest.model_validate({"model": "m", "messages": [message]})
+    called = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": [called]}]}
+    )
