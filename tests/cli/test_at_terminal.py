@@ -7,11 +7,17 @@ import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 import sheepop
 
@@ -103,6 +109,60 @@ def test_a_chat_at_a_terminal(launcher: Launcher, trained: Path, tmp_path: Path)
     count = len(answer["content"])
     written = sheepop.load(trained, device="cpu").generate("Schäfchen", max_new_tokens=count, window=True, greedy=True)
     assert written.text.startswith(answer["content"])
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+def test_a_chat_as_a_real_terminal_draws_it(trained: Path, tmp_path: Path) -> None:
+    """The screen of tmux, eighty columns wide: prompts, answers that wrap, history, and commands."""
+    expected = sheepop.load(trained, device="cpu").generate("Sheep", max_new_tokens=200, window=True, greedy=True).text
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    chat = [sys.executable, "-m", "sheepop", "chat", str(trained), "--max-new-tokens", "200", "--temperature", "0"]
+
+    def screen() -> list[str]:
+        shown = subprocess.run([*tmux, "capture-pane", "-p", "-S", "-"], capture_output=True, text=True, check=True)
+        return shown.stdout.rstrip("\n").split("\n")
+
+    def wait_for(prompts: int) -> list[str]:
+        """Until the last of so many prompts stands alone on its line."""
+        until = time.monotonic() + SECONDS
+        while True:
+            lines = screen()
+            if sum(line.startswith(">") for line in lines) == prompts and lines[-1].rstrip() == ">":
+                return lines
+            assert time.monotonic() < until, lines
+            time.sleep(0.1)
+
+    def keys(*typed: str) -> None:
+        subprocess.run([*tmux, "send-keys", *typed], check=True)
+
+    subprocess.run([*tmux, "new-session", "-d", "-x", "80", "-y", "40", shlex.join(chat)], check=True)
+    try:
+        wait_for(1)
+        keys("Sheep", "Enter")
+        lines = wait_for(2)
+        asked = next(place for place, line in enumerate(lines) if line.startswith("> Sheep"))
+        answer = "".join("".join(lines[asked + 1 : -1]).split())  # where lines wrap says nothing of spaces
+        assert answer.startswith("".join(expected.split())[:100])
+        keys("/again", "Enter")
+        wait_for(3)
+        keys("/system Be brief.", "Enter")
+        wait_for(4)
+        keys("/system", "Enter")
+        assert "Be brief." in wait_for(5)[-2]
+        keys("Up", "Up")
+        time.sleep(0.5)
+        assert screen()[-1].rstrip() == "> /system Be brief."
+        keys("C-u")
+        keys("/clear", "Enter")
+        wait_for(6)
+        keys("/quit", "Enter")
+        until = time.monotonic() + SECONDS
+        while subprocess.run([*tmux, "has-session"], capture_output=True, check=False).returncode == 0:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        subprocess.run([*tmux, "kill-server"], capture_output=True, check=False)
 
 
 def test_prompts_are_asked_for_at_a_terminal(launcher: Launcher, trained: Path) -> None:
