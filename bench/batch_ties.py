@@ -43,8 +43,8 @@ def main() -> None:
     loaded = load_model(given.model)
     generator = Generator(loaded.model, loaded.tokenizer)
     found = []
-    for temperature in (0.0, 1.0):
-        for is_invariant in (False, True):
+    for is_invariant in (False, True):
+        for temperature in (0.0, 1.0):
             config = GenerationConfig(
                 max_new_tokens=TOKENS, min_new_tokens=TOKENS, temperature=temperature, top_p=1.0, seed=1,
                 batch_invariant=is_invariant,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +63,27 @@ def test_the_version_is_the_same_everywhere(project: dict[str, Any]):
     assert newest is not None
     assert {project["version"], str(citation["version"]), newest[1]} == {sheepop.__version__}
     assert citation["license"] == project["license"]
+
+
+@pytest.mark.system
+def test_a_wheel_works_outside_of_the_repository(text_folder: Path, tmp_path: Path):
+    """It brings what is not Python too: pages, kernels, the configurations that commands read."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    source = ROOT / "src" / "sheepop"
+    tracked = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    installed = tmp_path / "installed" / "sheepop"
+    assert tracked <= {path.relative_to(installed) for path in installed.rglob("*")}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    where = [sys.executable, "-c", "import sheepop; print(sheepop.__file__)"]
+    place = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert place.strip() == str(tmp_path / "installed" / "sheepop" / "__init__.py")
+    command = ["quickstart", "--data", str(text_folder), "--minutes", "0.1", "--output", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sheepop", *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
