@@ -18,7 +18,7 @@ from record import add_json_option, write_record
 from sheepop.checkpoint import load_model
 from sheepop.generate import GenerationConfig, Generator
 
-TEXTS, TOKENS = 128, 64
+TEXTS, TOKENS = 256, 64
 
 
 def measure(generator: Generator, config: GenerationConfig) -> dict[str, Any]:
