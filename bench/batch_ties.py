@@ -50,9 +50,10 @@ def main() -> None:
                 batch_invariant=is_invariant,
             )  # fmt: skip
             row = {"temperature": temperature, "batch_invariant": is_invariant, **measure(generator, config)}
+            kind = "batch-invariant" if is_invariant else "as usual"
             print(
-                f"temperature {temperature}, {'batch-invariant' if is_invariant else 'as usual':<15}: {row['differ']} of "
-                f"{row['texts']} texts differ, after {row['tokens']:,} tokens in common"
+                f"temperature {temperature}, {kind:<15}: {row['differ']} of {row['texts']} texts differ, after "
+                f"{row['tokens']:,} tokens in common"
             )
             found.append(row)
     write_record(given.json, {"results": found})

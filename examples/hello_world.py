@@ -88,7 +88,7 @@ def attention(trace: Trace) -> str:
         "First the norm: what it subtracts, what it divides by, and what comes out.",
         table(["token", "mean", "scale"], named(trace, statistics)),
         vectors(trace, trace["blocks.0.attention_input"]),
-        f"Queries, keys and values of head {head}, queries and keys turned already where there are angles:",
+        f"Queries, keys and values of head {head}; where positions are angles, queries and keys are already turned:",
         *(vectors(trace, trace[f"{name}.{part}"][0], part) for part in ("rotated_q", "rotated_k", "v")),
         "How well each query (row) fits each key (column), $`s_{ij} = q_i \\cdot k_j / \\sqrt{C}`$:",
         grid(trace, trace.unmasked_scores(0)[head]),

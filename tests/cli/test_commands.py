@@ -43,6 +43,17 @@ def test_help_and_version_load_no_heavy_library() -> None:
     assert "quickstart" in done.stdout
 
 
+def test_one_part_of_a_file_that_is_left_out_is_no_many(
+    run: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = json.loads(run("data", "stats", trained / "corpus", "--json").out)
+    report["files"]["refused_parts"] = {"encrypted": 1, "too deep": 1200}
+    monkeypatch.setattr("sheepop.jobs.data.stats", lambda directory: report)
+    lines = [line.strip() for line in run("data", "stats", trained).out.splitlines()]
+    assert "1 part of files left out: encrypted" in lines
+    assert "1,200 parts of files left out: too deep" in lines
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out == f"sheepop {sheepop.__version__}\n"
 

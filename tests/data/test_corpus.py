@@ -10,6 +10,7 @@ import pytest
 from sheepop.core.errors import DataError
 from sheepop.core.files import write_checksums
 from sheepop.data import Corpus, is_corpus
+from sheepop.data.report import _largest
 from sheepop.tokenizer import CharTokenizer
 
 Tree = Callable[..., Path]
@@ -144,3 +145,9 @@ def test_the_fingerprint_changes_with_any_file_that_is_trained_on_or_scored(
         place = place[key]
     place[last] = "0" * 64
     assert Corpus(corpus.directory, other).fingerprint != Corpus(corpus.directory, manifest).fingerprint
+
+
+def test_one_language_beyond_those_drawn_is_called_so() -> None:
+    counts = {f"l{place:02d}": 100 - place for place in range(26)}
+    assert list(_largest(counts).items())[-2:] == [("l24", 76), ("1 other", 75)]
+    assert list(_largest({**counts, "l26": 1}).items())[-1] == ("2 others", 76)

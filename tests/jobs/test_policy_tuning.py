@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
 from sheepop.jobs.best_of import best_of
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.policy_tuning import PolicyData
 from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.train import TrainOutcome, run_training, train
+from sheepop.jobs.tuned_data import TunedData
 from sheepop.posttrain.policy import RewardScores
 from sheepop.train.metrics import read_json_lines
 
@@ -299,3 +302,10 @@ def test_the_best_of_several_answers_become_examples(base: Path, prompts: Path, 
         made("best.jsonl")
     assert made("best.jsonl", overwrite=True) == best, "the same seed, the same answers"
     assert all(row["reward"] >= 0.8 for row in made("good.jsonl", least=0.8))
+
+
+def test_one_prompt_and_one_example_are_counted_as_one() -> None:
+    train, held_out = SimpleNamespace(num_groups=1, num_tokens=1, num_supervised=1), SimpleNamespace(num_groups=1)
+    data: Any = SimpleNamespace(store=SimpleNamespace(train=train, validation=held_out))
+    assert PolicyData.describe(data) == "1 prompt; 1 held out"
+    assert TunedData.describe(data) == "1 example of 1 token, 1 of them supervised; 1 example held out"

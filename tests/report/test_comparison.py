@@ -81,6 +81,20 @@ def test_charts_hold_the_same_curves(over: Any, last: float) -> None:
     assert chart.data[0].line.color != chart.data[1].line.color
 
 
+@pytest.mark.parametrize(("over", "place"), [("step", 150), ("seconds", 225.0)])
+def test_a_sample_is_named_so_and_the_final_score_is_a_point_of_its_own(over: Any, place: float) -> None:
+    score = {"step": 150, "split": "score", "loss": 99.0, "bits_per_byte": 1.75}  # which has no time of its own
+    runs = [RUNS[0], Curves("two", [*RUNS[1].metrics, score], is_sampled=True)]
+    chart = comparison_chart(runs, "validation", over=over)
+    names = ["one", "two (sample)", "two: best checkpoint, all that is held out"]
+    assert [trace.name for trace in chart.data] == names
+    assert (chart.data[2].x, chart.data[2].y) == ((place,), (1.75,))
+    assert [trace.name for trace in comparison_chart(runs, "train", over=over).data] == ["one", "two"]
+    axes = comparison_figure(runs).axes[0 if over == "step" else 1]
+    assert axes.get_title(loc="left") == "Held-out text (sample); diamonds: all of it"
+    assert (list(axes.lines[2].get_xdata()), list(axes.lines[2].get_ydata())) == ([place], [1.75])
+
+
 def test_many_runs_are_told_apart_by_dashes() -> None:
     chart = comparison_chart([rows(str(number), 1.0) for number in range(18)], "train", over="step")
     assert len({(trace.line.color, trace.line.dash) for trace in chart.data}) == 18

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
 from sheepop.report import Page, loss_chart, stage_times_chart
+from sheepop.report.glossary import GLOSSARY
 from sheepop.report.page import escaped
 
 HOSTILE = '</script></pre></title><script>alert(1)</script><img src="https://x.example/" onerror=alert(1)>&amp;\'"'
@@ -41,6 +42,14 @@ def test_everything_added_is_there_and_nests(full_page: Page, parse: Any) -> Non
     assert page.find("summary")[0].text == "config.yaml"
     assert page.find("code")[0].text == "model:\n  d_model: 64\n"
     assert page.find("footer")[0].text == "The end"
+
+
+def test_the_header_of_a_table_explains_the_terms_that_the_glossary_has(parse: Any) -> None:
+    page = Page("A run")
+    page.add_table(["Predictor", "Bits per byte"], [("gzip -9", 2.1)])
+    predictor, bits = parse(page.to_html()).find("th")
+    assert bits.attributes["title"] == GLOSSARY["Bits per byte"]
+    assert "title" not in predictor.attributes
 
 
 def test_sections_are_reachable(full_page: Page, parse: Any) -> None:

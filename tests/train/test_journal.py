@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from sheepop.core.console import Console
 from sheepop.train import Trainer
 from sheepop.train.journal import Machine, Throughput
 from sheepop.train.metrics import read_json_lines
@@ -70,3 +72,16 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
         steps = range(row["step"] - log_interval, row["step"])
         operations = sum(tokens[step] * lengths[step] for step in steps) / sum(tokens[step] for step in steps)
         assert row["mfu"] / row["tokens_per_second"] == pytest.approx(operations)
+
+
+@pytest.mark.parametrize(("is_terminal", "count"), [(False, 1), (True, 0)])
+def test_where_no_panel_is_drawn_the_terms_are_explained_once(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, is_terminal: bool, count: int
+) -> None:
+    file = StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    trainer = make_trainer("run", max_steps=2)
+    trainer.journal._console = Console(file=file)
+    trainer.run()
+    assert file.getvalue().count("Terms: loss: surprise per token; perplexity: ") == count

@@ -73,8 +73,10 @@ def test_numbers_stand_in_the_panel() -> None:
     live, now = view(shown)
     now[0] += 50
     live.heard(row(100))
-    memory, terms = shown.facts.pop("Memory"), shown.facts.pop("Terms")
-    assert "surprise per token" in terms
+    memory, terms, more = (shown.facts.pop(label) for label in ("Memory", "Terms", "More"))
+    assert terms.startswith("loss: surprise per token; perplexity: ") and "; bits per byte: surprise per byte" in terms
+    assert more.startswith("learning rate: size of a step; gradient norm: ")
+    assert max(map(len, (terms, more))) + len("Terms ") <= 114, "a panel cuts what is wider"
     assert memory.endswith(("MB", "GB"))
     assert shown.facts == {
         "Step": "100 of 1,000",
@@ -106,6 +108,9 @@ def test_the_last_and_the_best_validation_and_the_last_sample_are_shown() -> Non
     live.heard(held_out(40, 4.5))
     assert shown.facts["Held out"] == "step 40: loss 4.5000, 2.2500 bits per byte (best 4.0000 at step 20)"
     assert shown.facts["Loss"] == "–"
+    live.is_sampled = True
+    live.heard(held_out(60, 3.0))
+    assert shown.facts["Held out"] == "step 60: loss 3.0000, 1.5000 bits per byte (sample), the best so far"
 
 
 def test_the_first_text_of_a_session_stands_beside_the_last() -> None:

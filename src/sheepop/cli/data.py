@@ -176,7 +176,7 @@ def _print_stats(report: dict[str, Any]) -> None:
     for reason, count in files["skipped"].items():
         typer.echo(f"             {count:,} left out: {reason}")
     for reason, count in files["refused_parts"].items():
-        typer.echo(f"             {count:,} parts of files left out: {reason}")
+        typer.echo(f"             {counted(count, 'part')} of files left out: {reason}")
     typer.echo(f"  documents  {documents['in']:,} found, {documents['empty']:,} empty, {documents['kept']:,} kept")
     for stage in report["stages"]:
         for reason, count in stage["removed"].items():

@@ -59,6 +59,11 @@ class Console:
         """Whether a person is watching live."""
         return self._file.isatty()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether progress is a bar with a panel below it; elsewhere it is lines, which have no room for one."""
+        return self.is_terminal and os.environ.get("TERM") != "dumb"
+
     def info(self, message: str) -> None:
         """A line about what is happening; absent when quiet."""
         if not self.quiet:
@@ -77,7 +82,7 @@ class Console:
         """
         if self.quiet:
             yield _NoProgress()
-        elif self.is_terminal and os.environ.get("TERM") != "dumb":
+        elif self.is_live:
             with self._live_bar(description, total, unit, done) as bar:
                 yield bar
         else:

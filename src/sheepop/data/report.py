@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sheepop.core.facts import counted
 from sheepop.core.files import write_json
 from sheepop.report.charts import bars_chart, stage_times_chart
 from sheepop.report.formatting import data_size, duration
@@ -191,7 +192,7 @@ def _add_contents(page: Page, report: Mapping[str, Any]) -> None:
 def _largest(counts: Mapping[str, int]) -> dict[str, int]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown, rest = ordered[:_MOST_BARS], ordered[_MOST_BARS:]
-    others = {f"{len(rest)} others": sum(count for _, count in rest)} if rest else {}
+    others = {counted(len(rest), "other"): sum(count for _, count in rest)} if rest else {}
     return dict(shown) | others
 
 

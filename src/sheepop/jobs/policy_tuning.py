@@ -17,6 +17,7 @@ from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_form import ModelForm, WithValues
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
 from sheepop.core.random import derive_seed
 from sheepop.data import Batches, SampleOrder, StepPlan
 from sheepop.data.batches import IGNORED_LABEL, check_indices
@@ -149,7 +150,7 @@ class PolicyData(TunedData):
 
     def describe(self) -> str:
         """How many prompts there are."""
-        return f"{self.store.train.num_groups:,} prompts; {self.store.validation.num_groups:,} held out"
+        return f"{counted(self.store.train.num_groups, 'prompt')}; {self.store.validation.num_groups:,} held out"
 
     def check(self, config: SheepOpConfig) -> None:
         """Refuses prompts that the model cannot answer, and what cannot judge answers."""

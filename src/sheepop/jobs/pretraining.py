@@ -30,7 +30,7 @@ from sheepop.jobs.training_samples import (
     TrainingSamples,
     check_samples,
     generate_command,
-    held_out_prompts,
+    held_out_prompt,
     with_prompts,
 )
 from sheepop.model import Transformer, build_model
@@ -169,8 +169,7 @@ class CorpusData(RunData):
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """Continues the beginning of a held-out document; that of a pair holds its target too."""
-        prompts = [] if config.model.architecture == "encoder_decoder" else held_out_prompts(self.corpus)
-        return generate_command(run, next(iter(prompts), None))
+        return generate_command(run, held_out_prompt(config, self.corpus))
 
 
 def corpus_settings(stored: StoredRun, wanted: SheepOpConfig) -> SheepOpConfig:

@@ -41,6 +41,7 @@ from sheepop.report import (
     order_chart,
     reward_chart,
     save_png,
+    scored,
     shown,
     speed_chart,
     stage_times_chart,
@@ -97,10 +98,10 @@ def write_run_report(
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
     _add_overview(page, run, config, metrics, scores)
-    _add_first_picture(page, metrics, samples)
+    _add_first_picture(page, config, metrics, samples)
     _add_scores(page, config, metrics, scores, baselines)
     _add_completions(page, completions)
-    _add_curves(page, run, metrics, baselines)
+    _add_curves(page, run, config, metrics, baselines)
     _add_training_samples(page, samples)
     _add_model(page, config)
     add_data(page, run, config)
@@ -169,9 +170,10 @@ def _add_overview(
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     judged = validation if scores is None else scores.to_dict()
     headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
+    is_sampled = scores is None and _is_sampled(config) and headline in judged
     page.add_facts(
         {
-            _HEADLINES[headline]: _score(headline, judged.get(headline)),
+            _HEADLINES[headline]: scored(_score(headline, judged.get(headline)), is_sampled=is_sampled),
             "Parameters": _num_parameters(config.model) if config else None,
             "Steps": f"{steps:,} of {shown(total)}",
             "Tokens trained on": whole(last.get("tokens")),
@@ -182,9 +184,9 @@ def _add_overview(
     metrics.add_note(page)
 
 
-def _add_first_picture(page: Page, metrics: _Log, samples: _Log) -> None:
+def _add_first_picture(page: Page, config: SheepOpConfig | None, metrics: _Log, samples: _Log) -> None:
     """The course of the loss, and what the model wrote first and last behind the same prompt."""
-    chart = loss_chart(metrics.rows)
+    chart = loss_chart(metrics.rows, is_sampled=_is_sampled(config))
     if chart.data:
         page.add_chart(chart, "Loss")
     prompt = samples.rows[-1].get("prompt") if samples.rows else None
@@ -249,11 +251,14 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         page.add_sample(done.prompt, done.text, label=label)
 
 
-def _add_curves(page: Page, run: RunDirectory, metrics: _Log, baselines: Baselines | None) -> None:
+def _add_curves(
+    page: Page, run: RunDirectory, config: SheepOpConfig | None, metrics: _Log, baselines: Baselines | None
+) -> None:
     page.add_section("Training curves")
     references = baselines.named if baselines else None
+    bits_per_byte = bits_per_byte_chart(metrics.rows, references, is_sampled=_is_sampled(config))
     charts = (
-        (bits_per_byte_chart(metrics.rows, references), "Bits per byte of held-out text", False),
+        (bits_per_byte, "Bits per byte of held-out text", False),
         (reward_chart(metrics.rows), "Reward, on prompts to learn from and on held-out ones", False),
         (order_chart(metrics.rows), "Pairs in the right order", False),
         (divergence_chart(metrics.rows), "Divergence from the model that the run began with", True),
@@ -334,6 +339,11 @@ def _add_question(page: Page, record: RunRecord) -> None:
     if record.chosen:
         page.add_text("What was left open, as chosen for the text, machine and budget. A key that is given wins.")
         page.add_source("\n".join(f"{key}: {value_text(value)}" for key, value in record.chosen.items()), "Chosen")
+
+
+def _is_sampled(config: SheepOpConfig | None) -> bool:
+    """Whether validations during training read a part of the held-out text only."""
+    return config is not None and config.training.eval_tokens is not None
 
 
 def _num_parameters(config: ModelConfig) -> int | None:

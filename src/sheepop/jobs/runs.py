@@ -13,7 +13,17 @@ from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
 from sheepop.jobs.record_values import text
 from sheepop.jobs.run_summary import FoundRun, RunSummary, find_runs, tensorboard_command
-from sheepop.report import Curves, Page, comparison_chart, comparison_figure, duration, save_png, save_svg, shown
+from sheepop.report import (
+    Curves,
+    Page,
+    comparison_chart,
+    comparison_figure,
+    duration,
+    save_png,
+    save_svg,
+    scored,
+    shown,
+)
 
 SortKey = Literal["bits", "loss", "name", "steps", "tokens", "time"]
 PAGE, PICTURE, RESULT = "comparison.html", "comparison", "comparison.json"
@@ -86,7 +96,10 @@ def differing_settings(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
 def write_comparison(comparison: Comparison, directory: Path) -> Path:
     """Writes page, pictures and numbers into `directory`; returns the page."""
     runs = comparison.listing.runs
-    curves = [Curves(run.summary.name, run.metrics) for run in runs]
+    curves = [
+        Curves(run.summary.name, run.metrics, is_sampled=run.settings["training.eval_tokens"] is not None)
+        for run in runs
+    ]
     with storage_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     figure = comparison_figure(curves)
@@ -148,7 +161,7 @@ def row(run: RunSummary) -> tuple[str, ...]:
 
 
 def _score(value: float | None, run: RunSummary) -> str:
-    return shown(None) if value is None else f"{value:.4f}{' (sample)' if run.is_sampled else ''}"
+    return shown(None) if value is None else scored(f"{value:.4f}", is_sampled=run.is_sampled)
 
 
 def _short(count: int | None) -> str:

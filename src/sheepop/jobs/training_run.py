@@ -112,6 +112,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
                 )
             ],
             console=console,
+            is_sampled=config.training.eval_tokens is not None,
         )
         around_step: AroundStep = unobserved
         if profile_steps is not None:

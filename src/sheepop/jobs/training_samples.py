@@ -41,12 +41,20 @@ def with_prompts(config: SheepOpConfig, corpus: Corpus) -> SheepOpConfig:
     """`config` with the beginning of a held-out text as prompt, where none is given and the model continues texts."""
     if config.training.sample_prompts is not None:
         return config
-    tokenizer, most = corpus.tokenizer(), config.model.max_seq_len // 2
-    found = [] if config.model.architecture == "encoder_decoder" else held_out_prompts(corpus)[:1]
-    while found and len(tokenizer.encode(found[0])) > most:
-        found = [found[0][: len(found[0]) // 2]]
-    prompts = [prompt for prompt in found if prompt.strip()]
+    found = held_out_prompt(config, corpus)
+    prompts = [] if found is None else [found]
     return config.replace(training={**config.training.model_dump(), "sample_prompts": prompts})
+
+
+def held_out_prompt(config: SheepOpConfig, corpus: Corpus) -> str | None:
+    """The beginning of a held-out text, in half of the context at most; None for a model that continues no texts."""
+    if config.model.architecture == "encoder_decoder":
+        return None
+    tokenizer, most = corpus.tokenizer(), config.model.max_seq_len // 2
+    found = next(iter(held_out_prompts(corpus)), "")
+    while len(tokenizer.encode(found)) > most:
+        found = found[: len(found) // 2]
+    return found if found.strip() else None
 
 
 def generate_command(run: Path, prompt: str | None) -> str:

@@ -17,6 +17,7 @@ from sheepop.checkpoint.model_directory import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm, WholeModel
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
+from sheepop.core.facts import counted
 from sheepop.core.program import typed
 from sheepop.data import Batches, RowSource, SampleOrder, StepPlan
 from sheepop.jobs.config import SheepOpConfig
@@ -104,8 +105,9 @@ class TunedData(RunData):
         """How many examples there are, and how many of their tokens are learnt."""
         train = self.store.train
         return (
-            f"{train.num_groups:,} examples of {train.num_tokens:,} tokens, {train.num_supervised:,} of them "
-            f"supervised; {self.store.validation.num_groups:,} examples held out"
+            f"{counted(train.num_groups, 'example')} of {counted(train.num_tokens, 'token')}, "
+            f"{train.num_supervised:,} of them supervised; "
+            f"{counted(self.store.validation.num_groups, 'example')} held out"
         )
 
     def settle(self, config: SheepOpConfig, console: Console) -> SheepOpConfig:

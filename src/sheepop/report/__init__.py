@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
     from sheepop.report.figures import save_png, save_svg, training_curves
-    from sheepop.report.formatting import MISSING, data_size, duration, flops, shown
+    from sheepop.report.formatting import MISSING, data_size, duration, flops, scored, shown
     from sheepop.report.page import Page
     from sheepop.report.range_test import range_test_figure
     from sheepop.report.series import number, smooth
@@ -51,6 +51,7 @@ __all__ = [
     "reward_chart",
     "save_png",
     "save_svg",
+    "scored",
     "shown",
     "smooth",
     "speed_chart",

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sheepop.report.formatting import duration
+from sheepop.report.formatting import duration, scored
 from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, SCORE, TRAIN, VALIDATION
 from sheepop.report.series import Series, number, series
 
@@ -18,21 +18,30 @@ WHOLE = "Best checkpoint, all that is held out"
 _FEWEST_WITHOUT_MARKERS = 30
 
 
-def loss_chart(metrics: Metrics) -> Figure:
-    """Training loss (raw and smoothed) and held-out loss by step, of text in nats per token."""
+def loss_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
+    """Training loss (raw and smoothed) and held-out loss by step, of text in nats per token.
+
+    Validations that are `is_sampled` read a part of the held-out text.
+    """
     is_of_text = not any("margin" in row or "reward" in row for row in metrics)
     figure = _by_step("Nats per token" if is_of_text else "Loss")
     _add_smoothed(figure, series(metrics, "train", "loss"), "Training")
-    add_curve(figure, series(metrics, "validation", "loss"), "Held out", VALIDATION, markers=True)
+    name = scored("Held out", is_sampled=is_sampled)
+    add_curve(figure, series(metrics, "validation", "loss"), name, VALIDATION, markers=True)
     add_curve(figure, series(metrics, "score", "loss"), WHOLE, SCORE, markers=True)
     return figure
 
 
-def bits_per_byte_chart(metrics: Metrics, references: Mapping[str, float] | None = None) -> Figure:
-    """Bits per byte of held-out text by step; `references` are drawn as level lines, name to bits per byte."""
+def bits_per_byte_chart(
+    metrics: Metrics, references: Mapping[str, float] | None = None, *, is_sampled: bool = False
+) -> Figure:
+    """Bits per byte of held-out text by step; `references` are drawn as level lines, name to bits per byte.
+
+    Validations that are `is_sampled` read a part of that text.
+    """
     figure = _by_step("Bits per byte")
     found = series(metrics, "validation", "bits_per_byte")
-    add_curve(figure, found, "This model", VALIDATION, markers=True)
+    add_curve(figure, found, scored("This model", is_sampled=is_sampled), VALIDATION, markers=True)
     add_curve(figure, series(metrics, "score", "bits_per_byte"), WHOLE, SCORE, markers=True)
     if not found.is_empty:
         for place, (name, value) in enumerate((references or {}).items()):

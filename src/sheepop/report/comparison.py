@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sheepop.report.charts import add_curve, empty_chart
+from sheepop.report.charts import WHOLE, add_curve, empty_chart
 from sheepop.report.figures import blank_figure
+from sheepop.report.formatting import scored
 from sheepop.report.palette import GRID, RUNS
 from sheepop.report.series import FEWEST_TO_SMOOTH, Series, series
 
@@ -33,10 +34,11 @@ _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's name and the rows of its metrics."""
+    """A run's name and the rows of its metrics; its validations may read a sample of the held-out text only."""
 
     name: str
     metrics: Sequence[Mapping[str, Any]]
+    is_sampled: bool = False
 
 
 def comparison_figure(runs: Sequence[Curves]) -> Figure:
@@ -54,13 +56,19 @@ def comparison_figure(runs: Sequence[Curves]) -> Figure:
 
 
 def comparison_chart(runs: Sequence[Curves], split: str, *, over: Over) -> Chart:
-    """Every run in `split`, bits per byte of held-out text or the smoothed training loss, by step or training time."""
+    """Every run in `split`, bits per byte of held-out text or the smoothed training loss, by step or training time.
+
+    The score of a finished run on all held-out text is a point of its own.
+    """
     chart = empty_chart(height=360)
     chart.update_xaxes(title_text=_AXES[over], gridcolor=GRID, zeroline=False, exponentformat="none")
     chart.update_yaxes(title={"text": _UNITS[split], "standoff": 10}, gridcolor=GRID, zeroline=False)
     for place, run in enumerate(runs):
-        dash = _DASHES[place // len(RUNS) % len(_DASHES)][1]
-        add_curve(chart, _curve(run, split, over), run.name, RUNS[place % len(RUNS)], dash=dash)
+        dash, color = _DASHES[place // len(RUNS) % len(_DASHES)][1], RUNS[place % len(RUNS)]
+        name = scored(run.name, is_sampled=run.is_sampled and split == "validation")
+        add_curve(chart, _curve(run, split, over), name, color, dash=dash)
+        if split == "validation":
+            add_curve(chart, _score(run, over), f"{run.name}: {WHOLE[0].lower()}{WHOLE[1:]}", color, markers=True)
     return chart
 
 
@@ -82,7 +90,10 @@ def _draw(axes: Axes, runs: Sequence[Curves], split: str, over: str) -> dict[int
             linewidth=1.5,
             label=run.name,
         )
-    axes.set_title("Held-out text" if split == "validation" else "Training loss, smoothed", loc="left", fontsize=11)
+        if split == "validation" and not (score := _score(run, over)).is_empty:
+            scores = [math.nan if value is None else value for value in score.values]
+            axes.plot(score.steps, scores, color=RUNS[place % len(RUNS)], marker="D", markersize=6, linestyle="")
+    axes.set_title(_title(runs, split), loc="left", fontsize=11)
     axes.set_xlabel(_AXES[over], fontsize=9)
     axes.set_ylabel(_UNITS[split], fontsize=9)
     axes.tick_params(labelsize=8)
@@ -114,3 +125,21 @@ def _add_legend(figure: Figure, named: Sequence[tuple[str, Line2D]], columns: in
 def _curve(run: Curves, split: str, over: str) -> Series:
     found = series(run.metrics, split, _KEYS[split], over=over)
     return found if split == "validation" else found.smoothed() or found
+
+
+def _score(run: Curves, over: str) -> Series:
+    """The one score on all that is held out, at the step of the checkpoint that it is of, or when that was reached."""
+    found = series(run.metrics, "score", _KEYS["validation"])
+    if over == "step" or found.is_empty:
+        return found
+    steps, times = (series(run.metrics, "validation", _KEYS["validation"], over=name).steps for name in _AXES)
+    reached = dict(zip(steps, times, strict=False)).get(found.steps[0])
+    return Series([], []) if reached is None else Series([reached], found.values)
+
+
+def _title(runs: Sequence[Curves], split: str) -> str:
+    if split == "train":
+        return "Training loss, smoothed"
+    has_score = any(not _score(run, "step").is_empty for run in runs)
+    sampled = scored("Held-out text", is_sampled=any(run.is_sampled for run in runs))
+    return f"{sampled}; diamonds: all of it" if has_score else sampled

@@ -56,6 +56,11 @@ def flops(rate: float | None) -> str:
     return f"{rate / size:,.3g} {unit}"
 
 
+def scored(words: str, *, is_sampled: bool) -> str:
+    """A score, or what it is called, marked where only a sample of the held-out text was read for it."""
+    return f"{words} (sample)" if is_sampled else words
+
+
 def _float(value: float) -> str:
     if math.isnan(value):
         return MISSING

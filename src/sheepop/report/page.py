@@ -75,7 +75,8 @@ class Page:
                 raise ValueError(f"a row of {len(row)} cells does not fit a header of {len(header)}: {row!r}")
         styles = [' class="number"' if _is_numeric([row[i] for row in rows]) else "" for i in range(len(header))]
         head = "".join(
-            f'<th scope="col"{style}>{escaped(name)}</th>' for style, name in zip(styles, header, strict=True)
+            f'<th scope="col"{style}{_hint(name)}>{escaped(name)}</th>'
+            for style, name in zip(styles, header, strict=True)
         )
         body = "\n".join(
             "<tr>" + "".join(f"<td{s}>{escaped(shown(c))}</td>" for s, c in zip(styles, row, strict=True)) + "</tr>"

@@ -10,7 +10,7 @@ from typing import Any
 from sheepop.core.console import Console, Progress
 from sheepop.core.facts import counted
 from sheepop.train.counters import TrainingState
-from sheepop.train.live_view import LiveView, memory_in_use
+from sheepop.train.live_view import LEGEND, LiveView, memory_in_use
 from sheepop.train.metrics import VERIFICATION, JsonLines
 from sheepop.train.sinks import Sink
 from sheepop.train.source import PreparedStep
@@ -88,7 +88,10 @@ class Machine:
 
 
 class Journal:
-    """Keeps the rows of a run. `begin` comes before all else; a row is in ``metrics.jsonl`` before anybody hears it."""
+    """Keeps the rows of a run. `begin` comes before all else; a row is in ``metrics.jsonl`` before anybody hears it.
+
+    With `is_sampled`, validations read a part of what is held out.
+    """
 
     def __init__(
         self,
@@ -100,10 +103,12 @@ class Journal:
         precision: str,
         sinks: Sequence[Sink] = (),
         console: Console | None = None,
+        is_sampled: bool = False,
     ) -> None:
         self.metrics, self.samples, self.throughput = metrics, samples, throughput
         self._device, self._precision, self._sinks = device, precision, sinks
         self._console = console or Console.silent()
+        self._is_sampled = is_sampled
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:
         """Starts the clocks and the live view of a run that stands at `state`."""
@@ -120,7 +125,10 @@ class Journal:
             self.throughput.peak_flops,
             self.throughput.nominal_flops,
             best=state.best,
+            is_sampled=self._is_sampled,
         )
+        if not self._console.is_live:
+            self._console.info(f"Terms: {'; '.join(LEGEND)}")
 
     def recorded(self, state: TrainingState) -> TrainingState:
         """`state` with the time that the run has taken and the lengths of its logs, as a checkpoint needs them."""

@@ -14,13 +14,15 @@ import torch
 
 from sheepop.core.console import Progress
 from sheepop.core.facts import Fact, Text
-from sheepop.report import MISSING, data_size, duration, flops, shown
+from sheepop.report import MISSING, data_size, duration, flops, scored, shown
 
 # What says most of a validation beside its loss; the first that is there.
 _SCORES = ("bits_per_byte", "reward", "accuracy")
-_TERMS = "loss: surprise per token; gradient norm: pull on the weights; MFU: share of the peak; see docs/glossary.md"
-
-
+# Two lines, because a panel cuts what is wider than it.
+LEGEND = (
+    "loss: surprise per token; perplexity: how many tokens it wavers between; bits per byte: surprise per byte",
+    "learning rate: size of a step; gradient norm: pull on the weights; MFU: share of the peak; docs/glossary.md",
+)
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 
@@ -31,7 +33,7 @@ class LiveView:
 
     `peak_flops`, measured in `precision`, is what the metric ``mfu`` is a share of, `nominal_flops` the same for
     ``mfu_nominal``; `done` steps were taken before this session. `best` is the lowest held-out loss so far and its
-    step, those of earlier sessions included.
+    step, those of earlier sessions included; with `is_sampled` it is of a part of what is held out.
     """
 
     progress: Progress
@@ -42,6 +44,7 @@ class LiveView:
     peak_flops: float
     nominal_flops: float | None = None
     best: tuple[float, int] | None = None
+    is_sampled: bool = False
     clock: Callable[[], float] = time.monotonic
     _train: Mapping[str, Any] = field(default_factory=dict)
     _validation: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class LiveView:
             Fact("Time left", duration(self._seconds_left(step))),
             Fact("Loss so far", curve(self._losses, _CURVE_WIDTH), wide=True),
             Fact("MFU", self._shares(row), wide=True),
-            Fact("Terms", _TERMS, wide=True),
+            *(Fact(label, words, wide=True) for label, words in zip(("Terms", "More"), LEGEND, strict=True)),
         ]
         if self._validation:
             facts.append(Fact("Held out", self._scores(), wide=True))
@@ -114,6 +117,7 @@ class LiveView:
         name = next((name for name in _SCORES if name in last), None)
         if name is not None:
             words += f", {last[name]:.4f} {name.replace('_', ' ')}"
+        words = scored(words, is_sampled=self.is_sampled)
         if self.best is None:
             return words
         loss, step = self.best

@@ -127,3 +127,9 @@ def test_both_filters_judge_documentation_as_datatrove_does(prose: list[str]):
         assert min(sum(kept), len(kept) - sum(kept)) >= 20
         same = sum((removal is None) == stays for removal, stays in zip(ours, kept, strict=True))
         assert same >= 0.98 * len(prose)
+
+
+def test_one_word_is_not_many():
+    removal = quality("word")
+    assert removal is not None
+    assert removal.detail == "gopher: 1 word, fewer than 50"

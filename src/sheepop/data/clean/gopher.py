@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sheepop.core.facts import counted
 from sheepop.data.clean.quality_config import GopherConfig, RepetitionConfig
 from sheepop.data.clean.repeats import RepeatedRuns, screened
 from sheepop.data.clean.stage import Removal
@@ -20,9 +21,9 @@ def quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal | None:
     """Why the text does not look like written English, or None."""
     num_words = int(np.count_nonzero(tokens.is_word))
     if num_words < config.min_words:
-        return _removal("length", f"{num_words:,} words, fewer than {config.min_words:,}")
+        return _removal("length", f"{counted(num_words, 'word')}, fewer than {config.min_words:,}")
     if num_words > config.max_words:
-        return _removal("length", f"{num_words:,} words, more than {config.max_words:,}")
+        return _removal("length", f"{counted(num_words, 'word')}, more than {config.max_words:,}")
     if not len(tokens):
         return None
     mean_length = int(tokens.lengths[tokens.is_word].sum()) / max(1, num_words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,15 +165,19 @@ class BuildRecord:
     def _replaced_in_words(self) -> str:
         """What a reader of the model's texts will meet: placeholders where personal data and keys stood."""
         words = ""
+        others = ",".join(name for name in self.config.clean.stages if name != "secrets")
         for name, what, switch in (
             ("pii", "Personal data", "data.clean.pii.kinds=[]"),
-            ("secrets", "Keys and passwords", "data.clean.stages without secrets"),
+            ("secrets", "Keys and passwords", f"data.clean.stages=[{others}]"),
         ):
             stage = self.account.stages.get(name)
             if stage is not None and stage.changes:
                 kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(stage.changes.items()))
                 documents = counted(stage.changed_documents, "document")
-                words += f" {what} in {documents} became placeholders ({kinds}); {switch} leaves them as they are."
+                words += (
+                    f" {what} in {documents} became placeholders ({kinds}); {shlex.quote(switch)} leaves them as they "
+                    "are."
+                )
         return words
 
     def _files(self) -> dict[str, Any]:
