@@ -87,6 +87,8 @@ def test_validations_on_a_sample_are_called_so_and_the_final_score_is_not(metric
     assert (model.name, whole.name) == ("This model (sample)", "Best checkpoint, all that is held out")
     assert (whole.x, whole.y) == ((400,), (1.0625,))
     assert [trace.name for trace in loss_chart(rows, is_sampled=True).data][2] == "Held out (sample)"
+    rows = [{"step": step, "split": "validation", "reward": 0.5} for step in (1, 2)]
+    assert [trace.name for trace in reward_chart(rows, is_sampled=True).data] == ["Held out (sample)"]
 
 
 def test_stage_times_stand_in_their_order() -> None:

@@ -32,6 +32,8 @@ def test_panels_hold_the_metrics(metrics: Rows) -> None:
     assert nan_to_none(average.get_ydata()) == smooth([row["loss"] for row in train], 3.0)
     assert list(validation.get_ydata()) == [row["loss"] for row in held_out]
     assert list(validation.get_xdata()) == [row["step"] for row in held_out]
+    assert validation.get_label() == "Held out"
+    assert training_curves(metrics, is_sampled=True).axes[0].lines[2].get_label() == "Held out (sample)"
     for axes, key in ((rate, "learning_rate"), (norm, "grad_norm"), (speed, "tokens_per_second")):
         assert list(axes.lines[0].get_ydata()) == [row[key] for row in train]
 

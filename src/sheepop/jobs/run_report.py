@@ -91,8 +91,8 @@ def write_run_report(
     `StorageError` when the place refuses the write.
     """
     metrics, samples = _Log.read(run.metrics_file), _Log.read(run.samples_file)
-    save_png(training_curves(metrics.rows), run.plots / CURVES)
     config, config_text = _read_config(run)
+    save_png(training_curves(metrics.rows, is_sampled=_is_sampled(config)), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
@@ -256,13 +256,17 @@ def _add_curves(
 ) -> None:
     page.add_section("Training curves")
     references = baselines.named if baselines else None
-    bits_per_byte = bits_per_byte_chart(metrics.rows, references, is_sampled=_is_sampled(config))
+    is_sampled = _is_sampled(config)
     charts = (
-        (bits_per_byte, "Bits per byte of held-out text", False),
-        (reward_chart(metrics.rows), "Reward, on prompts to learn from and on held-out ones", False),
-        (order_chart(metrics.rows), "Pairs in the right order", False),
+        (bits_per_byte_chart(metrics.rows, references, is_sampled=is_sampled), "Bits per byte of held-out text", False),
+        (
+            reward_chart(metrics.rows, is_sampled=is_sampled),
+            "Reward, on prompts to learn from and on held-out ones",
+            False,
+        ),
+        (order_chart(metrics.rows, is_sampled=is_sampled), "Pairs in the right order", False),
         (divergence_chart(metrics.rows), "Divergence from the model that the run began with", True),
-        (length_chart(metrics.rows), "Length of answers", True),
+        (length_chart(metrics.rows, is_sampled=is_sampled), "Length of answers", True),
         (learning_rate_chart(metrics.rows), "Learning rate", True),
         (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
         (speed_chart(metrics.rows), "Speed", False),

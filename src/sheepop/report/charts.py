@@ -84,14 +84,14 @@ def expert_load_chart(metrics: Metrics) -> Figure:
     return figure
 
 
-def reward_chart(metrics: Metrics) -> Figure:
+def reward_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
     """Reward by step, on prompts to learn from and on held-out ones; where they part, a policy learns its judge."""
-    return _both_splits(metrics, "reward", "Reward")
+    return _both_splits(metrics, "reward", "Reward", is_sampled=is_sampled)
 
 
-def order_chart(metrics: Metrics) -> Figure:
+def order_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
     """The share of pairs in the right order by step, on both splits."""
-    figure = _both_splits(metrics, "accuracy", "Share of pairs", needs="margin")
+    figure = _both_splits(metrics, "accuracy", "Share of pairs", needs="margin", is_sampled=is_sampled)
     figure.update_yaxes(range=[0, 1.02])
     return figure
 
@@ -104,19 +104,22 @@ def divergence_chart(metrics: Metrics) -> Figure:
     return figure
 
 
-def length_chart(metrics: Metrics) -> Figure:
+def length_chart(metrics: Metrics, *, is_sampled: bool = False) -> Figure:
     """The tokens of an answer by step, on both splits."""
-    figure = _both_splits(metrics, "length", "Tokens")
+    figure = _both_splits(metrics, "length", "Tokens", is_sampled=is_sampled)
     figure.update_yaxes(rangemode="tozero")
     return figure
 
 
-def _both_splits(metrics: Metrics, key: str, title: str, needs: str | None = None) -> Figure:
+def _both_splits(
+    metrics: Metrics, key: str, title: str, *, needs: str | None = None, is_sampled: bool = False
+) -> Figure:
     """A number of training steps beside that of validations, from rows that have `needs` too."""
     figure = _by_step(title)
     rows = [row for row in metrics if needs is None or needs in row]
     _add_smoothed(figure, series(rows, "train", key), "Learnt from")
-    add_curve(figure, series(rows, "validation", key), "Held out", VALIDATION, markers=True)
+    name = scored("Held out", is_sampled=is_sampled)
+    add_curve(figure, series(rows, "validation", key), name, VALIDATION, markers=True)
     add_curve(figure, series(rows, "score", key), WHOLE, SCORE, markers=True)
     return figure
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.files import storage_errors, write_atomic
+from sheepop.report.formatting import scored
 from sheepop.report.palette import TRAIN, VALIDATION
 from sheepop.report.series import Series, series
 
@@ -48,10 +49,10 @@ def blank_figure(
     return figure
 
 
-def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
+def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = False) -> Figure:
     """Panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second, expert loads.
 
-    The last is there for networks with experts only.
+    The last is there for networks with experts only. Validations that are `is_sampled` read a part of what is held out.
     """
     most, least = (series(metrics, "train", f"expert_load_{which}") for which in ("max", "min"))
     rows: list[Any] = [["loss", "learning_rate"], ["grad_norm", "speed"]]
@@ -59,7 +60,7 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> Figure:
         rows.append(["loads", "loads"])
     figure = blank_figure(11, 3.5 * len(rows), len(rows), 2)
     axes = figure.subplot_mosaic(rows)
-    _draw_loss(axes["loss"], metrics)
+    _draw_loss(axes["loss"], metrics, scored("Held out", is_sampled=is_sampled))
     for key, title in (("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm before clipping")):
         _draw_line(axes[key], series(metrics, "train", key), color=TRAIN)
         _finish(axes[key], title)
@@ -98,11 +99,11 @@ def save_svg(figure: Figure, path: str | Path) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]]) -> None:
+def _draw_loss(axes: Axes, metrics: Sequence[Mapping[str, Any]], held_out: str) -> None:
     _draw_smoothed(axes, series(metrics, "train", "loss"), "Training")
     validation = series(metrics, "validation", "loss")
     if not validation.is_empty:
-        _draw_line(axes, validation, color=VALIDATION, label="Held out", marker="o", markersize=3.5)
+        _draw_line(axes, validation, color=VALIDATION, label=held_out, marker="o", markersize=3.5)
     _finish(axes, "Loss (nats per token)")
 
 
