@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,15 @@ def test_what_looks_or_refuses_loads_no_heavy_library(trained: Path) -> None:
     assert "Did you mean training.learning_rate?" in results[3][2]
     listed = json.loads(results[-1][2])["runs"]
     assert [run["parameters"] for run in listed if run["name"] == trained.name] != [None]
+
+
+def test_a_shell_completes_verbs() -> None:
+    """As the script asks that ``sheepop --install-completion`` puts into a shell."""
+    for words, place, expected in (("sheepop qu", 1, ["quickstart", "quantize"]), ("sheepop data sh", 2, ["show"])):
+        asked = {"_SHEEPOP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+        environment = {**os.environ, **asked}
+        program = "import sys; sys.argv[0] = 'sheepop'; from sheepop.cli.main import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == expected

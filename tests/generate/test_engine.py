@@ -191,24 +191,41 @@ asked_for = st.builds(
 )
 
 
+MIXES: dict[str, Any] = {
+    "everything": st.lists(asked_for, min_size=1, max_size=6),
+    "spare_blocks": st.integers(0, 20),
+    "max_tokens": st.integers(4, 40),
+    "max_sequences": st.integers(3, 8),
+    "drafts": st.sampled_from(["none", "lookup", "model"]),
+}
+
+
 @pytest.mark.parametrize("kind", range(len(NETWORKS)))
 @settings(max_examples=4, deadline=None)
-@given(
-    everything=st.lists(asked_for, min_size=1, max_size=6),
-    spare_blocks=st.integers(0, 20),
-    max_tokens=st.integers(4, 40),
-    max_sequences=st.integers(3, 8),
-    drafts=st.sampled_from(["none", "lookup", "model"]),
-)
-def test_texts_equal_those_of_a_plain_loop(
+@given(**MIXES)
+def test_texts_equal_those_of_a_plain_loop(toy_model: Build, kind: int, **mix: Any) -> None:
+    assert_mix_is_plain(toy_model, kind, **mix)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+@settings(max_examples=100, deadline=None)
+@given(**MIXES)
+def test_many_texts_equal_those_of_a_plain_loop(toy_model: Build, kind: int, **mix: Any) -> None:
+    assert_mix_is_plain(toy_model, kind, **mix)
+
+
+def assert_mix_is_plain(
     toy_model: Build,
     kind: int,
+    *,
     everything: list[Asked],
     spare_blocks: int,
     max_tokens: int,
     max_sequences: int,
     drafts: str,
 ) -> None:
+    """Requests that come at any time, with preemptions, shared prefixes and guesses, get the texts of a plain loop."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     least = 3 * -(-32 // BLOCK)  # what the widest request needs alone
     engine = build_engine(
