@@ -78,9 +78,8 @@ def test_what_takes_longer_than_the_deadline_is_ended() -> None:
     stream = httpx.post(f"{server.url}/v1/completions", json={**ASKED, "n": 8, "stream": True}, timeout=30)
     last = stream.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
     assert json.loads(last)["error"]["code"] == "deadline_exceeded"
-    while server.registry.num_open:
-        time.sleep(0.01)
-    assert all(model.worker.num_running == 0 for model in server.registry.models())
+    wait_for(lambda: server.registry.num_open == 0)
+    wait_for(lambda: all(model.worker.num_running == 0 for model in server.registry.models()))
     server.close()
 
 
