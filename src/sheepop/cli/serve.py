@@ -75,8 +75,8 @@ def serve(
         raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
     adapted = _adapted(adapter or [], places)
     for place in places.values():
-        # The page shows a run from its first step on.
-        if not (chosen.server.ui and RunDirectory(place).holds_run()):
+        # The page shows a run from its first step on; an adapter needs its model.
+        if adapted or not (chosen.server.ui and RunDirectory(place).holds_run()):
             resolve_model_directory(place)
     try:
         from sheepop.jobs.serve import serve as run

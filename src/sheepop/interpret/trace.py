@@ -123,12 +123,6 @@ class Trace:
         except UnicodeDecodeError:
             return "".join(f"<{byte:02X}>" for byte in part)
 
-    def is_text(self, token_id: int) -> bool:
-        """Whether `text_of` is what a token stands for, and no name of it or of its bytes."""
-        if self._name_of(token_id):
-            return False
-        return self.text_of(token_id).encode() == self.tokenizer.token_bytes(token_id)
-
     def _name_of(self, token_id: int) -> str:
         """Of a special token, or of an id that the tokenizer lacks: many models have more rows than tokens."""
         if token_id >= self.tokenizer.vocab_size and token_id not in self._specials:

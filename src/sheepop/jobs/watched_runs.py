@@ -49,7 +49,6 @@ class WatchedRuns:
             **found.summary.to_dict(),
             "name": name,
             "pages": [kind for kind, page in pages.items() if page is not None and page.is_file()],
-            "latest": run.pointer("latest"),
         }
 
     def metrics(self, name: str, offset: int) -> dict[str, Any]:

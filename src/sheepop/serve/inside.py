@@ -78,16 +78,9 @@ class Inside:
         return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
-        """The models that can be looked into, each with whether it knows how to chat and how long a text may be."""
+        """The models that can be looked into, each with whether it knows how to chat."""
         return json_answer(
-            [
-                {
-                    "name": model.name,
-                    "chats": model.template is not None,
-                    "longest": model.generator.model.config.max_seq_len,
-                }
-                for model in self._registry.models()
-            ]
+            [{"name": model.name, "chats": model.template is not None} for model in self._registry.models()]
         )
 
     async def reload(self) -> JSONResponse:
@@ -166,10 +159,7 @@ class Inside:
             logits = trace.logits_behind(_position(trace, position)).float()
             best = logits.topk(min(max(1, count), 1000, len(logits)))
             rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            found = [
-                {"id": each, "text": trace.text_of(each), "logit": logit, "is_text": trace.is_text(each)}
-                for each, logit in rows
-            ]
+            found = [{"id": each, "text": trace.text_of(each), "logit": logit} for each, logit in rows]
             return json_answer({"tokens": found, "logsumexp": float(logits.logsumexp(0)), "vocabulary": len(logits)})
 
         return await self._of(number, read)
