@@ -3,15 +3,23 @@
     python bench/recipe_sweep.py --config recipes/shakespeare-characters.yaml --data plays.txt --at-once 2 \\
         --vary training.optimizer=adamw,muon --vary training.learning_rate=1e-3,4e-3 --json sweep.json
 
+    python bench/recipe_sweep.py --config minutes.yaml --data FOLDER --seconds 300 --vary seed=3,4 \\
+        --change "model.ngrams=null" --change "training.optimizer=adamw training.learning_rate=4e-3"
+
 Further KEY=VALUE arguments hold for all runs. Runs that are made at once share the cores evenly, so that their seconds
 compare with each other and with nothing else. Every run has its own directory below --output, and its report.
+
+With --seconds each kind of run takes the steps that fit so many seconds of training, by a measurement of a few steps of
+all kinds one after the other before the first run. What else the machine does later changes no result.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -23,11 +31,14 @@ from sheepop.core.console import Console
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import run_training
 
+_MEASURED_STEPS = 24
+
 
 def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str, ...], threads: int) -> dict[str, Any]:
     """One run: what differs in it, its scores on the held-out text, and its seconds."""
     torch.set_num_threads(threads)
-    name = "-".join(override.split("=", 1)[1] for override in overrides).replace("/", "_") or "as-it-is"
+    name = "-".join(override.removeprefix("training.").removeprefix("model.") for override in overrides)
+    name = name.replace("/", "_") or "as-it-is"
     options = {"data": {"paths": data}, "output_dir": str(output / name)}
     started = time.perf_counter()
     outcome = run_training(load_config(config, overrides, options=options), console=Console(quiet=True))
@@ -42,15 +53,25 @@ def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str,
     }
 
 
-def combinations(fixed: list[str], varied: list[str]) -> list[tuple[str, ...]]:
-    """The overrides of every run: one value of each varied key, and then what is fixed."""
-    choices = []
+def steps_in(seconds: float, config: Path, data: list[str], output: Path, overrides: tuple[str, ...]) -> int:
+    """The steps that fit so many seconds of training, by the median of those after the first few."""
+    short = (f"training.max_steps={_MEASURED_STEPS}", "training.log_interval=1", "training.eval_interval=null")
+    options = {"data": {"paths": data}, "output_dir": str(output)}
+    run_training(load_config(config, [*overrides, *short], options=options), overwrite=True, console=Console.silent())
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    ends = [row["seconds"] for row in rows if row["split"] == "train"][_MEASURED_STEPS // 3 :]
+    return max(1, round(seconds / statistics.median(end - begin for begin, end in itertools.pairwise(ends))))
+
+
+def combinations(fixed: list[str], changes: list[str], varied: list[str]) -> list[tuple[str, ...]]:
+    """The overrides of every run: what is fixed, one of the changes or none, and one value of each varied key."""
+    choices: list[list[str]] = []
     for text in varied:
         key, separator, values = text.partition("=")
         if not separator or not values:
             raise SystemExit(f"--vary {text}: write KEY=VALUE,VALUE,...")
         choices.append([f"{key}={value}" for value in values.split(",")])
-    return [(*chosen, *fixed) for chosen in itertools.product(*choices)]
+    return [(*fixed, *change.split(), *chosen) for chosen in itertools.product(*choices) for change in ("", *changes)]
 
 
 def main() -> None:
@@ -60,15 +81,21 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, help="the recipe")
     parser.add_argument("--data", nargs="+", required=True, metavar="PATH")
     parser.add_argument("--vary", action="append", default=[], metavar="KEY=V1,V2", help="may be given several times")
+    parser.add_argument("--change", action="append", default=[], metavar="KEYS", help="one row more: KEY=VALUE ...")
+    parser.add_argument("--seconds", type=float, help="equal time: so many seconds of training for each run")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"))
     add_json_option(parser)
     options = parser.parse_args()
     threads = max(1, torch.get_num_threads() // options.at_once)
-    runs = [
-        (options.config, options.data, options.output, overrides, threads)
-        for overrides in combinations(options.overrides, options.vary)
-    ]
+    plans = combinations(options.overrides, options.change, options.vary)
+    if options.seconds is not None:
+        torch.set_num_threads(threads)
+        kinds = combinations(options.overrides, options.change, [])
+        place = options.output / "measured"
+        steps = [steps_in(options.seconds, options.config, options.data, place, kind) for kind in kinds]
+        plans = [(*plan, f"training.max_steps={steps[number % len(kinds)]}") for number, plan in enumerate(plans)]
+    runs = [(options.config, options.data, options.output, overrides, threads) for overrides in plans]
     with multiprocessing.get_context("spawn").Pool(options.at_once, maxtasksperchild=1) as pool:
         rows = pool.starmap(train_one, runs, chunksize=1)
     print("| overrides | steps | tokens | seconds | loss | bits per byte |\n|---|---|---|---|---|---|")

@@ -91,7 +91,7 @@ def attention(trace: Trace) -> str:
         f"Queries, keys and values of head {head}; where positions are angles, queries and keys are already turned:",
         *(vectors(trace, trace[f"{name}.{part}"][0], part) for part in ("rotated_q", "rotated_k", "v")),
         "How well each query (row) fits each key (column), $`s_{ij} = q_i \\cdot k_j / \\sqrt{C}`$:",
-        grid(trace, trace.unmasked_scores(0)[head]),
+        grid(trace, trace.unmasked_scores("blocks.0.attention")[head]),
         "What comes later is hidden: its score is $`-\\infty`$.",
         grid(trace, masked),
         "The softmax makes weights of a row that sum to 1:",
@@ -150,7 +150,7 @@ def stream(trace: Trace) -> str:
 
 def layers(trace: Trace) -> str:
     """The last token from block to block."""
-    lens, norms = logit_lens(trace, 1), residual_norms(trace)
+    lens, norms = logit_lens(trace, 1), residual_norms(trace.target)
     rows = [
         [layer, f"{norms[layer, -1]:.2f}", shown(trace.text_of(int(lens.ids[layer, -1, 0]))),
          f"{lens.probabilities[layer, -1, 0]:.1%}", f"{lens.divergence[layer, -1]:.3f}"]

@@ -72,12 +72,13 @@ class LanguageModel:
         """How well the model predicts `text`, token by token; raises `UsageError` for an empty one."""
         return score_text(self.model, self.tokenizer, text)
 
-    def trace(self, prompt: str | Sequence[int]) -> Trace:
+    def trace(self, prompt: str | Sequence[int], target: str | Sequence[int] | None = None) -> Trace:
         """Every number of a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).
 
-        Raises `UsageError` for a prompt that is empty or longer than the context.
+        An encoder-decoder reads `prompt` as its source; `target` is what it has written so far. Raises `UsageError`
+        for a prompt that is empty or longer than the context.
         """
-        return Trace.of(self.model, self.tokenizer, prompt)
+        return Trace.of(self.model, self.tokenizer, prompt, target)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Unpack[Settings]) -> Completion:
         """The model's answer to a conversation, a list of ``{"role": ..., "content": ...}``.

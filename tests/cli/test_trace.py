@@ -36,7 +36,7 @@ def test_pictures_show_the_numbers_of_the_trace(trained: Path, folder: Path) -> 
     assert all(path.read_bytes().startswith(PNG) for path in folder.glob("*.png"))
     data = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     assert data["attention_L0"]["weights"] == trace["blocks.0.attention.weights"].tolist()
-    assert data["residual_norms"]["norms"] == residual_norms(trace).tolist()
+    assert data["residual_norms"]["norms"] == residual_norms(trace.target).tolist()
     assert data["lens"]["divergence"] == logit_lens(trace).divergence.tolist()
     token = trace.predictions[2].top[0][0]
     rival = trace.tokenizer.encode("S")[0]
@@ -71,6 +71,7 @@ def test_json_has_what_is_shown(run: Run, trained: Path) -> None:
         (("Sheep", "--token", "no"), 2, "'no' is 2 tokens of this model, not one"),
         (("Sheep", "--temperature", "-1"), 2, "temperature"),
         (("Sheep", "--compare", "nowhere"), 3, "nowhere"),
+        (("Sheep", "--target", "ram"), 2, "This model reads one text"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(

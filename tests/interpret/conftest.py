@@ -13,6 +13,7 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
 TINY = {"vocab_size": 128, "d_model": 32, "num_layers": 3, "num_heads": 4, "max_seq_len": 32, "dropout": 0.1}
+PAIRS = {"architecture": "encoder_decoder", "num_encoder_layers": 2}
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -23,15 +23,14 @@ from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer
 
 from ..model.architectures import ARCHITECTURES
-from .conftest import TINY, shaken
-
-DECODERS = {name: config for name, config in ARCHITECTURES.items() if config.architecture == "decoder"}
+from .conftest import PAIRS, TINY, shaken
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_parts_of_every_architecture_sum_to_its_logits(name: str) -> None:
-    model = shaken(build_model(DECODERS[name], seed=3)).double()
-    trace = Trace.of(model, CharTokenizer(), [7, 1, 4, 4, 30, 2, 9])
+    model = shaken(build_model(ARCHITECTURES[name], seed=3)).double()
+    pairs = model.config.architecture == "encoder_decoder"
+    trace = Trace.of(model, CharTokenizer(), [7, 1, 4, 4, 30, 2, 9], [3, 7, 8, 1, 5, 2] if pairs else None)
     cap = model.config.logit_soft_cap
     for position, token in ((0, 5), (3, 11), (-1, 40)):
         torch.testing.assert_close(parts_of(trace, position).total, trace.residuals[-1, position], atol=1e-9, rtol=0)
@@ -83,7 +82,7 @@ def test_the_lens_is_what_a_network_without_the_later_blocks_says(traced: Callab
 
 def test_entropy_likeness_and_length_by_hand(traced: Callable[..., Trace]) -> None:
     trace = traced()
-    entropies, norms = attention_entropy(trace), residual_norms(trace)
+    entropies, norms = attention_entropy(trace), residual_norms(trace.target)
     for layer in range(3):
         weights = trace[f"blocks.{layer}.attention.weights"]
         for head in range(4):
@@ -97,23 +96,26 @@ def test_entropy_likeness_and_length_by_hand(traced: Callable[..., Trace]) -> No
     assert [float(norms[2, 1]), float(norms[2, 6])] == pytest.approx(lengths, rel=1e-6)
 
 
-def test_gradient_times_input_is_the_slope_along_each_vector(traced: Callable[..., Trace]) -> None:
-    trace = traced()
+@pytest.mark.parametrize("more", [{}, PAIRS])
+def test_gradient_times_input_is_the_slope_along_each_vector(network: Callable[..., Transformer], more: Any) -> None:
+    trace = Trace.of(network(**more), CharTokenizer(), "ABCDABXY", "ABXAB" if more else None)
     found = gradient_times_input(trace, 5, 66)
-    step = 1e-5
-    for place in range(6):
+    step, ids = 1e-5, torch.tensor([trace.token_ids[:6]])
+    vectors = [("source_embedded", place) for place in range(9 if more else 0)]
+    vectors += [("embedded", place) for place in range(6)]
+    assert len(found) == len(vectors)
+    plain = trace.run(ids)[0, -1].log_softmax(-1)[66]
+    for value, (name, place) in zip(found, vectors, strict=True):
 
         def longer(value_BTD: torch.Tensor, place: int = place) -> torch.Tensor:
             factor = torch.ones(value_BTD.shape[1], 1, dtype=torch.float64)
             factor[place] += step
             return value_BTD * factor
 
-        ids = torch.tensor([trace.token_ids[:6]])
-        with watch(trace.model, {"embedded": longer}):
-            moved = trace.model(ids)[0, -1].log_softmax(-1)[66]
-        slope = float(moved - trace.model(ids)[0, -1].log_softmax(-1)[66]) / step
+        with watch(trace.model, {name: longer}):
+            slope = float(trace.run(ids)[0, -1].log_softmax(-1)[66] - plain) / step
         # What is called gets its log-probability in float32.
-        assert found[place] == pytest.approx(slope, rel=1e-2, abs=1e-4)
+        assert value == pytest.approx(slope, rel=1e-2, abs=1e-4)
 
 
 def test_patching_is_a_pass_with_one_vector_replaced(network: Callable[..., Transformer]) -> None:
@@ -140,6 +142,29 @@ def test_patching_is_a_pass_with_one_vector_replaced(network: Callable[..., Tran
         patch_residuals(clean, Trace.of(model, CharTokenizer(), "ABCD"), 70, 71)
     with pytest.raises(UsageError, match="the same difference"):
         patch_residuals(clean, clean, 70, 71)
+
+
+def test_patching_a_source_changes_what_the_target_looks_at(network: Callable[..., Transformer]) -> None:
+    model = network(**PAIRS)
+    clean, corrupted = (Trace.of(model, CharTokenizer(), text, "QR") for text in ("ABCDE", "ABXDE"))
+    found = patch_residuals(clean, corrupted, 70, 71)
+    assert clean.source is not None
+    assert found.source_effect is not None
+    for layer in range(3):
+        for place in range(6):
+
+            def put(value_BTD: torch.Tensor, layer: int = layer, place: int = place) -> torch.Tensor:
+                changed = value_BTD.clone()
+                changed[0, place] = clean.source.residuals[layer, place]
+                return changed
+
+            with watch(model, {"source_positioned" if layer == 0 else f"encoder_blocks.{layer - 1}.output": put}):
+                logits = corrupted.run(torch.tensor([corrupted.token_ids]), model.eval())[0, -1]
+            effect = (float(logits[70] - logits[71]) - found.corrupted) / (found.clean - found.corrupted)
+            assert float(found.source_effect[layer, place]) == pytest.approx(effect, abs=1e-9)
+    assert found.source_effect[0].tolist() == pytest.approx([0, 0, 1, 0, 0, 0], abs=1e-9), "one letter differs"
+    assert found.effect[0].tolist() == pytest.approx([0, 0, 0], abs=1e-9), "the targets begin alike"
+    assert found.effect[-1].tolist() == pytest.approx([0, 0, 1], abs=1e-9), "the last position is read"
 
 
 def test_the_map_of_embeddings_is_their_principal_components(network: Callable[..., Transformer]) -> None:

@@ -18,6 +18,8 @@ from sheepop.interpret.trace import Trace
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
+from .conftest import PAIRS
+
 
 def written(trace: Trace, place: Path) -> StoredTrace:
     place.mkdir()
@@ -41,6 +43,17 @@ def test_a_short_trace_is_kept_whole_and_read_in_slices(traced: Callable[..., Tr
     assert [check["holds"] for check in found.manifest["checks"]] == [True] * 8
     with pytest.raises(KeyError, match=r"no tensor 'blocks\.7\.output'"):
         found.read("blocks.7.output")
+
+
+def test_a_source_is_kept_beside_its_target(network: Callable[..., Transformer], tmp_path: Path) -> None:
+    trace = Trace.of(network(**PAIRS), CharTokenizer(), "ABC", "DE")
+    found = written(trace, tmp_path / "trace")
+    assert trace.source is not None
+    assert torch.equal(found.read("source_residuals"), trace.source.residuals)
+    assert torch.equal(found.read("source_embedded"), trace.source.embedded)
+    for name in ("encoder_blocks.1.attention.weights", "blocks.1.cross_attention.weights", "memory", "logits"):
+        assert torch.equal(found.read(name), trace[name]), name
+    assert [token["text"] for token in found.manifest["source_tokens"]] == ["A", "B", "C", "<eos>"]
 
 
 def test_a_large_trace_keeps_its_residual_stream(

@@ -15,33 +15,31 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.trace import Trace
-from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.model.probe import record
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 
 from ..config_space import LENGTH, VOCAB, valid_settings
 from ..model.architectures import ARCHITECTURES
-from .conftest import shaken
+from .conftest import PAIRS, shaken
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3][:LENGTH]
-DECODERS = {name: config for name, config in ARCHITECTURES.items() if config.architecture == "decoder"}
 
 
 def check(model: Transformer, ids: list[int]) -> None:
     """Every tensor is what a recorded pass has, to the bit, and every invariant holds."""
-    trace = Trace.of(model, CharTokenizer(), ids)
-    names = [name for name in trace.names if name != "logits"]
-    with torch.no_grad(), record(model.eval(), [*names, "logits"]) as values:
-        model(torch.tensor([ids]))
-    for name in [*names, "logits"]:
+    trace = Trace.of(model, CharTokenizer(), ids, ids[::2] if isinstance(model, EncoderDecoder) else None)
+    with torch.no_grad(), record(model.eval(), trace.names) as values:
+        trace.run(torch.tensor([trace.token_ids]), model)
+    for name in trace.names:
         expected = values[name]
         assert torch.equal(trace[name].flatten(), expected.flatten()), name
     assert [(found.name, found.error) for found in check_trace(trace) if not found.holds] == []
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_is_traced_to_the_bit(name: str) -> None:
-    check(shaken(build_model(DECODERS[name], seed=3)), [7, 1, 4, 4, 30, 2, 9, 7, 1, 4, 11])
+    check(shaken(build_model(ARCHITECTURES[name], seed=3)), [7, 1, 4, 4, 30, 2, 9, 7, 1, 4, 11])
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -55,7 +53,7 @@ def test_a_broken_number_breaks_its_invariant(traced: Callable[..., Trace]) -> N
     trace = traced()
     trace.residuals[2, 5, 7] += 1e-6
     broken = [found.name for found in check_trace(trace) if not found.holds]
-    assert "residual stream = what it had before + both branches, in every block" in broken
+    assert "residual stream = what it had before + every branch, in every block" in broken
     weight = trace.model.layers[1].attention.o_proj.weight
     with torch.no_grad():
         weight[0, 0] += 1e-3
@@ -76,6 +74,31 @@ def test_one_weight_changes_what_depends_on_it_and_nothing_else(network: Callabl
     assert torch.equal(kept["blocks.1.attention.weights"][1:], after["blocks.1.attention.weights"][1:]), "other heads"
 
 
+def test_a_source_and_its_target_are_two_streams(network: Callable[..., Transformer]) -> None:
+    tokenizer = CharTokenizer()
+    model = network(**PAIRS)
+    trace = Trace.of(model, tokenizer, "a sheep", "ram")
+    assert trace.token_ids == [tokenizer.bos_id, *b"ram"]
+    assert [token.text for token in trace.tokens] == ["<bos>", "r", "a", "m"]
+    assert [(token.begin, token.end) for token in trace.tokens[1:]] == [(0, 1), (1, 2), (2, 3)]
+    assert [token.text for token in trace.source_tokens] == [*"a sheep", "<eos>"]
+    assert trace["encoder_blocks.1.attention.weights"].shape == (4, 8, 8)
+    assert trace["encoder_blocks.1.attention.weights"][:, 0].min() > 0, "the first token sees those behind it"
+    assert trace["blocks.2.attention.weights"].shape == (4, 4, 4)
+    assert trace["blocks.2.cross_attention.weights"].shape == (4, 4, 8)
+    memory = model.eval().encode(torch.tensor([[*b"a sheep", tokenizer.eos_id]]))
+    torch.testing.assert_close(trace["memory"], memory.states[0])
+    seen = [name for name in trace.names if name.startswith("blocks.0.")]
+    assert seen.index("blocks.0.middle") < seen.index("blocks.0.cross_attention.q") < seen.index("blocks.0.output")
+    q, k = (trace[f"blocks.1.cross_attention.rotated_{name}"][2] for name in "qk")
+    expected = q @ k.T / math.sqrt(8)
+    torch.testing.assert_close(trace.unmasked_scores("blocks.1.cross_attention")[2], expected)
+    assert trace.source is not None
+    trace.source.residuals[1, 3, 5] += 1e-3
+    broken = [found.name for found in check_trace(trace) if not found.holds]
+    assert "residual stream = what it had before + every branch, in every block" in broken
+
+
 def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:
     trace = traced()
     pattern = "blocks.*.attention.weights"
@@ -90,7 +113,7 @@ def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:
 def test_scores_before_the_mask_are_products_of_queries_and_keys(traced: Callable[..., Trace], more: Any) -> None:
     trace = traced(num_kv_heads=2, head_dim=6, **more)
     q, k, scores = (trace[f"blocks.1.attention.{name}"] for name in ("rotated_q", "rotated_k", "scores"))
-    found = trace.unmasked_scores(1)
+    found = trace.unmasked_scores("blocks.1.attention")
     for head, t, s in ((0, 7, 2), (3, 2, 6)):
         expected = sum(float(a * b) for a, b in zip(q[head, t], k[head // 2, s], strict=True)) / math.sqrt(6)
         expected = 2 * math.tanh(expected / 2) if "attention_soft_cap" in more else expected
@@ -147,7 +170,15 @@ def test_prompts_that_cannot_be_traced_are_refused(network: Callable[..., Transf
         Trace.of(model, tokenizer, "x" * 33)
     with pytest.raises(UsageError, match="empty"):
         Trace.of(model, tokenizer, "")
-    with pytest.raises(UsageError, match="encoder-decoder"):
-        Trace.of(build_model(ARCHITECTURES["pairs"], 0), tokenizer, "x")
+    with pytest.raises(UsageError, match="This model reads one text"):
+        Trace.of(model, tokenizer, "x", "y")
+    pairs = network(**PAIRS)
+    assert Trace.of(pairs, tokenizer, "x", "y" * 31).num_tokens == 32
+    with pytest.raises(UsageError, match="The target has 33 tokens, but the model reads 32"):
+        Trace.of(pairs, tokenizer, "x", "y" * 32)
+    with pytest.raises(UsageError, match="The prompt has 32 tokens, but the encoder's max_seq_len = 32 has room for"):
+        Trace.of(pairs, tokenizer, "x" * 32)
+    with pytest.raises(UsageError, match="The target: token id 999 at position 1 is not in the vocabulary"):
+        Trace.of(pairs, tokenizer, "x", [5, 999])
     with pytest.raises(KeyError, match=r"no probe is named 'blocks\.9\.output'"):
         Trace.of(model, tokenizer, "x")["blocks.9.output"]

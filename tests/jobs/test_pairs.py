@@ -21,11 +21,13 @@ from sheepop.data import Corpus
 from sheepop.data.pair_batches import PairBatch
 from sheepop.data.pairs import Pair
 from sheepop.generate import GenerationConfig
+from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.learning_rate import find_rate
 from sheepop.jobs.step_origins import show_step
+from sheepop.jobs.trace import trace_prompt
 from sheepop.jobs.train import TrainOutcome, run_training
 from sheepop.model import EncoderDecoder, ModelConfig, build_model
 from sheepop.train.metrics import read_json_lines
@@ -93,7 +95,8 @@ def run(data: Path, output: Path, *settings: str, console: Console | None = None
 @pytest.fixture(scope="module")
 def finished(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
-    run(pairs, path, *PAIRS, "training.sample_prompts=[double 3]", "training.label_smoothing=0.1")
+    traced = ("trace.prompt=double 3", 'trace.target="6"')
+    run(pairs, path, *PAIRS, "training.sample_prompts=[double 3]", "training.label_smoothing=0.1", *traced)
     return path
 
 
@@ -113,6 +116,26 @@ def test_a_run_counts_target_tokens_and_leaves_a_model_that_writes_targets(finis
     assert (done.prompt, done.continues_prompt) == (held_out[0].source, False)
     samples, _ = read_json_lines(finished / "samples.jsonl")
     assert {row["prompt"] for row in samples} == {"double 3"}
+
+
+def test_source_and_target_are_traced(finished: Path, tmp_path: Path) -> None:
+    """While it trains and afterwards, with a picture for each kind of attention."""
+    trace = trace_prompt(finished / "checkpoints/step-00000004", "double 3", tmp_path / "trace", target="6").trace
+    stored = StoredTrace.open(finished / "traces/step-00000004")
+    for name in ("residuals", "source_residuals", "blocks.0.cross_attention.weights", "logits"):
+        expected = (
+            trace.residuals if name == "residuals" else trace.source.residuals if "source" in name else trace[name]
+        )
+        assert torch.equal(stored.read(name), expected), name
+    kinds = ("attention", "cross_attention", "encoder_attention")
+    for kind in kinds:
+        data = json.loads((tmp_path / f"trace/{kind}_L0.json").read_text())
+        path = f"encoder_blocks.0.{kind.removeprefix('encoder_')}" if kind.startswith("enc") else f"blocks.0.{kind}"
+        assert data["weights"] == trace[f"{path}.weights"].tolist()
+        assert len(data["tokens"]) == (9 if kind == "encoder_attention" else 2)
+        assert len(data["keys"]) == (2 if kind == "attention" else 9)
+    with pytest.raises(ConfigError, match=r"target stands behind a prompt"):
+        run(tmp_path / "pairs", tmp_path / "run", *PAIRS, 'trace.target="6"')
 
 
 def test_what_follows_from_the_architecture_is_written_down(finished: Path) -> None:

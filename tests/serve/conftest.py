@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,16 @@ class WithTemplate(CharTokenizer):
         return {**super().settings(), "chat_template": TEMPLATE}
 
 
-def tiny_network(seed: int = 4) -> Transformer:
+# What networks of these names have that others have not.
+KINDS: dict[str, dict[str, Any]] = {
+    "pairs": {"architecture": "encoder_decoder", "num_encoder_layers": 1},
+    "experts": {"experts": {"count": 4, "per_token": 2}},
+}
+
+
+def tiny_network(seed: int = 4, **more: Any) -> Transformer:
     sizes = {"vocab_size": 128, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 256, "dropout": 0.0}
-    model = build_model(ModelConfig(**sizes, position_encoding="rope", tie_weights=False), seed).eval()
+    model = build_model(ModelConfig(**sizes, position_encoding="rope", tie_weights=False, **more), seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -50,16 +57,21 @@ def tiny_network(seed: int = 4) -> Transformer:
 
 
 def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
-    model = tiny_network(seed)
+    model = tiny_network(seed, **KINDS.get(name, {}))
     return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
 
 
 class Live:
     """A server that runs in a thread of this process."""
 
-    def __init__(self, config: ServerConfig, runs: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        runs: Mapping[str, Path] | None = None,
+        models: Sequence[str] = ("chat", "plain"),
+    ) -> None:
         self.registry = Registry(
-            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), ["chat", "plain"]
+            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), models
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -20,7 +20,7 @@ from sheepop.interpret.trace import Trace
 from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import Live, tiny_network
+from .conftest import KINDS, Live, tiny_network
 
 httpx = pytest.importorskip("httpx")
 PROMPT = "</script>A\x1b[0m\nB"
@@ -58,8 +58,8 @@ def floats(response: Any) -> np.ndarray:
 
 def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Trace) -> None:
     assert client.get("/models").json() == [
-        {"name": "chat", "chats": True},
-        {"name": "plain", "chats": False},
+        {"name": "chat", "chats": True, "encodes": False},
+        {"name": "plain", "chats": False, "encodes": False},
     ]
     assert [token["id"] for token in begun["tokens"]] == trace.token_ids
     assert "".join(token["text"] for token in begun["tokens"]) == "</script>A\\x1b[0m\nB"
@@ -71,7 +71,7 @@ def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Tr
         found = floats(client.get(f"/traces/{begun['number']}/tensor", params={"name": name}))
         np.testing.assert_array_equal(found, expected.numpy())
     head = client.get(f"/traces/{begun['number']}/tensor", params={"name": "blocks.1.attention.unmasked", "head": 2})
-    np.testing.assert_array_equal(floats(head), trace.unmasked_scores(1)[2].numpy())
+    np.testing.assert_array_equal(floats(head), trace.unmasked_scores("blocks.1.attention")[2].numpy())
 
 
 def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str, Any], trace: Trace) -> None:
@@ -86,7 +86,7 @@ def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str
     assert {part["name"]: part["nats"] for part in parts["parts"]} == pytest.approx(
         dict(zip(found.names, found.values, strict=True))
     )
-    assert client.get(f"{place}/map").json()["texts"][0] == "<"
+    assert client.get(f"{place}/map").json()["points"][0]["text"] == "<"
     assert len(client.get(f"{place}/neighbours", params={"token": 65}).json()) == 8
 
 
@@ -134,7 +134,7 @@ def test_other_sites_get_nothing(client: Any, begun: dict[str, Any], headers: di
         ("GET", f"/traces/{begun['number']}/map"),
     ):
         response = client.request(method, path, headers=headers, json={"prompt": "a"} if method == "POST" else None)
-        assert response.status_code == 403 and "A" not in response.json().get("texts", [])
+        assert response.status_code == 403 and "points" not in response.json()
 
 
 def test_other_machines_get_nothing(inside: Live) -> None:
@@ -213,6 +213,29 @@ def test_the_page_is_there_only_when_asked_for(live: Live) -> None:
         ServerConfig(ui=True, engine="ray")
 
 
+@pytest.fixture(scope="module")
+def others() -> Iterator[Live]:
+    server = Live(ServerConfig(ui=True), models=list(KINDS))
+    yield server
+    server.close()
+
+
+def test_an_encoder_decoder_is_traced_with_its_target(others: Live) -> None:
+    trace = Trace.of(tiny_network(**KINDS["pairs"]), CharTokenizer(), "a sheep", "ram")
+    with httpx.Client(base_url=f"{others.url}/ui", timeout=30) as client:
+        assert client.get("/models").json()[0] == {"name": "pairs", "chats": False, "encodes": True}
+        begun = client.post("/traces", json={"prompt": "a sheep", "target": "ram", "model": "pairs"}).json()
+        assert (begun["prompt"], begun["target"], begun["tensors"]) == ("a sheep", "ram", trace.names)
+        assert [token["text"] for token in begun["source_tokens"]] == [*"a sheep", "<eos>"]
+        assert (begun["sizes"]["layers"], begun["sizes"]["encoder_layers"]) == (2, 1)
+        for name in ("encoder_blocks.0.attention.weights", "blocks.1.cross_attention.weights", "memory", "logits"):
+            found = floats(client.get(f"/traces/{begun['number']}/tensor", params={"name": name}))
+            np.testing.assert_array_equal(found, trace[name].numpy())
+        assert {point["text"] for point in client.get(f"/traces/{begun['number']}/map").json()["points"]} >= {*"sheram"}
+        refused = client.post("/traces", json={"prompt": "a", "target": "b", "model": "experts"})
+        assert refused.status_code == 400 and "reads one text" in refused.json()["error"]["message"]
+
+
 @pytest.mark.system
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium (chromium, chromium-browser or google-chrome)")
 def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -> None:
@@ -279,5 +302,65 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         page.click("#ask button")
         page.wait_for_selector(f".token:nth-child({trace.num_tokens})")
         assert page.title() == "SheepOp: look inside" and page.locator("#tokens script").count() == 0
+        browser.close()
+    assert wrong == []
+
+
+@pytest.mark.system
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (chromium, chromium-browser or google-chrome)")
+def test_sources_and_experts_are_shown_too(others: Live) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    pairs = Trace.of(tiny_network(**KINDS["pairs"]), CharTokenizer(), "a sheep", "ram")
+    mixture = Trace.of(tiny_network(**KINDS["experts"]), CharTokenizer(), "a sheep")
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+
+        def view(name: str, heading: str) -> None:
+            page.get_by_role("tab", name=name, exact=True).click()
+            page.locator("#view h2", has_text=heading).first.wait_for()
+
+        page.goto(f"{others.url}/ui#prompt=a+sheep&target=ram&model=pairs")
+        page.wait_for_selector(".token.source:nth-child(8)")
+        assert page.locator(".token:not(.source)").count() == 4
+        view("Attention", "Attention of encoder block 0")
+        page.get_by_label("Block").select_option(label="Decoder block 1")
+        page.locator("#view .knobs").get_by_label("Look at").select_option(label="The source")
+        page.locator("#view h2", has_text="Cross-attention of decoder block 1").wait_for()
+        rows = page.locator("#view tbody").last.locator("tr")
+        weights = pairs["blocks.1.cross_attention.weights"][0, -1].tolist()
+        values = pairs["blocks.1.cross_attention.v"][0, :, 0].tolist()
+        assert [rows.nth(row).locator("td").all_inner_texts()[1:] for row in range(8)] == [
+            [f"{w:.4f}", f"{v:.4f}", f"{w * v:.4f}"] for w, v in zip(weights, values, strict=True)
+        ]
+        total = float(pairs["blocks.1.cross_attention.head_outputs"][0, -1, 0])
+        assert rows.last.locator("td").all_inner_texts()[-1] == f"{total:.4f}"
+        view("Residual", "The residual stream")
+        added = page.locator("#view tbody tr", has_text="cross-attention adds").locator("td").all_inner_texts()[1:]
+        assert added == [f"{x:.4f}" for x in pairs["blocks.1.cross_attention_output"][-1, :12].tolist()]
+        view("Text", "The target")
+        view("Vectors", "The source")
+        first = page.locator("#view tbody").first.locator("tr").first.locator("td").all_inner_texts()[1:]
+        assert first == [f"{x:.4f}" for x in pairs["source_embedded"][0, :12].tolist()]
+        for name, heading in {"Feed-forward": "Feed-forward network of decoder block 1", "Map": "The space"}.items():
+            view(name, heading)
+        view("Writing", "Token by token")
+        page.get_by_role("button", name="Write the likeliest").click()
+        page.wait_for_selector(".token:not(.source) >> nth=4")
+        assert page.input_value("#target") == "ram" + pairs.text_of(pairs.predictions[-1].top[0][0])
+        view("Checks", "What must hold")
+        page.locator("#view .good").nth(7).wait_for()
+
+        page.select_option("#model", "experts")
+        page.wait_for_selector(".token:nth-child(7)")
+        assert page.locator(".token.source").count() == 0 and page.locator("#target").is_hidden()
+        view("Feed-forward", "Feed-forward network of block")
+        block = page.get_by_label("Block").input_value()
+        shown = page.locator("#view tbody").first.locator("tr").first.locator("td").all_inner_texts()[1:]
+        chosen = mixture[f"blocks.{block}.feed_forward.router.chosen"][0].tolist()
+        assert [int(cell.split(":")[0]) for cell in shown] == chosen
         browser.close()
     assert wrong == []

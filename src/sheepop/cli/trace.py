@@ -23,6 +23,9 @@ def trace(
     model: Annotated[Path, typer.Argument(help="A run, checkpoint or model directory.")],
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The prompt.", show_default=False)] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt, too.", show_default=False)] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What an encoder-decoder has written so far.", show_default="nothing")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new directory for tensors, pictures and their data.")
     ] = None,
@@ -74,6 +77,7 @@ def trace(
         model,
         given,
         output,
+        target=target,
         position=position,
         token=token,
         rival=against,
@@ -98,7 +102,12 @@ def trace(
 def _tokens(outcome: TraceOutcome) -> list[str]:
     """A line for each token with how it was predicted; of a long prompt the last ones."""
     trace = outcome.trace
-    lines = [f"{'position':>8} {'id':>7} {'probability':>11} {'rank':>6}  token"]
+    lines = []
+    if trace.source_tokens:
+        words = " ".join(repr(visible_line(token.text)) for token in trace.source_tokens[:_MOST_SHOWN])
+        more = " ..." if len(trace.source_tokens) > _MOST_SHOWN else ""
+        lines = [f"The encoder reads {counted(len(trace.source_tokens), 'token')}: {words}{more}", "The target:"]
+    lines.append(f"{'position':>8} {'id':>7} {'probability':>11} {'rank':>6}  token")
     first = max(0, trace.num_tokens - _MOST_SHOWN)
     if first:
         lines.append(f"{'':8} ... {first:,} tokens before these")
@@ -162,6 +171,7 @@ def _as_data(outcome: TraceOutcome) -> dict[str, Any]:
     return {
         "output": None if outcome.directory is None else str(outcome.directory),
         "tokens": [token.to_dict() for token in outcome.trace.tokens],
+        "source_tokens": [token.to_dict() for token in outcome.trace.source_tokens],
         "predictions": [prediction.to_dict() for prediction in outcome.trace.predictions],
         "lens": {
             "token_ids": lens.ids.tolist(),

@@ -38,7 +38,7 @@ def read_prompt(
     Raises `UsageError` for a prompt that is empty, is not text, has an id outside the vocabulary, or does not fit.
     """
     has_encoder = isinstance(model, EncoderDecoder)
-    token_ids = _encode(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
+    token_ids = encode_prompt(name, prompt, tokenizer, () if has_encoder else tokenizer.prefix_ids)
     text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
     longest = model.config.max_seq_len
     if has_encoder:
@@ -61,7 +61,10 @@ def read_prompt(
     return Prompt(text, token_ids)
 
 
-def _encode(name: str, prompt: str | Sequence[int], tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> list[int]:
+def encode_prompt(
+    name: str, prompt: str | Sequence[int], tokenizer: Tokenizer, prefix_ids: Sequence[int] = ()
+) -> list[int]:
+    """The ids of a text behind `prefix_ids`, or token ids as they are; raises `UsageError` as `read_prompt` does."""
     if isinstance(prompt, str):
         try:
             prompt.encode("utf-8")

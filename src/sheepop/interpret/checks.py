@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.interpret.parts import FrozenNorm, parts_of
+from sheepop.interpret.stream import attentions_of
 from sheepop.interpret.trace import Trace
 
 # How large the error of a sum may be, relative to its largest number: some hundred roundings of long sums in float32,
@@ -41,58 +42,58 @@ class Check:
 def check_trace(trace: Trace) -> list[Check]:
     """The invariants of a trace; those of attention are looked at in every head of every layer."""
     rows, future = _attention(trace)
-    last = trace.num_tokens - 1
-    residual = trace.residuals[-1, last].double()
-    parts = parts_of(trace, last)
+    parts = max(_error(parts_of(trace, -1, each).total, each.residuals[-1, -1].double()) for each in trace.streams)
     return [
         Check("weights of every row sum to 1", rows, _limit(trace)),
         Check("weights of the future are 0", future, 0.0),
-        Check("residual stream = what it had before + both branches, in every block", _blocks(trace), _limit(trace)),
-        Check("residual stream behind the last block = sum of all parts", _error(parts.total, residual), _limit(trace)),
+        Check("residual stream = what it had before + every branch, in every block", _blocks(trace), _limit(trace)),
+        Check("residual stream behind the last block = sum of all parts", parts, _limit(trace)),
         *_logits(trace),
     ]
 
 
 def _attention(trace: Trace) -> tuple[float, float]:
     """How far row sums are from 1 with the sink's share, and the largest weight of a token that is not there yet."""
-    ahead = torch.ones(trace.num_tokens, trace.num_tokens, dtype=torch.bool, device=trace.residuals.device).triu(1)
 
     def look(weights_HTS: Tensor) -> Tensor:
         sums = weights_HTS.sum(-1, dtype=torch.float64)
-        return torch.cat([sums.flatten(), (weights_HTS * ahead).max().double()[None]])
+        # Where keys are of another text, none of them is ahead.
+        return torch.cat([sums.flatten(), weights_HTS.triu(1).max().double()[None]])
 
-    found = trace.collect(["blocks.*.attention.weights"], look)
+    found = trace.collect(["*attention.weights"], look)
     worst = future = 0.0
-    for layer, block in enumerate(trace.model.layers):
-        values = found[f"blocks.{layer}.attention.weights"]
-        future = max(future, float(values[-1]))
-        sums = values[:-1].view(trace.config.num_heads, -1)
-        if block.attention.sinks is not None:
-            sums = sums + _sink_shares(trace, layer)
-        worst = max(worst, float((sums - 1).abs().max()))
+    for stream in trace.streams:
+        for path, block in stream.paths():
+            for kind, attention in attentions_of(block):
+                values = found[f"{path}.{kind}.weights"]
+                if stream.causal and kind == "attention":
+                    future = max(future, float(values[-1]))
+                sums = values[:-1].view(trace.config.num_heads, -1)
+                if attention.sinks is not None:
+                    sums = sums + _sink_shares(trace, f"{path}.{kind}", attention.sinks.double()[:, None])
+                worst = max(worst, float((sums - 1).abs().max()))
     return worst, future
 
 
-def _sink_shares(trace: Trace, layer: int) -> Tensor:
-    """What the sinks of a layer take of every row (H, T), from its scores."""
-    sinks = trace.model.layers[layer].attention.sinks
-    assert sinks is not None
-    scores = trace.collect([f"blocks.{layer}.attention.scores"])[f"blocks.{layer}.attention.scores"].double()
-    return (sinks.double()[:, None] - torch.logaddexp(scores.logsumexp(-1), sinks.double()[:, None])).exp()
+def _sink_shares(trace: Trace, path: str, sinks_H1: Tensor) -> Tensor:
+    """What the sinks of an attention layer take of every row (H, T), from its scores."""
+    scores = trace.collect([f"{path}.scores"])[f"{path}.scores"].double()
+    return (sinks_H1 - torch.logaddexp(scores.logsumexp(-1), sinks_H1)).exp()
 
 
 def _blocks(trace: Trace) -> float:
     """The largest error of x + attention + feed-forward, with the norms behind sums where they stand there."""
-    values = trace.collect(["blocks.*.attention_output", "blocks.*.feed_forward_output"])
+    values = trace.collect(["*attention_output", "*feed_forward_output"])
     worst = 0.0
-    for layer, block in enumerate(trace.model.layers):
-        found = trace.residuals[layer].double()
-        for name, norm in (("attention", block.attention_norm), ("feed_forward", block.feed_forward_norm)):
-            found = found + values[f"blocks.{layer}.{name}_output"].double()
-            if block.position == "post":
-                frozen = FrozenNorm.of(norm, found)
-                found = frozen.linear(found) + frozen.shift
-        worst = max(worst, _error(found, trace.residuals[layer + 1].double()))
+    for stream in trace.streams:
+        for layer, (path, block) in enumerate(stream.paths()):
+            found = stream.residuals[layer].double()
+            for name in (*(name for name, _ in attentions_of(block)), "feed_forward"):
+                found = found + values[f"{path}.{name}_output"].double()
+                if block.position == "post":
+                    frozen = FrozenNorm.of(getattr(block, f"{name}_norm"), found)
+                    found = frozen.linear(found) + frozen.shift
+            worst = max(worst, _error(found, stream.residuals[layer + 1].double()))
     return worst
 
 
@@ -105,11 +106,11 @@ def _logits(trace: Trace) -> list[Check]:
     eager = model.sharing_copy()
     eager.config = model.config.replace(attention_backend="eager")
     half = max(1, length // 2)
-    prefix = model(ids[:, :half])[0]
+    untraced, stepwise, prefix = trace.run(ids)[0], trace.run(ids, eager)[0], trace.run(ids[:, :half])[0]
     return [
         Check("last row of the lens = the prediction", _error(lens, traced.log_softmax(-1)), _limit(trace)),
-        Check("traced logits = untraced logits step by step, bit for bit", _error(eager(ids)[0], traced), 0.0),
-        Check("traced logits = untraced logits of the fast kernels", _error(model(ids)[0], traced), _limit(trace)),
+        Check("traced logits = untraced logits step by step, bit for bit", _error(stepwise, traced), 0.0),
+        Check("traced logits = untraced logits of the fast kernels", _error(untraced, traced), _limit(trace)),
         Check("what comes later changes nothing before it", _error(prefix, traced[:half]), _limit(trace)),
     ]
 

@@ -29,7 +29,7 @@ class TraceComparison:
 @torch.no_grad()
 def compare_traces(first: Trace, second: Trace) -> TraceComparison:
     """Compares two traces; raises `UsageError` where they read other tokens or have other shapes."""
-    if first.token_ids != second.token_ids:
+    if first.token_ids != second.token_ids or first.prompt.source_ids != second.prompt.source_ids:
         raise UsageError("The models read the prompt as different tokens, so their passes cannot be set side by side.")
     if first.residuals.shape != second.residuals.shape:
         shapes = [f"{trace.num_layers} blocks of width {trace.config.d_model}" for trace in (first, second)]

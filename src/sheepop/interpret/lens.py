@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sheepop.interpret.stream import Stream
 from sheepop.interpret.trace import Trace
 
 
@@ -58,9 +59,9 @@ def attention_entropy(trace: Trace) -> Tensor:
     return torch.stack(list(found.values())).cpu()
 
 
-def residual_norms(trace: Trace) -> Tensor:
-    """The lengths of the residual stream (L + 1, T)."""
-    return trace.residuals.float().norm(dim=-1).cpu()
+def residual_norms(stream: Stream) -> Tensor:
+    """The lengths (L + 1, T) of a residual stream."""
+    return stream.residuals.float().norm(dim=-1).cpu()
 
 
 def token_similarity(trace: Trace, layer: int) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from sheepop.interpret.stream import Stream, attentions_of
 from sheepop.interpret.trace import Trace
 from sheepop.model.attention.layer import Attention
 from sheepop.model.norms import ZeroCenteredRMSNorm
@@ -87,44 +88,48 @@ def project_heads(attention: Attention, heads_HC: Tensor) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def parts_of(trace: Trace, position: int) -> Parts:
-    """The parts of the residual stream behind the last block, each as it has become there.
+def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts:
+    """The parts of a residual stream behind its last block, each as it has become there; the target's if None is given.
 
-    They are the token's vector, its n-grams' and its position's, ``head l.h`` for every head, ``feed-forward l`` for
-    every layer, and the biases of attention and of norms where there are some.
+    They are the token's vector, its n-grams' and its position's, ``head l.h`` for every head, ``cross head l.h`` for
+    those that look at a source, ``feed-forward l`` for every layer, and the biases of attention and of norms where
+    there are some.
     """
-    parts, model = _embedded(trace, position), trace.model
-    heads, outputs = "blocks.*.attention.head_outputs", ["blocks.*.attention_output", "blocks.*.feed_forward_output"]
-    cuts = {heads: lambda value_HTC: value_HTC[:, position]}
-    values = trace.collect([heads, *outputs], cuts | dict.fromkeys(outputs, lambda value_TD: value_TD[position]))
-    for layer, block in enumerate(model.layers):
-        attended = Parts()
-        added, bias = project_heads(block.attention, values[f"blocks.{layer}.attention.head_outputs"])
-        for head, vector in enumerate(added):
-            attended.add(f"head {layer}.{head}", vector)
-        attended.add(f"attention bias {layer}", bias)
-        if attended.vectors:
-            attended.normalise(block.attention_output_norm, f"attention norm {layer}")
-        parts.names += attended.names
-        parts.vectors += attended.vectors
-        if block.position == "post":
-            parts.normalise(block.attention_norm, f"attention norm {layer}")
-        parts.add(f"feed-forward {layer}", values[f"blocks.{layer}.feed_forward_output"])
+    stream = stream or trace.target
+    parts = _embedded(trace, position, stream)
+    heads, output = f"{stream.path}.*attention.head_outputs", f"{stream.path}.*feed_forward_output"
+    cuts = {heads: lambda value_HTC: value_HTC[:, position], output: lambda value_TD: value_TD[position]}
+    values = trace.collect(cuts, cuts)
+    for layer, (path, block) in enumerate(stream.paths()):
+        for kind, attention in attentions_of(block):
+            cross = "cross " if kind == "cross_attention" else ""
+            attended = Parts()
+            added, bias = project_heads(attention, values[f"{path}.{kind}.head_outputs"])
+            for head, vector in enumerate(added):
+                attended.add(f"{cross}head {layer}.{head}", vector)
+            attended.add(f"{cross}attention bias {layer}", bias)
+            if attended.vectors:
+                attended.normalise(getattr(block, f"{kind}_output_norm"), f"{cross}attention norm {layer}")
+            parts.names += attended.names
+            parts.vectors += attended.vectors
+            if block.position == "post":
+                parts.normalise(getattr(block, f"{kind}_norm"), f"{cross}attention norm {layer}")
+        parts.add(f"feed-forward {layer}", values[f"{path}.feed_forward_output"])
         if block.position == "post":
             parts.normalise(block.feed_forward_norm, f"feed-forward norm {layer}")
     return parts
 
 
-def _embedded(trace: Trace, position: int) -> Parts:
+def _embedded(trace: Trace, position: int, stream: Stream) -> Parts:
     """What stands before the first block."""
     model, parts = trace.model, Parts()
-    ids = torch.tensor([trace.token_ids], device=model.device)
+    ids = torch.tensor([stream.token_ids], device=model.device)
     parts.add("token", model.embedding(ids[0, [position]])[0].double() * model.embedding_scale)
-    if model.ngrams is not None:
+    if model.ngrams is not None and stream.causal:
         parts.add("n-grams", model.ngrams(ids)[0, position])
     parts.normalise(model.embedding_norm, "embedding norm")
     if model.added_positions is not None:
-        parts.add("position", trace.residuals[0, position].double() - trace.embedded[position].double())
+        parts.add("position", stream.residuals[0, position].double() - stream.embedded[position].double())
     return parts
 
 
@@ -168,19 +173,22 @@ def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | 
 def gradient_times_input(trace: Trace, position: int, token_id: int) -> list[float]:
     """For every token up to `position`, its vector times the gradient of the log-probability of `token_id` behind it.
 
-    To first order it is what the log-probability, in nats, would lose if the token's vector were 0 (Li et al. 2016,
-    "Visualizing and Understanding Neural Models in NLP"). Raises `IndexError` for a position that is not there.
+    The tokens of a source, if there is one, come first. To first order it is what the log-probability, in nats, would
+    lose if the token's vector were 0 (Li et al. 2016, "Visualizing and Understanding Neural Models in NLP"). Raises
+    `IndexError` for a position that is not there.
     """
     position = range(trace.num_tokens)[position]
     leaves: list[Tensor] = []
 
     def leaf(value_BTD: Tensor) -> Tensor:
         leaves.append(value_BTD.detach().requires_grad_())
-        return leaves[0]
+        return leaves[-1]
 
     ids = torch.tensor([trace.token_ids[: position + 1]], device=trace.model.device)
-    with torch.enable_grad(), watch(trace.model, {"embedded": leaf}):
-        log_p = trace.model(ids, logits_to_keep=1)[0, -1].float().log_softmax(-1)[token_id]
-        (gradient,) = torch.autograd.grad(log_p, leaves)
-    found: list[float] = (gradient.double() * leaves[0].detach().double()).sum(-1)[0].tolist()
+    places = ["embedded"] if trace.source is None else ["source_embedded", "embedded"]
+    with torch.enable_grad(), watch(trace.model, dict.fromkeys(places, leaf)):
+        log_p = trace.run(ids, logits_to_keep=1)[0, -1].float().log_softmax(-1)[token_id]
+        gradients = torch.autograd.grad(log_p, leaves)
+    products = [gradient * leaf.detach() for gradient, leaf in zip(gradients, leaves, strict=True)]
+    found: list[float] = torch.cat(products, 1).double().sum(-1)[0].tolist()
     return found

@@ -17,11 +17,13 @@ from sheepop.interpret.comparison import TraceComparison
 from sheepop.interpret.embedding_map import embedding_map
 from sheepop.interpret.lens import Lens, residual_norms
 from sheepop.interpret.parts import Attribution
+from sheepop.interpret.stream import attentions_of
 from sheepop.interpret.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 # Beyond so many tokens a label each cannot be read, so some are left out; beyond so many letters a label is cut.
 _MOST_LABELS, _LABEL = 48, 14
@@ -44,25 +46,39 @@ def labels_of(trace: Trace) -> list[str]:
 
 
 def attention_pictures(trace: Trace) -> Iterator[Picture]:
-    """For every layer the weights of all heads: a row is a query, a column a key."""
-    labels = labels_of(trace)
-    for layer in range(trace.num_layers):
-        weights_HTS = trace[f"blocks.{layer}.attention.weights"].float().cpu()
-        columns = math.ceil(math.sqrt(len(weights_HTS)))
-        rows = math.ceil(len(weights_HTS) / columns)
-        side = min(4.5, max(2.2, 0.16 * len(labels) + 1.2))
-        figure = _figure(side * columns + 0.8, side * rows + 0.5)
-        axes = figure.subplots(rows, columns, squeeze=False)
-        for head, weights_TS in enumerate(weights_HTS):
-            place = axes[head // columns, head % columns]
-            image = place.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-            place.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
-            _name_ticks(place, "y", labels if head % columns == 0 else [])
-            _name_ticks(place, "x", labels if head + columns >= len(weights_HTS) else [])
-        for empty in range(len(weights_HTS), rows * columns):
-            axes[empty // columns, empty % columns].set_axis_off()
-        figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / (side * rows)), label="Attention weight")
-        yield Picture(f"attention_L{layer}", figure, {"tokens": labels, "weights": weights_HTS.tolist()})
+    """For every attention layer the weights of all heads: a row is a query, a column a key.
+
+    Those of an encoder are named ``encoder_attention_L0``, those of a target that looks at its source
+    ``cross_attention_L0``.
+    """
+    sources = [_label(token.text) for token in trace.source_tokens]
+    for stream in trace.streams:
+        queries, encoder = (sources, "encoder_") if stream is trace.source else (labels_of(trace), "")
+        for layer, (path, block) in enumerate(stream.paths()):
+            for kind, _ in attentions_of(block):
+                keys = sources if kind == "cross_attention" else queries
+                weights_HTS = trace[f"{path}.{kind}.weights"].float().cpu()
+                figure = _draw_heads(weights_HTS, layer, queries, keys)
+                data = {"tokens": queries, "keys": keys, "weights": weights_HTS.tolist()}
+                yield Picture(f"{encoder}{kind}_L{layer}", figure, data)
+
+
+def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: Sequence[str]) -> Figure:
+    columns = math.ceil(math.sqrt(len(weights_HTS)))
+    rows = math.ceil(len(weights_HTS) / columns)
+    wide, high = (min(4.5, max(2.2, 0.16 * len(labels) + 1.2)) for labels in (keys, queries))
+    figure = _figure(wide * columns + 0.8, high * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for head, weights_TS in enumerate(weights_HTS):
+        place = axes[head // columns, head % columns]
+        image = place.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+        place.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
+        _name_ticks(place, "y", queries if head % columns == 0 else [])
+        _name_ticks(place, "x", keys if head + columns >= len(weights_HTS) else [])
+    for empty in range(len(weights_HTS), rows * columns):
+        axes[empty // columns, empty % columns].set_axis_off()
+    figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / (high * rows)), label="Attention weight")
+    return figure
 
 
 def lens_picture(trace: Trace, lens: Lens) -> Picture:
@@ -88,7 +104,7 @@ def lens_picture(trace: Trace, lens: Lens) -> Picture:
 
 def norms_picture(trace: Trace) -> Picture:
     """The length of the residual stream at every layer, one line a token."""
-    norms = residual_norms(trace)
+    norms = residual_norms(trace.target)
     figure = _figure(7, 4)
     axes = figure.subplots()
     axes.plot(norms.numpy(), color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
@@ -118,7 +134,7 @@ def comparison_picture(trace: Trace, found: TraceComparison) -> Picture:
 
 def embedding_picture(trace: Trace) -> Picture:
     """The prompt's tokens on the two axes of largest variance of their embeddings."""
-    found = embedding_map(trace.model, trace.token_ids)
+    found = embedding_map(trace.model, [*(trace.prompt.source_ids or []), *trace.token_ids])
     figure = _figure(6.5, 5.5)
     axes = figure.subplots()
     across, up = found.points.T.tolist()

@@ -33,10 +33,13 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
     The directory's files are checksummed by the caller, with `write_checksums`, when all of them are there.
     """
     tensors = {EMBEDDED: trace.embedded, RESIDUALS: trace.residuals}
+    if trace.source is not None:
+        tensors |= {f"source_{EMBEDDED}": trace.source.embedded, f"source_{RESIDUALS}": trace.source.residuals}
     logits = trace.num_tokens * trace.config.vocabulary * trace.residuals.element_size()
-    is_whole = trace.num_layers * trace.block_bytes + logits <= _WHOLE_BYTES
+    is_whole = len(trace.model.layers) * trace.block_bytes + logits <= _WHOLE_BYTES
     if is_whole:
-        tensors |= trace.collect(["blocks.*"]) | {"final": trace["final"], "logits": trace["logits"]}
+        outside = [name for name in ("memory", "final", "logits") if name in trace.names]
+        tensors |= trace.collect(["*"]) | {name: trace[name] for name in outside}
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, directory / _TENSORS)
     write_json(
         directory / _MANIFEST,
@@ -47,6 +50,7 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
             "prompt": trace.prompt.text,
             "is_whole": is_whole,
             "tokens": [token.to_dict() for token in trace.tokens],
+            "source_tokens": [token.to_dict() for token in trace.source_tokens],
             "predictions": [prediction.to_dict() for prediction in trace.predictions],
             "words": {each: trace.text_of(each) for found in trace.predictions for each, _ in found.top},
             "checks": [check.to_dict() for check in checks],

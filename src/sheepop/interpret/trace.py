@@ -3,25 +3,30 @@
 What is kept are the token ids and the residual stream between the blocks, (L + 1, T, D). The inside of a block is
 computed again from the residual stream before it when somebody asks, so a long prompt needs no more memory than one
 block. Attention is computed step by step, so the weights that are shown are those that made the residual stream.
+An encoder-decoder has two such streams, that of the source and that of the target.
 
-Shapes: T tokens, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab, L layers. There is no batch dimension.
+Shapes: T tokens, S those of a source, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab, L layers. There is
+no batch dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import visible
-from sheepop.generate.prompt import Prompt, read_prompt
-from sheepop.model import EncoderDecoder, ModelConfig, Transformer
+from sheepop.generate.prompt import Prompt, encode_prompt, read_prompt
+from sheepop.interpret.stream import Stream
+from sheepop.model import EncoderDecoder, Memory, ModelConfig, Transformer
+from sheepop.model.attention.layer import Attention
+from sheepop.model.block import Block
 from sheepop.model.probe import named_probes, watch
 from sheepop.tokenizer import Tokenizer
 
@@ -52,30 +57,55 @@ class Token:
 class Trace:
     """One pass over a prompt. ``trace["blocks.0.attention.weights"]`` is the tensor that passed the probe of that name.
 
-    `residuals` (L + 1, T, D) are the residual stream before each block, and behind the last.
+    `target` is the stream that logits are read off, and `source` that of the encoder, where the network has one; its
+    states (S, D) behind the last norm are the `memory`.
     """
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, prompt: Prompt, embedded_TD: Tensor, residuals: Tensor
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        prompt: Prompt,
+        target: Stream,
+        source: Stream | None = None,
+        memory_SD: Tensor | None = None,
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
-        self.embedded, self.residuals = embedded_TD, residuals
-        self._layer, self._kept = -1, dict[str, Tensor]()
+        self.target, self.source, self.memory = target, source, memory_SD
+        self._block, self._kept = "", dict[str, Tensor]()
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Trace:
-        """Reads `prompt`, a text or token ids; raises `UsageError` for one that is empty or too long."""
-        read = read_traced(model, tokenizer, prompt)
+    def of(
+        cls,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        prompt: str | Sequence[int],
+        target: str | Sequence[int] | None = None,
+    ) -> Trace:
+        """Reads `prompt`, a text or token ids; raises `UsageError` for one that is empty or too long.
+
+        An encoder-decoder reads the prompt as its source, and `target` behind the token that begins every target.
+        """
+        read = read_traced(model, tokenizer, prompt, target)
         model = model.sharing_copy().eval()
-        residuals: list[Tensor] = []
-        places = {f"blocks.{layer}.output": residuals.append for layer in range(len(model.layers))}
-        embedded: list[Tensor] = []
-        watched = {"embedded": embedded.append, "positioned": residuals.append, **places}
-        input_ids = torch.tensor([read.token_ids], device=model.device)
-        with watch(model, {**watched, "blocks.*.attention.weights": _look}):
-            model.hidden_states(input_ids)
-        return cls(model, tokenizer, read, embedded[0][0], torch.cat(residuals))
+        kept: dict[str, list[Tensor]] = {name: [] for name in named_probes(model) if _is_kept(name)}
+        inputs = {} if read.source_ids is None else {"source_ids": torch.tensor([read.source_ids], device=model.device)}
+        with watch(model, {name: found.append for name, found in kept.items()} | {_ALL_WEIGHTS: _look}):
+            model.hidden_states(torch.tensor([read.token_ids], device=model.device), **inputs)
+
+        def stream(path: str, prefix: str, ids: list[int], run_block: Callable[[int, Tensor], Tensor]) -> Stream:
+            blocks = tuple(cast(Block, block) for block in model.get_submodule(path).children())
+            outputs = [f"{path}.{layer}.output" for layer in range(len(blocks))]
+            residuals = torch.cat([kept[name][0] for name in (f"{prefix}positioned", *outputs)])
+            return Stream(path, blocks, ids, kept[f"{prefix}embedded"][0][0], residuals, run_block, not prefix)
+
+        if not isinstance(model, EncoderDecoder):
+            return cls(model, tokenizer, read, stream("blocks", "", read.token_ids, model.run_block))
+        memory, source_ids = Memory(kept["memory"][0]), cast("list[int]", read.source_ids)
+        own = stream("blocks", "", read.token_ids, partial(model.run_target_block, memory=memory))
+        source = stream("encoder_blocks", "source_", source_ids, model.run_encoder_block)
+        return cls(model, tokenizer, read, own, source, memory.states[0])
 
     @property
     def config(self) -> ModelConfig:
@@ -83,31 +113,59 @@ class Trace:
         return self.model.config
 
     @property
+    def streams(self) -> list[Stream]:
+        """The source's, if there is one, and the target's, in the order in which they are computed."""
+        return [self.target] if self.source is None else [self.source, self.target]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The L blocks of the target's stream."""
+        return self.target.blocks
+
+    @property
+    def embedded(self) -> Tensor:
+        """The vectors (T, D) of the target's tokens, without positions."""
+        return self.target.embedded
+
+    @property
+    def residuals(self) -> Tensor:
+        """The target's residual stream (L + 1, T, D) before each block, and behind the last."""
+        return self.target.residuals
+
+    @property
     def num_layers(self) -> int:
         """L."""
-        return len(self.model.layers)
+        return len(self.blocks)
 
     @property
     def num_tokens(self) -> int:
         """T."""
-        return len(self.prompt.token_ids)
+        return len(self.token_ids)
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the prompt, with those that its tokenizer puts before every text."""
+        """Of the target's stream, with those that begin every text."""
         return self.prompt.token_ids
 
     @cached_property
     def tokens(self) -> list[Token]:
-        """The tokens with their bytes."""
-        parts = [
-            b"" if self._name_of(token_id) else self.tokenizer.token_bytes(token_id) for token_id in self.token_ids
-        ]
-        given, joined = self.prompt.text.encode(), b"".join(parts)
+        """The tokens of the target's stream with their bytes."""
+        if self.prompt.source_ids is None:
+            return self._tokens(self.token_ids, self.prompt.text)
+        return self._tokens(self.token_ids, self.tokenizer.decode(self.token_ids[1:]))
+
+    @cached_property
+    def source_tokens(self) -> list[Token]:
+        """Those of the source, none where there is no encoder."""
+        return self._tokens(self.prompt.source_ids or [], self.prompt.text)
+
+    def _tokens(self, token_ids: Sequence[int], text: str) -> list[Token]:
+        parts = [b"" if self._name_of(token_id) else self.tokenizer.token_bytes(token_id) for token_id in token_ids]
+        given, joined = text.encode(), b"".join(parts)
         shift = len(joined) - len(given)
         is_exact = shift >= 0 and joined[shift:] == given and not joined[:shift].strip()
         found, end = [], -shift
-        for position, (token_id, part) in enumerate(zip(self.token_ids, parts, strict=True)):
+        for position, (token_id, part) in enumerate(zip(token_ids, parts, strict=True)):
             begin, end = end, end + len(part)
             span = (max(0, begin), max(0, end)) if is_exact and part else (None, None)
             found.append(Token(position, token_id, self.text_of(token_id), part.hex(), *span))
@@ -142,27 +200,28 @@ class Trace:
         """The tensor at a probe, such as ``blocks.3.attention.scores``; raises `KeyError` for an unknown name."""
         if name not in self.names:
             raise KeyError(f"no probe is named {name!r}; trace.names lists all of them")
-        layer = _layer_of(name)
-        if layer is None:
+        block = _block_of(name)
+        if block is None:
             return self._outside(name)
-        if layer != self._layer:
+        if block != self._block:
             self.forget()
-            self._layer = layer
+            self._block = block
         if name not in self._kept and self.block_bytes <= _KEPT_BYTES:
-            self._kept = self.collect([f"blocks.{layer}.*"])
+            self._kept = self.collect([f"{block}.*"])
         return self._kept[name] if name in self._kept else self.collect([name])[name]
 
     @property
     def block_bytes(self) -> int:
-        """The size of all tensors inside of a block, about."""
-        config, length = self.config, self.num_tokens
-        scores = 2 * config.num_heads * length**2
+        """The size of all tensors inside of the largest block, about."""
+        config, sources = self.config, len(self.prompt.source_ids or ())
+        length = max(self.num_tokens, sources)
+        scores = 2 * config.num_heads * length * (length + min(sources, self.num_tokens))
         widths = 8 * config.d_model + 4 * config.ffn_size + 6 * config.num_heads * config.head_size
         return (scores + length * widths) * self.residuals.element_size()
 
     def forget(self) -> None:
         """Frees the inside of the block that was asked for last; it is computed again when it is asked for."""
-        self._layer, self._kept = -1, {}
+        self._block, self._kept = "", {}
 
     @torch.no_grad()
     def collect(self, patterns: Iterable[str], keep: Keep | Mapping[str, Keep] | None = None) -> dict[str, Tensor]:
@@ -172,29 +231,41 @@ class Trace:
         be held whole. Raises `KeyError` for a pattern that matches nothing.
         """
         found: dict[str, Tensor] = {}
-        wanted: dict[int, dict[str, Keep]] = {}
+        wanted: dict[str, dict[str, Keep]] = {}
         for pattern in patterns:
             cut = keep.get(pattern) if isinstance(keep, Mapping) else keep
-            names = [name for name in self.names if fnmatchcase(name, pattern) and _layer_of(name) is not None]
+            blocks = [(name, _block_of(name)) for name in self.names if fnmatchcase(name, pattern)]
+            names = [(name, block) for name, block in blocks if block is not None]
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
-            for name in names:
-                wanted.setdefault(int(name.split(".")[1]), {})[name] = cut or _whole
-        for layer, keeps in sorted(wanted.items()):
-            observers = {name: _keeper(found, name, cut) for name, cut in keeps.items()}
-            step_by_step = watch(self.model, {f"blocks.{layer}.attention.weights": _look})
-            with step_by_step, watch(self.model, observers):
-                self.model.run_block(layer, self.residuals[layer][None])
+            for name, block in names:
+                wanted.setdefault(block, {})[name] = cut or _whole
+        for stream in self.streams:
+            for layer, (path, _) in enumerate(stream.paths()):
+                if path in wanted:
+                    observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
+                    with watch(self.model, {f"{path}.attention.weights": _look}), watch(self.model, observers):
+                        stream.run_block(layer, stream.residuals[layer][None])
         return found
 
     @torch.no_grad()
     def _outside(self, name: str) -> Tensor:
-        if name == "embedded":
-            return self.embedded
-        if name == "positioned":
-            return self.residuals[0]
-        final_TD = self.final
-        return final_TD if name == "final" else self.model.read_out(final_TD[None])[0]
+        if name == "memory":
+            assert self.memory is not None
+            return self.memory
+        if name in ("final", "logits"):
+            return self.final if name == "final" else self.model.read_out(self.final[None])[0]
+        stream = self.source if name.startswith("source_") else self.target
+        assert stream is not None
+        return stream.embedded if name.endswith("embedded") else stream.residuals[0]
+
+    def run(self, input_ids: Tensor, model: Transformer | None = None, **options: Any) -> Tensor:
+        """The logits of a pass that no trace follows: of other target ids (B, T), or of another `model`."""
+        model = model or self.model
+        if self.prompt.source_ids is None:
+            return cast(Tensor, model(input_ids, **options))
+        source_ids = torch.tensor([self.prompt.source_ids], device=model.device).expand(len(input_ids), -1)
+        return cast(Tensor, model(source_ids, input_ids, **options))
 
     @cached_property
     def final(self) -> Tensor:
@@ -237,10 +308,13 @@ class Trace:
         return self.model.angles(self.model.windows[layer], self.num_tokens)
 
     @torch.no_grad()
-    def unmasked_scores(self, layer: int) -> Tensor:
-        """The scores (H, T, T) of a layer scaled and capped, before anything is hidden or added to them."""
-        attention = self.model.layers[layer].attention
-        q_HTC, k_KTC = (self[f"blocks.{layer}.attention.rotated_{name}"] for name in "qk")
+    def unmasked_scores(self, path: str) -> Tensor:
+        """The scores of the attention layer at `path`, ``blocks.0.attention``, before anything is hidden or added.
+
+        They are (H, T, T), scaled and capped. Raises `KeyError` where no attention layer has that path.
+        """
+        q_HTC, k_KTC = (self[f"{path}.rotated_{name}"] for name in "qk")
+        attention = cast(Attention, self.model.get_submodule(path))
         scale = q_HTC.shape[-1] ** -0.5 if attention.scale is None else attention.scale
         scores = scale * q_HTC @ k_KTC.repeat_interleave(len(q_HTC) // len(k_KTC), 0).transpose(-2, -1)
         return scores if attention.soft_cap is None else attention.soft_cap * (scores / attention.soft_cap).tanh()
@@ -251,14 +325,27 @@ class Trace:
         return self.model.read_out(self.final[None, [range(self.num_tokens)[position]]])[0, 0]
 
 
-def read_traced(model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int]) -> Prompt:
-    """The tokens of a prompt to be traced; raises `UsageError` for one that is empty or too long."""
-    if isinstance(model, EncoderDecoder):
-        raise UsageError("A trace follows one text through one network; this model is an encoder-decoder.")
-    read = read_prompt("The prompt", prompt, model, tokenizer, "window")
+def read_traced(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int],
+    target: str | Sequence[int] | None = None,
+) -> Prompt:
+    """The tokens of a prompt to be traced; raises `UsageError` for one that is empty or too long.
+
+    Those of a `target`, which only an encoder-decoder reads apart from its prompt, stand behind what begins it.
+    """
+    has_encoder = isinstance(model, EncoderDecoder)
+    read = read_prompt("The prompt", prompt, model, tokenizer, "refuse" if has_encoder else "window")
+    if target is not None and len(target):
+        if not has_encoder:
+            raise UsageError("This model reads one text. Leave the target out; it is for an encoder-decoder.")
+        behind = encode_prompt("The target", target, tokenizer)
+        read = replace(read, token_ids=[*read.token_ids, *behind])
     if len(read.token_ids) > model.config.max_seq_len:
+        name = "target" if has_encoder else "prompt"
         raise UsageError(
-            f"The prompt has {len(read.token_ids):,} tokens, but the model reads {model.config.max_seq_len:,}. "
+            f"The {name} has {len(read.token_ids):,} tokens, but the model reads {model.config.max_seq_len:,}. "
             "Shorten it."
         )
     return read
@@ -285,26 +372,38 @@ class Prediction:
 
 
 # The order of the probes of a block; those of a layer of experts stand among the parts of the feed-forward network.
+_ATTENTION = ("q", "k", "v", "rotated_q", "rotated_k", "scores", "weights", "head_outputs")
 _STAGES = (
-    "attention_input", "attention.q", "attention.k", "attention.v", "attention.rotated_q", "attention.rotated_k",
-    "attention.scores", "attention.weights", "attention.head_outputs", "attention_output", "middle",
-    "feed_forward_input", "feed_forward", "feed_forward_output", "output",
+    "attention_input", *(f"attention.{name}" for name in _ATTENTION), "attention_output", "middle",
+    "cross_attention_input", *(f"cross_attention.{name}" for name in _ATTENTION), "cross_attention_output",
+    "upper_middle", "feed_forward_input", "feed_forward", "feed_forward_output", "output",
 )  # fmt: skip
-_OUTSIDE = {"embedded": -2, "positioned": -1, "final": 1, "logits": 2}
+_PASS = (
+    "source_embedded", "source_positioned", "encoder_blocks", "memory",
+    "embedded", "positioned", "blocks", "final", "logits",
+)  # fmt: skip
+_ALL_WEIGHTS = "*attention.weights"
 
 
 def _place(name: str) -> tuple[int, int, int]:
     """Where a probe stands in a pass."""
-    if name in _OUTSIDE:
-        return _OUTSIDE[name], 0, 0
-    _, layer, inside = name.split(".", 2)
+    if _block_of(name) is None:
+        return _PASS.index(name), 0, 0
+    stack, layer, inside = name.split(".", 2)
     stage = next(number for number, stage in enumerate(_STAGES) if inside == stage or inside.startswith(f"{stage}."))
-    return 0, int(layer), stage
+    return _PASS.index(stack), int(layer), stage
 
 
-def _layer_of(name: str) -> int | None:
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" else None
+def _block_of(name: str) -> str | None:
+    """The path of the block that a probe stands in, such as ``blocks.0``."""
+    path, _, inside = name.rpartition(".")
+    return ".".join(path.split(".")[:2]) if inside and path else None
+
+
+def _is_kept(name: str) -> bool:
+    """Whether a trace holds what passes this probe: what enters the first block, and what leaves each."""
+    block = _block_of(name)
+    return name == f"{block}.output" or (block is None and name not in ("final", "logits"))
 
 
 def _look(value: Tensor) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sheepop.core.console import Console
 from sheepop.core.errors import OutputError, UsageError
+from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, write_checksums, write_json
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.checks import Check, check_trace
@@ -25,6 +26,7 @@ from sheepop.interpret.pictures import (
     norms_picture,
 )
 from sheepop.interpret.store import write_trace
+from sheepop.interpret.stream import attentions_of
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted
 from sheepop.report import save_png, save_svg
@@ -51,6 +53,7 @@ def trace_prompt(
     prompt: str,
     output: Path | None = None,
     *,
+    target: str | None = None,
     position: int = -1,
     token: str | None = None,
     rival: str | None = None,
@@ -64,6 +67,8 @@ def trace_prompt(
 ) -> TraceOutcome:
     """Follows `prompt` through a model and, with an `output`, writes what was found into that directory.
 
+    An encoder-decoder reads the prompt as its source and writes a target, which may begin with `target`.
+
     What is predicted behind `position` is attributed to the parts of the network: the logit of `token`, by default the
     likeliest, less that of `rival` if there is one. `compare` means a second model, tuned from the first perhaps.
     Raises `UsageError` for a position that is not there and for a text that is no single token.
@@ -72,9 +77,10 @@ def trace_prompt(
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
     console = console or Console.silent()
     loaded = load_adapted(model, adapters, device=device, dtype=dtype)
-    trace = Trace.of(loaded.model, loaded.tokenizer, prompt)
+    trace = Trace.of(loaded.model, loaded.tokenizer, prompt, target)
+    text = "prompt" if trace.source is None else "target"
     if not -trace.num_tokens <= position < trace.num_tokens:
-        raise UsageError(f"--position {position} is none of the {trace.num_tokens} tokens of the prompt.")
+        raise UsageError(f"--position {position} is none of the {counted(trace.num_tokens, 'token')} of the {text}.")
     position %= trace.num_tokens
     wanted = trace.predictions[position].top[0][0] if token is None else _single(loaded.tokenizer, token)
     attribution = direct_attribution(
@@ -83,7 +89,7 @@ def trace_prompt(
     comparison = None
     if compare is not None:
         other = load_adapted(compare, device=device, dtype=dtype)
-        comparison = compare_traces(trace, Trace.of(other.model, other.tokenizer, prompt))
+        comparison = compare_traces(trace, Trace.of(other.model, other.tokenizer, prompt, target))
     outcome = TraceOutcome(output, trace, check_trace(trace), logit_lens(trace), attribution, comparison)
     if output is not None:
         _write(outcome, output, str(loaded.directory), config or GenerationConfig(), overwrite, console)
@@ -113,12 +119,13 @@ def _write(
         pictures.append(comparison_picture(trace, outcome.comparison))
     with atomic_directory(output, replace=overwrite) as place:
         write_trace(trace, place, outcome.checks, model)
-        count = len(pictures) + trace.num_layers
+        drawn = sum(len(attentions_of(block)) for stream in trace.streams for block in stream.blocks)
+        count = len(pictures) + drawn
         with console.progress("Pictures", count, "pictures") as progress:
             for picture in pictures:
                 _save(picture, place)
                 progress.advance()
-            if trace.num_tokens > _MOST_DRAWN:
+            if max(stream.num_tokens for stream in trace.streams) > _MOST_DRAWN:
                 console.warn(f"Attention of more than {_MOST_DRAWN} tokens is not drawn; its numbers can be asked for.")
             else:
                 for picture in attention_pictures(trace):

@@ -75,7 +75,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
     if config.trace.prompt is not None:
-        sample = TrainingTraces(model, tokenizer, config.trace.prompt, run.traces, sample)
+        sample = TrainingTraces(model, tokenizer, config.trace, run.traces, sample)
     placement = OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile)
     objective = data.objective(config)
     plan = data.plan(config, run, console)

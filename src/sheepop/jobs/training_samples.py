@@ -17,6 +17,7 @@ from sheepop.core.random import derive_seed
 from sheepop.data import Corpus
 from sheepop.generate import Generator
 from sheepop.interpret.checks import check_trace
+from sheepop.interpret.config import TraceConfig
 from sheepop.interpret.store import write_trace
 from sheepop.interpret.trace import Trace, read_traced
 from sheepop.jobs.config import SheepOpConfig
@@ -72,7 +73,7 @@ def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence
         Generator(model, tokenizer).require(prompts, config.generation)
         if config.trace.prompt is not None:
             key = "trace.prompt"
-            read_traced(model, tokenizer, config.trace.prompt)
+            read_traced(model, tokenizer, config.trace.prompt, config.trace.target)
     except UsageError as error:
         raise ConfigError(f"{key}: {error}") from None
 
@@ -81,14 +82,15 @@ class TrainingTraces:
     """Traces a prompt into `place` whenever the model is let write, and lets it write if `samples` are wanted."""
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, prompt: str, place: Path, samples: Samples | None
+        self, model: Transformer, tokenizer: Tokenizer, config: TraceConfig, place: Path, samples: Samples | None
     ) -> None:
-        self._model, self._tokenizer, self._prompt = model, tokenizer, prompt
+        self._model, self._tokenizer, self._config = model, tokenizer, config
         self._place, self._samples = place, samples
 
     def __call__(self, step: int) -> list[dict[str, Any]]:
         """The rows of the samples; the trace goes into a directory named by the step, in place of one left there."""
-        trace = Trace.of(self._model, self._tokenizer, self._prompt)
+        assert self._config.prompt is not None
+        trace = Trace.of(self._model, self._tokenizer, self._config.prompt, self._config.target)
         self._place.mkdir(exist_ok=True)
         with atomic_directory(self._place / f"step-{step:08d}", replace=True) as directory:
             write_trace(trace, directory, check_trace(trace), str(self._place.parent), step=step)

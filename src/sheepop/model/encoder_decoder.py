@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import Attending
 from sheepop.model.block import Block, BlockInputs
 from sheepop.model.cache import Cache
 from sheepop.model.config import Architecture, ModelConfig
@@ -73,14 +74,33 @@ class EncoderDecoder(Transformer):
         if length > self.config.max_seq_len:
             raise ValueError(f"a source of {length} positions does not fit max_seq_len = {self.config.max_seq_len}")
         x_BSD = self.embed(source_ids, None, (self.source_embedded, self.source_positioned))
-        kind = self.attention_kind(causal=False)
-        attending = prepare_attention(kind, kind.sight(length, key_mask=source_mask))
-        inputs = BlockInputs(attending, self.angles(None, length))
+        inputs = self._encoder_inputs(length, source_mask)
         for block in self.encoder_blocks:
             x_BSD, _ = block(x_BSD, inputs)
-        if self.encoder_norm is not None:
-            x_BSD = self.encoder_norm(x_BSD)
-        return Memory(self.memory(x_BSD), source_mask)
+        return Memory(self.finish_encoder(x_BSD), source_mask)
+
+    def _encoder_inputs(self, length: int, source_mask: Tensor | None) -> BlockInputs:
+        kind = self.attention_kind(causal=False)
+        return BlockInputs(prepare_attention(kind, kind.sight(length, key_mask=source_mask)), self.angles(None, length))
+
+    def finish_encoder(self, x_BSD: Tensor) -> Tensor:
+        """The states that the decoder looks at, from the residual stream behind the encoder's last block."""
+        return self.memory(x_BSD if self.encoder_norm is None else self.encoder_norm(x_BSD))
+
+    def run_encoder_block(self, layer: int, x_BSD: Tensor) -> Tensor:
+        """As `run_block`, of the encoder; rows have no padding."""
+        found_BSD, _ = self.encoder_blocks[layer](x_BSD, self._encoder_inputs(x_BSD.shape[1], None))
+        return cast(Tensor, found_BSD)
+
+    def run_target_block(self, layer: int, x_BTD: Tensor, memory: Memory) -> Tensor:
+        """As `run_block`, of the decoder, which looks at `memory`: one for all rows, or one for each."""
+        states = memory.states.expand(len(x_BTD), -1, -1)
+        return self.run_block(layer, x_BTD, states, self._looking_at(memory, x_BTD.shape[1]))
+
+    def _looking_at(self, memory: Memory, num_targets: int) -> Attending:
+        """The kernel of attention to `memory`; places of one sequence have no distance to places of the other."""
+        kind = replace(self.attention_kind(causal=False), slopes=None)
+        return prepare_attention(kind, kind.sight(num_targets, memory.states.shape[1], key_mask=memory.mask))
 
     def run(
         self,
@@ -109,10 +129,8 @@ class EncoderDecoder(Transformer):
             memory = self.encode(source_ids, source_mask)
         if memory.states.shape[0] != input_ids.shape[0]:
             raise ValueError(f"{input_ids.shape[0]} targets, but {memory.states.shape[0]} sources")
-        # Places of one sequence have no distance to places of the other.
-        kind = replace(self.attention_kind(causal=False), slopes=None)
-        sight = kind.sight(input_ids.shape[1], memory.states.shape[1], key_mask=memory.mask)
-        return self._decode(input_ids, positions, None, cache, memory.states, prepare_attention(kind, sight))
+        looking = self._looking_at(memory, input_ids.shape[1])
+        return self._decode(input_ids, positions, None, cache, memory.states, looking)
 
     def forward(  # type: ignore[override]  # a network of two sequences
         self,

@@ -174,13 +174,19 @@ class Transformer(nn.Module):
                 routings.append(routing)
         return Outputs(self.finish(x_BTD), tuple(routings))
 
-    def run_block(self, layer: int, x_BTD: Tensor) -> Tensor:
-        """The residual stream (B, T, D) behind a block, from that before it; rows are whole and begin at position 0."""
+    def run_block(
+        self, layer: int, x_BTD: Tensor, memory: Tensor | None = None, memory_attending: Attending | None = None
+    ) -> Tensor:
+        """The residual stream (B, T, D) behind a block, from that before it; rows are whole and begin at position 0.
+
+        `memory` and its kernel are those of `BlockInputs`.
+        """
         window, num_tokens = self.windows[layer], x_BTD.shape[1]
         kind = self.attention_kind(window)
         attending = prepare_attention(kind, kind.sight(num_tokens))
-        found_BTD, _ = self.layers[layer](x_BTD, BlockInputs(attending, self.angles(window, num_tokens, None)))
-        return found_BTD
+        angles = self.angles(window, num_tokens, None)
+        found_BTD, _ = self.blocks[layer](x_BTD, BlockInputs(attending, angles, memory, memory_attending))
+        return cast(Tensor, found_BTD)
 
     def embed(
         self,

@@ -19,6 +19,7 @@ from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
 from sheepop.interpret.lens import logit_lens, residual_norms
 from sheepop.interpret.parts import direct_attribution
 from sheepop.interpret.trace import Trace
+from sheepop.model import EncoderDecoder
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
@@ -31,11 +32,15 @@ _KEPT, _MOST_NUMBERS = 16, 2**20
 
 
 class TraceRequest(BaseModel):
-    """What is to be traced, a text or token ids, and through which model; the first one where none is named."""
+    """What is to be traced, a text or token ids, and through which model; the first one where none is named.
+
+    An encoder-decoder reads `prompt` as its source, and `target` is what it has written so far.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: str | list[int]
+    target: str | list[int] | None = None
     model: str | None = None
 
 
@@ -78,9 +83,16 @@ class Inside:
         return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
-        """The models that can be looked into, each with whether it knows how to chat."""
+        """The models that can be looked into: whether each knows how to chat, and reads a source with an encoder."""
         return json_answer(
-            [{"name": model.name, "chats": model.template is not None} for model in self._registry.models()]
+            [
+                {
+                    "name": model.name,
+                    "chats": model.template is not None,
+                    "encodes": isinstance(model.generator.model, EncoderDecoder),
+                }
+                for model in self._registry.models()
+            ]
         )
 
     async def reload(self) -> JSONResponse:
@@ -98,11 +110,11 @@ class Inside:
             raise ApiError(404, "There is no model yet; the run has no checkpoint so far.", code="model_not_found")
         name = asked.model or models[0].name
         with self._registry.using(name) as model:
-            return json_answer(await self._work.do(self._begin, model, asked.prompt))
+            return json_answer(await self._work.do(self._begin, model, asked))
 
-    def _begin(self, model: Any, prompt: str | list[int]) -> dict[str, Any]:
+    def _begin(self, model: Any, asked: TraceRequest) -> dict[str, Any]:
         try:
-            trace = Trace.of(model.generator.model, model.tokenizer, prompt)
+            trace = Trace.of(model.generator.model, model.tokenizer, asked.prompt, asked.target)
         except UsageError as error:
             raise ApiError(400, str(error), param="prompt") from None
         number = next(self._numbers)
@@ -114,15 +126,19 @@ class Inside:
             "number": number,
             "model": model.name,
             "prompt": trace.prompt.text,
+            "target": None if trace.source is None else trace.tokenizer.decode(trace.token_ids[1:]),
             "sizes": {
-                "layers": trace.num_layers, "width": config.d_model, "heads": config.num_heads,
+                "layers": trace.num_layers, "encoder_layers": 0 if trace.source is None else len(trace.source.blocks),
+                "width": config.d_model, "heads": config.num_heads,
                 "kv_heads": config.kv_heads, "head_dim": config.head_size, "vocabulary": config.vocabulary,
                 "positions": config.position_encoding, "norm": config.norm, "activation": config.activation,
                 "experts": None if config.experts is None else config.experts.count,
             },
             "tokens": [token.to_dict() for token in trace.tokens],
             "predictions": [found.to_dict() for found in trace.predictions],
-            "norms": residual_norms(trace).tolist(),
+            "source_tokens": [token.to_dict() for token in trace.source_tokens],
+            "norms": residual_norms(trace.target).tolist(),
+            "source_norms": [] if trace.source is None else residual_norms(trace.source).tolist(),
             "tensors": trace.names,
         }  # fmt: skip
 
@@ -197,12 +213,15 @@ class Inside:
         return await self._of(number, lambda trace: json_answer([check.to_dict() for check in check_trace(trace)]))
 
     async def map(self, number: int) -> JSONResponse:
-        """The prompt's tokens on the two axes of largest variance of their embeddings."""
+        """The tokens of the prompt, and of the target if there is one, on the two axes of largest variance."""
 
         def read(trace: Trace) -> JSONResponse:
-            found = embedding_map(trace.model, trace.token_ids)
-            words = [trace.text_of(each) for each in found.token_ids]
-            return json_answer({"texts": words, "points": found.points.tolist(), "explained": found.explained})
+            found = embedding_map(trace.model, [*(trace.prompt.source_ids or []), *trace.token_ids])
+            points = [
+                {"id": each, "text": trace.text_of(each), "at": at}
+                for each, at in zip(found.token_ids, found.points.tolist(), strict=True)
+            ]
+            return json_answer({"points": points, "explained": found.explained})
 
         return await self._of(number, read)
 
@@ -238,8 +257,8 @@ class Inside:
 
 
 def _tensor(trace: Trace, name: str) -> torch.Tensor:
-    if name.endswith(".attention.unmasked"):
-        return trace.unmasked_scores(range(trace.num_layers)[int(name.split(".")[1])])
+    if name.endswith("attention.unmasked"):
+        return trace.unmasked_scores(name.removesuffix(".unmasked"))
     return trace.residuals if name == "residuals" else trace[name]
 
 

@@ -22,8 +22,8 @@ const query = (settings) => new URLSearchParams(Object.entries(settings).filter(
 export const get = async (path, settings = {}) => (await asked(`/ui/${path}?${query(settings)}`)).json();
 export const post = async (path, body) => (await asked(`/ui/${path}`, posted(body))).json();
 
-// A new trace of a text, or of token ids.
-export const begin = (model, prompt) => post("traces", { model, prompt });
+// A new trace of a text, or of token ids; an encoder-decoder also has a target.
+export const begin = (model, prompt, target) => post("traces", { model, prompt, target });
 
 // A slice as JSON: next, attribution, map or neighbours of a trace.
 export const ask = (number, what, settings) => get(`traces/${number}/${what}`, settings);

@@ -16,41 +16,54 @@ export async function open(page) {
     return;
   }
   let chosen = { view: given.view in VIEWS ? given.view : "text", position: whole(given.position), layer: whole(given.layer) ?? 0,
-    head: whole(given.head) ?? 0, what: KINDS.includes(given.what) ? given.what : KINDS[0] };
+    head: whole(given.head) ?? 0, what: KINDS.includes(given.what) ? given.what : KINDS[0], source: whole(given.source), cross: given.cross === "true" };
   let ids = given.ids ? given.ids.split(",").map(Number) : null, traces = [], latest = 0;
 
   const prompt = element("textarea", { id: "prompt", rows: 2, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
+  const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
+  const written = element("label", { className: "wide" }, "Written so far", target);
   const model = choice("Model", names, given.model), beside = choice("Beside it", ["", ...names], given.beside);
   model.select.id = "model";
   beside.select.options[0].textContent = "nothing";
   const fresh = element("button", { type: "button", title: "Read the models again, such as a run's newest checkpoint" }, "Reload");
   const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
-    element("label", { className: "wide" }, "Prompt", prompt), element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);
+    element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);
   page.controls.append(form);
+
+  const encodes = (name) => page.models.find((each) => each.name === name)?.encodes ?? false;
 
   function remember() {
     page.called(`${prompt.value}: ${VIEWS[chosen.view][0]}`);
-    page.remember({ prompt: prompt.value, ids, model: model.select.value, beside: beside.select.value, ...chosen });
+    page.remember({ prompt: prompt.value, target: encodes(model.select.value) ? target.value : null, ids,
+      model: model.select.value, beside: beside.select.value, ...chosen, cross: chosen.cross || null });
   }
 
   function fit() {
     const least = (of) => Math.min(...traces.map(of)) - 1;
     chosen.position = Math.min(chosen.position ?? Infinity, least((trace) => trace.tokens.length));
-    chosen.layer = Math.min(chosen.layer, least((trace) => trace.sizes.layers));
+    const sources = least((trace) => trace.source_tokens.length);
+    chosen.source = sources < 0 ? null : Math.min(chosen.source ?? Infinity, sources);
+    chosen.layer = Math.min(chosen.layer, least((trace) => trace.sizes.encoder_layers + trace.sizes.layers));
     chosen.head = Math.min(chosen.head, least((trace) => trace.sizes.heads));
   }
 
   async function change({ append, ...settings }) {
     chosen = { ...chosen, ...settings };
     if (append == null) return show();
-    ids = [...traces[0].tokens.map((token) => token.id), append];
+    ids = [...traces[0].tokens.map((token) => token.id), append].slice(traces[0].target == null ? 0 : 1);
     chosen.position = null;
     return start();
   }
 
   function drawStrip() {
-    const { tokens, predictions } = traces[0];
-    page.strip.replaceChildren(...tokens.map((token) => {
+    const { tokens, predictions, source_tokens } = traces[0];
+    const read = source_tokens.map((token) => {
+      const chip = element("button", { className: "token source", ariaPressed: String(token.position === chosen.source),
+        title: `Token ${token.position} of the source, id ${token.id}` }, visible(token.text), element("small", {}, "source"));
+      chip.addEventListener("click", () => change({ source: token.position }));
+      return chip;
+    });
+    page.strip.replaceChildren(...read, ...tokens.map((token) => {
       const before = predictions[token.position - 1];
       const chip = element("button", { className: "token", ariaPressed: String(token.position === chosen.position),
         title: `Token ${token.position}, id ${token.id}${before ? `, expected with ${share(Math.exp(before.logprob))}` : ""}` },
@@ -92,18 +105,21 @@ export async function open(page) {
     page.say("Tracing …");
     try {
       const wanted = [model.select.value, beside.select.value].filter(Boolean);
+      const hasTarget = encodes(wanted[0]);
+      written.hidden = !hasTarget;
       // Ids are those of the first model; the other one reads the text that they stand for.
-      const first = await begin(wanted[0], ids ?? prompt.value);
-      if (ids) prompt.value = first.prompt;
-      const found = [first, ...(wanted[1] ? [await begin(wanted[1], prompt.value)] : [])];
+      const first = await (hasTarget ? begin(wanted[0], prompt.value, ids ?? target.value) : begin(wanted[0], ids ?? prompt.value));
+      if (ids) (hasTarget ? target : prompt).value = first.target ?? first.prompt;
+      const found = [first, ...(wanted[1] ? [await begin(wanted[1], prompt.value, hasTarget ? target.value : null)] : [])];
       if (turn !== latest) return;
       traces = found;
     } catch (error) {
       page.say(error.message, true);
       return;
     }
-    page.say(traces.map(({ tokens, model: name, sizes }) =>
-      `${name}: ${tokens.length} tokens through ${sizes.layers} blocks of width ${sizes.width} with ${sizes.heads} heads.`).join(" "));
+    page.say(traces.map(({ tokens, source_tokens: sources, model: name, sizes }) =>
+      `${name}: ${tokens.length} tokens through ${sizes.layers} blocks of width ${sizes.width} with ${sizes.heads} heads`
+      + `${sources.length ? `, which look at ${sources.length} tokens of the source behind ${sizes.encoder_layers} blocks of the encoder` : ""}.`).join(" "));
     await show();
     document.body.dataset.ready = String(traces[0].number);
   }
@@ -127,7 +143,7 @@ export async function open(page) {
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
-  prompt.addEventListener("input", () => { ids = null; });
+  for (const field of [prompt, target]) field.addEventListener("input", () => { ids = null; });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     chosen.position = null;

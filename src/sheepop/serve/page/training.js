@@ -105,22 +105,24 @@ export async function open(page) {
     }
     const at = element("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, ariaLabel: "Step of the trace" });
     const play = element("button", { type: "button" }, "Play"), told = element("span", { className: "shape" });
-    const first = await get(`runs/${name}/traces/${steps[0]}`), { num_layers: layers, num_heads: heads } = first.config;
-    const count = (size) => Array.from({ length: size }, (_, place) => place);
-    const [layer, head] = [choice("Block", count(layers), 0), choice("Head", count(heads), 0)];
+    const first = await get(`runs/${name}/traces/${steps[0]}`), heads = [...Array(first.config.num_heads).keys()];
+    const maps = Object.keys(first.tensors).filter((each) => each.endsWith("attention.weights")).sort(new Intl.Collator("en", { numeric: true }).compare);
+    const called = (each) => `${each.startsWith("encoder") ? "Encoder block" : "Block"} ${each.split(".")[1]}${each.includes("cross") ? ", the source" : ""}`;
+    const [layer, head] = [choice("Attention", maps, maps[0], called), choice("Head", heads, 0)];
     const made = element("div", { className: "beside" }), cell = element("p", { className: "shape", ariaLive: "polite" });
     let asked = 0;
     const show = async () => {
       const now = ++asked, step = steps[Number(at.value)], trace = await get(`runs/${name}/traces/${step}`);
-      const labels = trace.tokens.map((token) => token.text), size = labels.length, last = trace.predictions.at(-1);
-      const parts = [element("div", {}, ...heading("Behind the prompt", `The likeliest next tokens after ${visible(labels.at(-1))}.`),
+      const [target, source] = [trace.tokens, trace.source_tokens ?? []].map((tokens) => tokens.map((token) => token.text)), last = trace.predictions.at(-1);
+      const parts = [element("div", {}, ...heading("Behind the prompt", `The likeliest next tokens after ${visible(target.at(-1))}.`),
         bars(last.top.map(([id, probability]) => ({ word: visible(trace.words?.[id] ?? `token ${id}`), values: [probability], text: share(probability) }))))];
-      const tensor = `blocks.${layer.select.value}.attention.weights`;
+      const tensor = layer.select.value;
       if (tensor in trace.tensors) {
+        const [queries, keys] = [tensor.startsWith("encoder") ? source : target, /^encoder|cross/.test(tensor) ? source : target];
         const found = await floats(`runs/${name}/traces/${step}/tensor`, { tensor, head: head.select.value });
-        parts.unshift(element("div", {}, ...heading(`Attention of head ${layer.select.value}.${head.select.value}`, "A row is the token that looks, a column the token that it looks at."),
-          cell, map(found.values, size, size, labels, labels, 1, (row, column) => {
-            cell.textContent = `${visible(labels[row])} → ${visible(labels[column])}: ${share(found.values[row * size + column])}`;
+        parts.unshift(element("div", {}, ...heading(`Attention of head ${tensor.split(".")[1]}.${head.select.value}`, "A row is the token that looks, a column the token that it looks at."),
+          cell, map(found.values, queries.length, keys.length, queries, keys, 1, (row, column) => {
+            cell.textContent = `${visible(queries[row])} → ${visible(keys[column])}: ${share(found.values[row * keys.length + column])}`;
           })));
       }
       if (now !== asked) return;

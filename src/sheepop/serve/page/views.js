@@ -6,10 +6,30 @@ import { bars, choice, element, heading, map, matrix, number, picture, share, ta
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
 // What depends on no choice is asked for once.
 const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
-const names = (trace) => trace.tokens.map((token) => token.text);
+const names = (tokens) => tokens.map((token) => token.text);
 
-function vectors(trace, found, rows = names(trace)) {
-  const [height, width] = found.shape;
+// The blocks of an encoder, if there is one, and of the decoder, in the order in which they run.
+function blocks(trace) {
+  const { encoder_layers: before, layers } = trace.sizes;
+  const stack = (count, path, label, stream) => Array.from({ length: count }, (_, layer) => ({ layer, path: `${path}.${layer}`, label: `${label} ${layer}`, ...stream }));
+  return [...stack(before, "encoder_blocks", "Encoder block", { tokens: trace.source_tokens, norms: trace.source_norms, isEncoder: true, begins: "source_positioned" }),
+    ...stack(layers, "blocks", before ? "Decoder block" : "Block", { tokens: trace.tokens, norms: trace.norms, isEncoder: false, begins: "positioned" })];
+}
+
+// The chosen block, with the chosen place in its stream.
+function blockOf(trace, chosen) {
+  const found = blocks(trace)[chosen.layer];
+  return { ...found, place: found.isEncoder ? chosen.source : chosen.position };
+}
+
+// Some tokens on either side of the chosen one, by their positions.
+function near({ tokens, place }) {
+  const from = Math.max(0, Math.min(place - NEAR, tokens.length - 2 * NEAR));
+  return tokens.slice(from, from + 2 * NEAR);
+}
+
+function vectors(tokens, found) {
+  const [height, width] = found.shape, rows = names(tokens);
   const head = ["", ...Array.from({ length: Math.min(SHOWN, width) }, (_, place) => String(place))];
   const body = Array.from({ length: height }, (_, row) =>
     [visible(rows[row]), ...found.values.slice(row * width, row * width + Math.min(SHOWN, width))]);
@@ -17,35 +37,44 @@ function vectors(trace, found, rows = names(trace)) {
   return [element("p", { className: "shape" }, `(${found.shape.join(" × ")})${more}`), table(head, body)];
 }
 
-function layerChoice(trace, chosen, change) {
-  const block = choice("Block", [...Array(trace.sizes.layers).keys()], chosen.layer, (layer) => `Block ${layer}`);
+function layerChoice(trace, chosen, change, from = 0) {
+  const all = blocks(trace);
+  const block = choice("Block", [...all.keys()].slice(from), chosen.layer, (number) => all[number].label);
   block.select.addEventListener("change", () => change({ layer: Number(block.select.value), head: 0 }));
   return block;
 }
 
 async function text(trace) {
+  const columns = ["position", "token", "bytes", "id"], start = (token) => [String(token.position), visible(token.text), token.bytes, String(token.id)];
   const rows = trace.tokens.map((token) => {
     const before = trace.predictions[token.position - 1];
-    return [String(token.position), visible(token.text), token.bytes, String(token.id),
-      before ? share(Math.exp(before.logprob)) : "–", before ? String(before.rank) : "–"];
+    return [...start(token), before ? share(Math.exp(before.logprob)) : "–", before ? String(before.rank) : "–"];
   });
+  const source = trace.source_tokens.length ? [table(columns, trace.source_tokens.map(start)),
+    ...heading("The target", "What the decoder has written so far. It begins with a token of its own.")] : [];
   return [...heading("Text and tokens", "The tokenizer cuts the text into pieces that it knows and gives each its number. "
     + "Beside each stands how likely the model thought it was, and how many tokens it thought at least as likely."),
-  table(["position", "token", "bytes", "id", "probability", "rank"], rows)];
+  ...source, table([...columns, "probability", "rank"], rows)];
 }
 
 async function embedding(trace) {
-  const parts = [...heading("Tokens become vectors", "Each id picks a row of a table: the token's vector.", "x₀ = E[id]"),
-    ...vectors(trace, await tensor(trace.number, "embedded"))];
-  if (["sinusoidal", "learned"].includes(trace.sizes.positions)) {
-    parts.push(...heading("And get their position", "A vector for each position is added.", "x = x₀ + p"),
-      ...vectors(trace, await tensor(trace.number, "positioned")));
+  const parts = heading("Tokens become vectors", "Each id picks a row of a table: the token's vector.", "x₀ = E[id]");
+  const streams = [...(trace.source_tokens.length ? [["source_", trace.source_tokens]] : []), ["", trace.tokens]];
+  for (const [prefix, tokens] of streams) {
+    if (streams.length > 1) parts.push(element("h2", {}, prefix ? "The source" : "The target"));
+    parts.push(...vectors(tokens, await tensor(trace.number, `${prefix}embedded`)));
+    if (["sinusoidal", "learned"].includes(trace.sizes.positions)) {
+      parts.push(...heading("And get their position", "A vector for each position is added.", "x = x₀ + p"),
+        ...vectors(tokens, await tensor(trace.number, `${prefix}positioned`)));
+    }
   }
   return parts;
 }
 
 async function attention(trace, chosen, change) {
-  const { layer, head } = chosen, prefix = `blocks.${layer}.attention`, labels = names(trace);
+  const { head } = chosen, block = blockOf(trace, chosen), { layer } = block, hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
+  const isCross = hasCross && chosen.cross, prefix = `${block.path}.${isCross ? "cross_attention" : "attention"}`;
+  const labels = names(block.tokens), keys = isCross ? trace.source_tokens : block.tokens;
   const shown = { weights: "Weights", scores: "Scores", unmasked: "Scores before the mask" };
   const [all, large, values, outputs] = await Promise.all([
     Promise.all(Array.from({ length: trace.sizes.heads }, (_, each) => tensor(trace.number, `${prefix}.weights`, each))),
@@ -62,39 +91,41 @@ async function attention(trace, chosen, change) {
   const kind = choice("Show", Object.keys(shown), chosen.what, (name) => shown[name]);
   kind.select.addEventListener("change", () => change({ what: kind.select.value }));
   const told = element("p", { className: "shape", ariaLive: "polite" });
-  const [size] = large.shape;
+  const [size, width] = large.shape;
   const tell = (row, column) => {
-    told.textContent = `${visible(labels[row])} → ${visible(labels[column])}: ${number(large.values[row * size + column])}`;
+    told.textContent = `${visible(labels[row])} → ${visible(keys[column].text)}: ${number(large.values[row * width + column])}`;
   };
   tell(size - 1, 0);
-  const big = map(large.values, size, size, labels, labels, chosen.what === "weights" ? 1 : undefined, tell);
-  return [...heading(`Attention of block ${layer}`, "Each token (row) looks at those up to itself (columns), a head "
+  const big = map(large.values, size, width, labels, names(keys), chosen.what === "weights" ? 1 : undefined, tell);
+  const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "What is written"));
+  sides.select.addEventListener("change", () => change({ cross: sides.select.value === "true" }));
+  const seen = isCross ? "all tokens of the source" : block.isEncoder ? "all tokens" : "those up to itself";
+  return [...heading(`${isCross ? "Cross-attention" : "Attention"} of ${block.label.toLowerCase()}`, `Each token (row) looks at ${seen} (columns), a head `
     + "each in its own way. Scores say how well a query fits a key; the softmax makes weights of them.",
   "w = softmax(q · kᵀ / √C),  out = w · v"),
-  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), kind),
+  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), ...(hasCross ? [sides] : []), kind),
   element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
-  ...terms(trace, chosen, all[head], values, outputs, change)];
+  ...terms(block, isCross || block.isEncoder ? keys : keys.slice(0, block.place + 1), all[head], values, outputs, change)];
 }
 
-// One number of a head's output as the sum that it is; a click on any of its numbers chooses it.
-function terms(trace, chosen, weights, values, outputs, change) {
-  const width = values.shape[1], place = chosen.position, size = weights.shape[0];
+// One number of a head's output as the sum that it is, over the `seen` tokens; a click on any of its numbers chooses it.
+function terms(block, seen, weights, values, outputs, change) {
+  const width = values.shape[1], { place } = block, size = weights.shape[1];
   const made = element("div"), shown = Math.min(SHOWN, width);
-  const from = Math.max(0, Math.min(place - NEAR, trace.tokens.length - 2 * NEAR));
-  const rows = trace.tokens.slice(from, from + 2 * NEAR).map((token, row) => [row + from, token]).map(([t, token]) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
-    const cell = element("button", { title: "The terms that it is the sum of" }, number(outputs.values[t * width + c]));
+  const rows = near(block).map((token) => [visible(token.text), ...Array.from({ length: shown }, (_, c) => {
+    const cell = element("button", { title: "The terms that it is the sum of" }, number(outputs.values[token.position * width + c]));
     cell.addEventListener("click", () => {
       dimension.value = c;
-      if (t === place) show(); else change({ position: t });
+      if (token.position === place) show(); else change({ [block.isEncoder ? "source" : "position"]: token.position });
     });
     return cell;
   })]);
   const dimension = element("input", { type: "number", min: 0, max: width - 1, value: 0 });
   const show = () => {
     const c = Math.min(width - 1, Math.max(0, Math.trunc(Number(dimension.value)) || 0));
-    const rows = Array.from({ length: place + 1 }, (_, s) => {
+    const rows = seen.map((token, s) => {
       const [w, v] = [weights.values[place * size + s], values.values[s * width + c]];
-      return [visible(trace.tokens[s].text), w, v, w * v];
+      return [visible(token.text), w, v, w * v];
     });
     const total = ["sum", "", "", outputs.values[place * width + c]];
     made.replaceChildren(table(["token", "weight", "value", "product"], [...rows, total]));
@@ -103,45 +134,45 @@ function terms(trace, chosen, weights, values, outputs, change) {
   show();
   return [...heading("What the head writes", "A row for each token around the chosen one. A click on a number shows the terms that it is the sum of."),
     table(["", ...Array.from({ length: shown }, (_, c) => String(c))], rows, "cells"), ...heading("One number by hand", `What the head writes for token ${place}, `
-    + `${visible(trace.tokens[place].text)}, is a sum of values, each times its weight.`),
+    + `${visible(block.tokens[place].text)}, is a sum of values, each times its weight.`),
   element("label", {}, `Dimension, 0 to ${width - 1}`, dimension), made];
 }
 
 async function forward(trace, chosen, change) {
-  const { layer, position } = chosen, prefix = `blocks.${layer}.feed_forward`;
-  const parts = [...heading(`Feed-forward network of block ${layer}`, "Each token for itself: wider, through the "
+  const block = blockOf(trace, chosen), { place } = block, prefix = `${block.path}.feed_forward`;
+  const parts = [...heading(`Feed-forward network of ${block.label.toLowerCase()}`, "Each token for itself: wider, through the "
     + "activation, and back.", `out = W₂ · ${trace.sizes.activation}(W₁ · x)`),
   element("div", { className: "knobs" }, layerChoice(trace, chosen, change))];
   if (trace.tensors.includes(`${prefix}.hidden`)) {
     const [before, hidden] = await Promise.all(["pre_activation", "hidden"].map((name) => tensor(trace.number, `${prefix}.${name}`)));
-    const width = hidden.shape[1], row = Array.from(hidden.values.slice(position * width, (position + 1) * width));
+    const width = hidden.shape[1], row = Array.from(hidden.values.slice(place * width, (place + 1) * width));
     const strongest = row.map((value, unit) => [unit, value]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 16);
-    parts.push(element("p", {}, `The 16 strongest of ${width} units for ${visible(trace.tokens[position].text)}:`),
+    parts.push(element("p", {}, `The 16 strongest of ${width} units for ${visible(block.tokens[place].text)}:`),
       bars(strongest.map(([unit, value]) => ({ word: `unit ${unit}`, values: [value],
-        text: `${number(before.values[position * width + unit])} → ${number(value)}` }))));
+        text: `${number(before.values[place * width + unit])} → ${number(value)}` }))));
   } else {
     const [experts, weights] = await Promise.all(["chosen", "weights"].map((name) => tensor(trace.number, `${prefix}.router.${name}`)));
     const [, count] = experts.shape;
-    const from = Math.max(0, Math.min(place - NEAR, trace.tokens.length - 2 * NEAR));
-  const rows = trace.tokens.slice(from, from + 2 * NEAR).map((token, row) => [row + from, token]).map(([t, token]) => [visible(token.text), ...Array.from({ length: count }, (_, k) =>
-      `${experts.values[t * count + k]}: ${share(weights.values[t * count + k])}`)]);
+    const rows = near(block).map((token) => [visible(token.text), ...Array.from({ length: count }, (_, k) =>
+      `${experts.values[token.position * count + k]}: ${share(weights.values[token.position * count + k])}`)]);
     parts.push(element("p", {}, "The experts that the router chose, with their weights:"), table(["token", ...rows[0].slice(1).map((_, k) => `${k + 1}.`)], rows));
   }
-  parts.push(element("h2", {}, "What it adds"), ...vectors(trace, await tensor(trace.number, `blocks.${layer}.feed_forward_output`)));
+  parts.push(element("h2", {}, "What it adds"), ...vectors(block.tokens, await tensor(trace.number, `${block.path}.feed_forward_output`)));
   return parts;
 }
 
 async function stream(trace, chosen, change) {
-  const { layer, position } = chosen;
+  const block = blockOf(trace, chosen), { path, place, norms } = block;
+  const cross = trace.tensors.includes(`${path}.cross_attention_output`) ? [["cross-attention adds", `${path}.cross_attention_output`]] : [];
   const pieces = await Promise.all([
-    ["before", layer ? `blocks.${layer - 1}.output` : "positioned"], ["attention adds", `blocks.${layer}.attention_output`],
-    ["feed-forward adds", `blocks.${layer}.feed_forward_output`], ["behind", `blocks.${layer}.output`],
+    ["before", block.layer ? path.replace(/\d+$/, `${block.layer - 1}.output`) : block.begins], ["attention adds", `${path}.attention_output`],
+    ...cross, ["feed-forward adds", `${path}.feed_forward_output`], ["behind", `${path}.output`],
   ].map(async ([name, from]) => [name, await tensor(trace.number, from)]));
   const rows = pieces.map(([name, found]) => {
     const width = found.shape[1];
-    return [name, ...found.values.slice(position * width, position * width + SHOWN)];
+    return [name, ...found.values.slice(place * width, place * width + SHOWN)];
   });
-  const norms = trace.norms, most = Math.max(...norms.flat()), plot = picture(640, 260);
+  const most = Math.max(...norms.flat()), plot = picture(640, 260);
   const x = (step) => 50 + (560 * step) / Math.max(1, norms.length - 1), y = (value) => 230 - (210 * value) / most;
   plot.setAttribute("aria-label", "Length of the residual stream by blocks passed, a line for each token.");
   for (const at of [0, 0.5, 1]) {
@@ -149,7 +180,7 @@ async function stream(trace, chosen, change) {
     plot.draw("text", { x: 44, y: y(at * most) + 4, "text-anchor": "end" }, (at * most).toFixed(0));
   }
   for (let step = 0; step < norms.length; step++) plot.draw("text", { x: x(step), y: 250, "text-anchor": "middle" }, step);
-  trace.tokens.forEach((_, t) => plot.draw("polyline", { class: t === position ? "line" : "line quiet",
+  block.tokens.forEach((_, t) => plot.draw("polyline", { class: t === place ? "line" : "line quiet",
     points: norms.map((row, step) => `${x(step)},${y(row[t])}`).join(" ") }));
   return [...heading("The residual stream", "A block adds to what passes through it; nothing is thrown away. For the chosen "
     + "token:", "x ← x + attention(x),  x ← x + feed-forward(x)"),
@@ -164,7 +195,7 @@ async function lens(trace, chosen, change) {
     const cell = element("button", { title: `${share(found.probabilities[layer][t][0])}, ${found.divergence[layer][t].toFixed(3)} nats from the end` },
       visible(found.words[ids[0]]));
     cell.style.background = `color-mix(in srgb, var(--first) ${Math.round(70 * found.probabilities[layer][t][0])}%, transparent)`;
-    cell.addEventListener("click", () => change({ position: t, layer: Math.max(0, layer - 1) }));
+    cell.addEventListener("click", () => change({ position: t, layer: trace.sizes.encoder_layers + Math.max(0, layer - 1) }));
     return cell;
   })]).reverse();
   return [...heading("What each layer would say", "If the network ended there, this token would be likeliest next; the "
@@ -210,10 +241,11 @@ async function next(trace, chosen, change) {
 
 // The text grows by a token at a time, and the cache by a row in every block.
 async function growth(trace, chosen, change) {
-  const { layer } = chosen, { layers, kv_heads: groups, head_dim: width, heads } = trace.sizes;
-  const group = Math.min(groups - 1, Math.floor((chosen.head * groups) / heads)), labels = names(trace), count = labels.length;
-  const [keys, values, all] = await Promise.all([tensor(trace.number, `blocks.${layer}.attention.k`, group),
-    tensor(trace.number, `blocks.${layer}.attention.v`, group), logits(trace.number, count - 1)]);
+  const { layers, encoder_layers: before, kv_heads: groups, head_dim: width, heads } = trace.sizes;
+  const layer = Math.max(before, chosen.layer), { path } = blocks(trace)[layer];
+  const group = Math.min(groups - 1, Math.floor((chosen.head * groups) / heads)), labels = names(trace.tokens), count = labels.length;
+  const [keys, values, all] = await Promise.all([tensor(trace.number, `${path}.attention.k`, group),
+    tensor(trace.number, `${path}.attention.v`, group), logits(trace.number, count - 1)]);
   const each = 2 * layers * groups * width, told = element("p", { className: "shape", ariaLive: "polite" });
   const grown = (found, what) => element("div", {}, element("h3", {}, what), map(found.values, count, found.shape[1], labels,
     Array.from({ length: found.shape[1] }, () => ""), undefined, (row, column) => {
@@ -235,32 +267,31 @@ async function growth(trace, chosen, change) {
   return [...heading("Token by token", `The text has ${count} tokens. Each new one adds a row to the KV cache of every block, so that only `
     + "its own query, key and value need computing.", "cache = 2 · L · K · C numbers a token"),
   element("div", { className: "knobs" }, write("Write the likeliest", "Greedy decoding", () => best), write("Draw one", "At temperature 1", drawn),
-    layerChoice(trace, chosen, change), head),
+    layerChoice(trace, { ...chosen, layer }, change, before), head),
   element("p", {}, `2 · ${layers} · ${groups} · ${width} = ${each.toLocaleString("en")} numbers a token, ${(each * count).toLocaleString("en")} in all: `
     + `${((4 * each * count) / 1024).toLocaleString("en", { maximumFractionDigits: 1 })} KiB in float32.`),
   told, element("div", { className: "beside" }, grown(keys, "Keys"), grown(values, "Values"))];
 }
 
 async function space(trace) {
-  const found = await once(trace, "map"), plot = picture(640, 420), near = element("div");
-  const [xs, ys] = [0, 1].map((axis) => found.points.map((point) => point[axis]));
+  const found = await once(trace, "map"), plot = picture(640, 420), nearest = element("div");
+  const [xs, ys] = [0, 1].map((axis) => found.points.map((point) => point.at[axis]));
   const at = (value, all, from, to) => from + ((value - Math.min(...all)) / (Math.max(...all) - Math.min(...all) || 1)) * (to - from);
   plot.setAttribute("aria-label", "Embeddings of the prompt's tokens on their two axes of largest variance.");
-  found.points.forEach(([a, b], place) => {
-    const [x, y] = [at(a, xs, 30, 560), at(b, ys, 390, 20)];
+  found.points.forEach((point) => {
+    const [x, y] = [at(point.at[0], xs, 30, 560), at(point.at[1], ys, 390, 20)];
     const dot = plot.draw("circle", { cx: x, cy: y, r: 5, tabindex: 0 });
-    plot.draw("text", { x: x + 8, y: y + 4 }, visible(found.texts[place]));
+    plot.draw("text", { x: x + 8, y: y + 4 }, visible(point.text));
     const show = async () => {
-      const token = trace.tokens.find((each) => each.text === found.texts[place]);
-      const rows = await ask(trace.number, "neighbours", { token: token.id });
-      near.replaceChildren(element("h2", {}, `Nearest to ${visible(token.text)}`),
+      const rows = await ask(trace.number, "neighbours", { token: point.id });
+      nearest.replaceChildren(element("h2", {}, `Nearest to ${visible(point.text)}`),
         table(["token", "cosine", "distance"], rows.map((row) => [visible(row.text), row.cosine, row.distance])));
     };
     dot.addEventListener("click", show);
     dot.addEventListener("keydown", (event) => event.key === "Enter" && show());
   });
   return [...heading("The space of embeddings", `The two axes of largest variance; they hold ${share(found.explained[0])} and `
-    + `${share(found.explained[1])} of it. A click on a token shows its nearest neighbours.`), plot, near];
+    + `${share(found.explained[1])} of it. A click on a token shows its nearest neighbours.`), plot, nearest];
 }
 
 async function checks(trace) {
