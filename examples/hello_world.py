@@ -67,12 +67,11 @@ def embedding(trace: Trace) -> str:
     if trace.model.added_positions is not None:
         added = trace.residuals[0] - trace.embedded
         words += ["A vector for each position is added:", vectors(trace, added), vectors(trace, trace.residuals[0])]
-    elif (turned := trace.angles(0)) is not None:
-        angles = torch.atan2(turned[1], turned[0])
+    elif trace.model.rotary_positions is not None:
         words += [
             "Nothing is added for the position. Instead queries and keys are turned, pair by pair of their numbers, by "
             "these angles in radians, each as a number between -π and π:",
-            vectors(trace, angles),
+            vectors(trace, trace.angles("blocks.0.attention")),
         ]
     return section("Tokens to vectors", *words)
 
@@ -80,7 +79,7 @@ def embedding(trace: Trace) -> str:
 def attention(trace: Trace) -> str:
     """Queries, keys, values, scores and weights of one head."""
     name, head = "blocks.0.attention", 0
-    norm = FrozenNorm.of(trace.model.layers[0].attention_norm, trace.residuals[0])
+    norm = FrozenNorm.of(trace.blocks[0].attention_norm, trace.residuals[0])
     statistics = torch.cat([norm.mean, norm.scale], -1)
     masked, weights = trace[f"{name}.scores"][head], trace[f"{name}.weights"][head]
     return section(
@@ -105,7 +104,7 @@ def one_output(trace: Trace) -> str:
     weights, values = trace[f"{name}.weights"][0, last], trace[f"{name}.v"][0, :, 0]
     terms = " + ".join(f"{w:.4f} · {v:.4f}" for w, v in zip(weights.tolist(), values.tolist(), strict=True))
     found = float(trace[f"{name}.head_outputs"][0, last, 0])
-    heads, bias = project_heads(trace.model.layers[0].attention, trace[f"{name}.head_outputs"][:, last])
+    heads, bias = project_heads(trace.blocks[0].attention, trace[f"{name}.head_outputs"][:, last])
     rows = [[f"head 0.{head}", *numbers(vector)] for head, vector in enumerate(heads)]
     rows += [["bias", *numbers(bias)]] if bool(bias.any()) else []
     return section(
@@ -119,7 +118,7 @@ def one_output(trace: Trace) -> str:
 
 def feed_forward(trace: Trace) -> str:
     """What the feed-forward network of the first block computes, or which experts do."""
-    inside = trace.model.layers[0].feed_forward
+    inside = trace.blocks[0].feed_forward
     if trace.config.experts is not None and not hasattr(inside, "pre_activation"):
         chosen = trace["blocks.0.feed_forward.router.chosen"]
         words = ["The experts that the router chose for each token:", vectors(trace, chosen.float())]

@@ -15,7 +15,13 @@ from sheepop.core.errors import UsageError
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
 from sheepop.interpret.lens import attention_entropy, logit_lens, residual_norms, token_similarity
-from sheepop.interpret.parts import direct_attribution, gradient_times_input, parts_of, project_heads
+from sheepop.interpret.parts import (
+    direct_attribution,
+    gradient_times_input,
+    norm_statistics,
+    parts_of,
+    project_heads,
+)
 from sheepop.interpret.patching import patch_residuals
 from sheepop.interpret.trace import Trace
 from sheepop.model import ModelConfig, Transformer, build_model
@@ -94,6 +100,40 @@ def test_entropy_likeness_and_length_by_hand(traced: Callable[..., Trace]) -> No
     cosine = sum(x * y for x, y in zip(a, b, strict=True)) / lengths[0] / lengths[1]
     assert float(token_similarity(trace, 2)[1, 6]) == pytest.approx(cosine, rel=1e-5)
     assert [float(norms[2, 1]), float(norms[2, 6])] == pytest.approx(lengths, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"norm_position": "post"}, {"norm": "rmsnorm", "parallel_residual": True}, PAIRS], ids=str
+)
+def test_norms_divide_by_what_they_are_said_to_measure(network: Callable[..., Transformer], more: Any) -> None:
+    """A hook sees what each norm reads."""
+    model = network(**more).eval()
+    trace = Trace.of(model, CharTokenizer(), "ABCDABXY", "QR" if PAIRS.items() <= more.items() else None)
+    read: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def look(_: Any, given: tuple[torch.Tensor]) -> None:
+            read[name] = given[0][0]
+
+        return look
+
+    hooks = [
+        module.register_forward_pre_hook(keep(name)) for name, module in model.named_modules() if name.endswith("_norm")
+    ]
+    trace.run(torch.tensor([trace.token_ids]), model)
+    for hook in hooks:
+        hook.remove()
+    inside = [name for name in read if "." in name]
+    assert len(inside) == (2 * 2 + 3 * 3 if "architecture" in more else 6)
+    for name in inside:
+        x = read[name]
+        rms = "norm" in more
+        mean = torch.zeros(len(x), 1) if rms else x.sum(-1, keepdim=True) / 32
+        scale = (((x - mean) ** 2).sum(-1, keepdim=True) / 32 + model.config.norm_eps).sqrt()
+        torch.testing.assert_close(norm_statistics(trace, name), torch.cat([mean.double(), scale], -1))
+    for name in ("blocks.9.attention_norm", "blocks.0.output_norm", "final_norm", "x.0.attention_norm"):
+        with pytest.raises(KeyError, match="no block has a norm"):
+            norm_statistics(trace, name)
 
 
 @pytest.mark.parametrize("more", [{}, PAIRS])

@@ -125,12 +125,16 @@ def test_scores_before_the_mask_are_products_of_queries_and_keys(traced: Callabl
 
 def test_angles_are_position_over_wavelength(traced: Callable[..., Trace]) -> None:
     trace = traced(position_encoding="rope")
-    angles = trace.angles(0)
-    assert angles is not None
+    angles = trace.angles("blocks.0.attention")
     for pair in range(4):
-        assert float(angles[0][5, pair]) == pytest.approx(math.cos(5 / 10_000 ** (pair / 4)), abs=1e-6)
-        assert float(angles[1][5, pair]) == pytest.approx(math.sin(5 / 10_000 ** (pair / 4)), abs=1e-6)
-    assert traced().angles(0) is None
+        found, expected = float(angles[5, pair]), 5 / 10_000 ** (pair / 4)
+        assert (math.cos(found), math.sin(found)) == pytest.approx((math.cos(expected), math.sin(expected)), abs=1e-6)
+    assert Trace.of(trace.model, CharTokenizer(), "ABC").angles("blocks.2.attention").tolist() == angles[:3].tolist()
+    for path in ("blocks.3.attention", "encoder_blocks.0.attention", "blocks.0"):
+        with pytest.raises(KeyError, match="no attention layer"):
+            trace.angles(path)
+    with pytest.raises(KeyError, match="turns its queries"):
+        traced().angles("blocks.0.attention")
 
 
 def test_predictions_are_those_of_a_slow_loop(traced: Callable[..., Trace]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sheepop import serve
 from sheepop.core.errors import ConfigError
 from sheepop.interpret.lens import logit_lens
-from sheepop.interpret.parts import direct_attribution
+from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
 from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import CharTokenizer
@@ -70,6 +70,8 @@ def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Tr
         expected = trace.residuals if name == "residuals" else trace[name]
         found = floats(client.get(f"/traces/{begun['number']}/tensor", params={"name": name}))
         np.testing.assert_array_equal(found, expected.numpy())
+    column = client.get(f"/traces/{begun['number']}/tensor", params={"name": "residuals", "column": 3})
+    np.testing.assert_array_equal(floats(column), trace.residuals[..., 3].numpy())
     head = client.get(f"/traces/{begun['number']}/tensor", params={"name": "blocks.1.attention.unmasked", "head": 2})
     np.testing.assert_array_equal(floats(head), trace.unmasked_scores("blocks.1.attention")[2].numpy())
 
@@ -97,6 +99,9 @@ def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str
         ("/traces/{0}/tensor?name=blocks.7.attention.unmasked", 404, "no tensor"),
         ("/traces/{0}/tensor?name=blocks.0.attention.weights&head=9", 404, "no head 9"),
         ("/traces/{0}/tensor?name=final&head=0", 404, "no head 0"),
+        ("/traces/{0}/tensor?name=final&column=32", 404, "no column 32"),
+        ("/traces/{0}/tensor?name=blocks.9.attention_norm", 404, "no tensor"),
+        ("/traces/{0}/tensor?name=blocks.0.feed_forward.angles", 404, "no tensor"),
         ("/traces/{0}/tensor", 400, "name"),
         ("/traces/{0}/logits?position=99", 400, "no position 99; the prompt has"),
         ("/traces/{0}/next?position=x", 400, "position"),
@@ -263,6 +268,23 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         assert shown("#view tbody td:nth-child(4)") == [str(each) for each in short.token_ids]
         view("Vectors", "Tokens become vectors")
         assert shown("#view tbody tr:first-child td")[1:] == [f"{x:.4f}" for x in short.embedded[0, :12].tolist()]
+        view("Queries", "Queries, keys and values of attention of block 0")
+        page.locator("#view .knobs").last.get_by_label("looks at").select_option(index=2)
+        q, k = (short[f"blocks.0.attention.rotated_{each}"][0] for each in "qk")
+        products = [
+            [f"{a:.4f}", f"{b:.4f}", f"{a * b:.4f}"] for a, b in zip(q[-1].tolist(), k[2].tolist(), strict=True)
+        ]
+        rows = page.locator("#view tbody").last.locator("tr")
+        assert [rows.nth(row).locator("td").all_inner_texts()[1:] for row in range(len(products))] == products
+        score = float(short.unmasked_scores("blocks.0.attention")[0, -1, 2])
+        assert rows.last.locator("td").all_inner_texts()[-1] == f"{score:.4f}"
+        turned = page.locator("#view table").nth(3).locator("tbody tr").nth(1).locator("td").all_inner_texts()
+        assert turned[1:] == [f"{x:.4f}" for x in short.angles("blocks.0.attention")[1].tolist()]
+        view("Residual", "The residual stream")
+        shown_norm = page.locator("#view tbody tr", has_text="feed-forward").last.locator("td").all_inner_texts()
+        assert shown_norm[1:] == [f"{x:.4f}" for x in norm_statistics(short, "blocks.0.feed_forward_norm")[-1].tolist()]
+        page.get_by_label("Dimension, 0 to 31").fill("7")
+        page.locator("#view svg[aria-label^='Dimension 7 of the residual stream']").wait_for()
         view("Attention", "Attention of block 0")
         weights, values = short["blocks.0.attention.weights"][0, -1], short["blocks.0.attention.v"][0, :, 0]
         expected = [
@@ -338,6 +360,9 @@ def test_sources_and_experts_are_shown_too(others: Live) -> None:
         ]
         total = float(pairs["blocks.1.cross_attention.head_outputs"][0, -1, 0])
         assert rows.last.locator("td").all_inner_texts()[-1] == f"{total:.4f}"
+        view("Queries", "Queries, keys and values of cross-attention of decoder block 1")
+        product = page.locator("#view tbody").last.locator("tr").last.locator("td").all_inner_texts()[-1]
+        assert product == f"{float(pairs.unmasked_scores('blocks.1.cross_attention')[0, -1, 0]):.4f}"
         view("Residual", "The residual stream")
         added = page.locator("#view tbody tr", has_text="cross-attention adds").locator("td").all_inner_texts()[1:]
         assert added == [f"{x:.4f}" for x in pairs["blocks.1.cross_attention_output"][-1, :12].tolist()]
@@ -355,7 +380,7 @@ def test_sources_and_experts_are_shown_too(others: Live) -> None:
         page.locator("#view .good").nth(7).wait_for()
 
         page.select_option("#model", "experts")
-        page.wait_for_selector(".token:nth-child(7)")
+        page.locator(".token.source").first.wait_for(state="detached")
         assert page.locator(".token.source").count() == 0 and page.locator("#target").is_hidden()
         view("Feed-forward", "Feed-forward network of block")
         block = page.get_by_label("Block").input_value()

@@ -16,7 +16,7 @@ from sheepop.interpret.stream import Stream, attentions_of
 from sheepop.interpret.trace import Trace
 from sheepop.model.attention.layer import Attention
 from sheepop.model.norms import ZeroCenteredRMSNorm
-from sheepop.model.probe import watch
+from sheepop.model.probe import Probe, watch
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,31 @@ class FrozenNorm:
         """What a part (..., D) of the input becomes."""
         centred = part - part.mean(-1, keepdim=True) if self.centres else part
         return centred / self.scale * self.weight
+
+
+@torch.no_grad()
+def norm_statistics(trace: Trace, path: str) -> Tensor:
+    """What the norm at `path`, such as ``blocks.0.attention_norm``, subtracts and divides by: (T, 2).
+
+    Raises `KeyError` where there is no norm of that path in a block.
+    """
+    place, _, name = path.rpartition(".")
+    stream = next((each for each in trace.streams if each.path == place.partition(".")[0]), None)
+    blocks = {} if stream is None else {found: (layer, block) for layer, (found, block) in enumerate(stream.paths())}
+    layer, block = blocks.get(place, (0, None))
+    norm = None if block is None or name not in _BEFORE else getattr(block, name, None)
+    if stream is None or block is None or norm is None:
+        raise KeyError(f"no block has a norm {path!r}")
+    passed = [f"{place}.{probe}" for probe in _BEFORE[name] if isinstance(getattr(block, probe, None), Probe)]
+    x_TD = trace[passed[0]] if passed else stream.residuals[layer]
+    if block.position == "post":
+        x_TD = x_TD + trace[f"{place}.{name.removesuffix('_norm')}_output"]
+    frozen = FrozenNorm.of(norm, x_TD)
+    return torch.cat([frozen.mean, frozen.scale], -1)
+
+
+# What a branch is taken off, the first of these that its block has; else the stream before the block.
+_BEFORE = {"attention_norm": (), "cross_attention_norm": ("middle",), "feed_forward_norm": ("upper_middle", "middle")}
 
 
 @dataclass(eq=False)

@@ -303,9 +303,19 @@ class Trace:
                 found.append(Prediction(position, None if own is None else actual, own, rank, float(entropy[row]), top))
         return found
 
-    def angles(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines (T, R/2) of the angles by which a layer turns queries and keys; None where it does not."""
-        return self.model.angles(self.model.windows[layer], self.num_tokens)
+    def angles(self, path: str) -> Tensor:
+        """By how much the attention layer at `path`, ``blocks.0.attention``, turns queries and keys, in radians.
+
+        They are (T, R/2), each between -pi and pi. Raises `KeyError` where nothing is turned.
+        """
+        for stream in self.streams:
+            for layer, (block, _) in enumerate(stream.paths()):
+                if path == f"{block}.attention":
+                    window = self.model.windows[layer] if stream.causal else None
+                    turned = self.model.angles(window, stream.num_tokens)
+                    if turned is not None:
+                        return torch.atan2(turned[1], turned[0])
+        raise KeyError(f"no attention layer at {path!r} turns its queries and keys")
 
     @torch.no_grad()
     def unmasked_scores(self, path: str) -> Tensor:

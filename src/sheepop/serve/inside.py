@@ -17,7 +17,7 @@ from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.embedding_map import embedding_map, nearest_tokens
 from sheepop.interpret.lens import logit_lens, residual_norms
-from sheepop.interpret.parts import direct_attribution
+from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
 from sheepop.model import EncoderDecoder
 from sheepop.serve.protocol import ApiError
@@ -131,7 +131,8 @@ class Inside:
                 "layers": trace.num_layers, "encoder_layers": 0 if trace.source is None else len(trace.source.blocks),
                 "width": config.d_model, "heads": config.num_heads,
                 "kv_heads": config.kv_heads, "head_dim": config.head_size, "vocabulary": config.vocabulary,
-                "positions": config.position_encoding, "norm": config.norm, "activation": config.activation,
+                "positions": config.position_encoding, "norm": config.norm, "norm_position": config.norm_position,
+                "activation": config.activation,
                 "experts": None if config.experts is None else config.experts.count,
             },
             "tokens": [token.to_dict() for token in trace.tokens],
@@ -142,10 +143,12 @@ class Inside:
             "tensors": trace.names,
         }  # fmt: skip
 
-    async def tensor(self, number: int, name: str, head: int | None = None) -> Response:
+    async def tensor(self, number: int, name: str, head: int | None = None, column: int | None = None) -> Response:
         """A tensor, or one head of it, as float32 in little-endian order; the header ``x-shape`` has its sizes.
 
-        Beside the probes there is ``blocks.N.attention.unmasked``, the scores before anything is hidden.
+        Beside the probes there are ``residuals``, ``blocks.N.attention.unmasked``, the scores before anything is
+        hidden, ``blocks.N.attention.angles``, by which positions turn vectors, and ``blocks.N.attention_norm``, what a
+        norm subtracts and divides by. With a `column` it is that number of every last dimension.
         """
 
         def read(trace: Trace) -> Response:
@@ -157,6 +160,10 @@ class Inside:
                 if found.ndim < 3 or not 0 <= head < len(found):
                     raise ApiError(404, f"{name} has no head {head}.", param="head", code="not_found")
                 found = found[head]
+            if column is not None:
+                if not 0 <= column < found.shape[-1]:
+                    raise ApiError(404, f"{name} has no column {column}.", param="column", code="not_found")
+                found = found[..., column]
             if found.numel() > _MOST_NUMBERS:
                 message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}; ask for one head of it."
                 raise ApiError(400, message, param="name")
@@ -257,9 +264,15 @@ class Inside:
 
 
 def _tensor(trace: Trace, name: str) -> torch.Tensor:
-    if name.endswith("attention.unmasked"):
-        return trace.unmasked_scores(name.removesuffix(".unmasked"))
-    return trace.residuals if name == "residuals" else trace[name]
+    for end, found in (("attention.unmasked", trace.unmasked_scores), ("attention.angles", trace.angles)):
+        if name.endswith(end):
+            return found(name.rpartition(".")[0])
+    if name.endswith("_norm"):
+        return norm_statistics(trace, name)
+    if name in ("residuals", "source_residuals"):
+        stream = trace.target if name == "residuals" or trace.source is None else trace.source
+        return stream.residuals
+    return trace[name]
 
 
 def _position(trace: Trace, position: int) -> int:

@@ -31,8 +31,8 @@ export const ask = (number, what, settings) => get(`traces/${number}/${what}`, s
 // The logits of all tokens behind a position.
 export const logits = (number, position) => floats(`traces/${number}/logits`, { position });
 
-// A tensor, or one head of it, as { shape, values }.
-export const tensor = (number, name, head) => floats(`traces/${number}/tensor`, { name, head });
+// A tensor, one head of it, or one column of its last dimension, as { shape, values }.
+export const tensor = (number, name, head, column) => floats(`traces/${number}/tensor`, { name, head, column });
 
 export async function floats(path, settings) {
   const response = await asked(`/ui/${path}?${query(settings)}`);

@@ -1,7 +1,7 @@
 // One view a stage. Each is given what is chosen and returns the elements to show.
 
 import { ask, logits, tensor } from "./api.js";
-import { bars, choice, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
+import { bars, choice, compact, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
 // What depends on no choice is asked for once.
@@ -71,15 +71,60 @@ async function embedding(trace) {
   return parts;
 }
 
+// The chosen attention layer: of a block to itself or to the source, with the tokens that its keys are of.
+function lookOf(trace, chosen, change) {
+  const block = blockOf(trace, chosen), hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
+  const isCross = hasCross && chosen.cross, { heads, kv_heads: groups } = trace.sizes;
+  const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "What is written"));
+  sides.select.addEventListener("change", () => change({ cross: sides.select.value === "true" }));
+  return { block, isCross, prefix: `${block.path}.${isCross ? "cross_attention" : "attention"}`, keys: isCross ? trace.source_tokens : block.tokens,
+    group: Math.floor((chosen.head * groups) / heads), knobs: [layerChoice(trace, chosen, change), ...(hasCross ? [sides] : [])],
+    called: `${isCross ? "cross-attention" : "attention"} of ${block.label.toLowerCase()}` };
+}
+
+// Queries, keys and values of a head, and a score as the product that it is.
+async function projections(trace, chosen, change) {
+  const look = lookOf(trace, chosen, change), { block, prefix, keys, isCross, group } = look, { head } = chosen;
+  const isTurned = trace.sizes.positions === "rope" && !isCross;
+  const [q, k, v, turnedQ, turnedK, scores] = await Promise.all([["q", head], ["k", group], ["v", group], ["rotated_q", head],
+    ["rotated_k", group], ["unmasked", head]].map(([name, each]) => tensor(trace.number, `${prefix}.${name}`, each)));
+  const heads = choice("Head", [...Array(trace.sizes.heads).keys()], head);
+  heads.select.addEventListener("change", () => change({ head: Number(heads.select.value) }));
+  const parts = [...heading(`Queries, keys and values of ${look.called}`, "Each token asks with a query, is found by its key, and hands over its value. "
+    + "All three are products of its normalised vector with a matrix.", "q = W_Q · x,  k = W_K · x,  v = W_V · x"),
+  element("div", { className: "knobs" }, ...look.knobs, heads)];
+  for (const [name, found, tokens] of [["Queries", q, block.tokens], ["Keys", k, keys], ["Values", v, keys]])
+    parts.push(element("h3", {}, `${name} of head ${block.layer}.${head}`), ...vectors(tokens, found));
+  if (isTurned) {
+    parts.push(...heading("Turned by their position", "Positions turn queries and keys, two numbers at a time, by these angles in radians; so a score depends on how far two tokens are apart.", "angle = position · frequency"),
+      ...vectors(block.tokens, await tensor(trace.number, `${prefix}.angles`)));
+    for (const [name, found] of [["Queries", turnedQ], ["Keys", turnedK]]) parts.push(element("h3", {}, `${name}, turned`), ...vectors(block.tokens, found));
+  }
+  const width = q.shape[1], made = element("div");
+  const key = choice("looks at", keys.map((token) => token.position), 0, (place) => `${place}: ${visible(keys[place].text)}`);
+  const show = () => {
+    const s = Number(key.select.value), t = block.place;
+    const rows = Array.from({ length: width }, (_, c) => {
+      const [a, b] = [turnedQ.values[t * width + c], turnedK.values[s * width + c]];
+      return [String(c), a, b, a * b];
+    });
+    made.replaceChildren(table(["dimension", "query", "key", "product"], [...rows, ["sum", "", "", rows.reduce((sum, row) => sum + row[3], 0)],
+      ["score", "", "", scores.values[t * keys.length + s]]]));
+  };
+  key.select.addEventListener("change", show);
+  show();
+  return [...parts, ...heading("One score by hand", `How well the query of token ${block.place}, ${visible(block.tokens[block.place].text)}, fits a key: the sum of the products, scaled.`,
+    "s = q · k / √C"), element("div", { className: "knobs" }, key), made];
+}
+
 async function attention(trace, chosen, change) {
-  const { head } = chosen, block = blockOf(trace, chosen), { layer } = block, hasCross = Boolean(trace.source_tokens.length) && !block.isEncoder;
-  const isCross = hasCross && chosen.cross, prefix = `${block.path}.${isCross ? "cross_attention" : "attention"}`;
-  const labels = names(block.tokens), keys = isCross ? trace.source_tokens : block.tokens;
+  const { head } = chosen, look = lookOf(trace, chosen, change), { block, prefix, keys, isCross } = look, { layer } = block;
+  const labels = names(block.tokens);
   const shown = { weights: "Weights", scores: "Scores", unmasked: "Scores before the mask" };
   const [all, large, values, outputs] = await Promise.all([
     Promise.all(Array.from({ length: trace.sizes.heads }, (_, each) => tensor(trace.number, `${prefix}.weights`, each))),
     tensor(trace.number, `${prefix}.${chosen.what}`, head),
-    tensor(trace.number, `${prefix}.v`, Math.floor((head * trace.sizes.kv_heads) / trace.sizes.heads)),
+    tensor(trace.number, `${prefix}.v`, look.group),
     tensor(trace.number, `${prefix}.head_outputs`, head),
   ]);
   const small = all.map((found, each) => {
@@ -97,13 +142,11 @@ async function attention(trace, chosen, change) {
   };
   tell(size - 1, 0);
   const big = map(large.values, size, width, labels, names(keys), chosen.what === "weights" ? 1 : undefined, tell);
-  const sides = choice("Look at", ["false", "true"], String(isCross), (value) => (value === "true" ? "The source" : "What is written"));
-  sides.select.addEventListener("change", () => change({ cross: sides.select.value === "true" }));
   const seen = isCross ? "all tokens of the source" : block.isEncoder ? "all tokens" : "those up to itself";
-  return [...heading(`${isCross ? "Cross-attention" : "Attention"} of ${block.label.toLowerCase()}`, `Each token (row) looks at ${seen} (columns), a head `
+  return [...heading(look.called[0].toUpperCase() + look.called.slice(1), `Each token (row) looks at ${seen} (columns), a head `
     + "each in its own way. Scores say how well a query fits a key; the softmax makes weights of them.",
   "w = softmax(q · kᵀ / √C),  out = w · v"),
-  element("div", { className: "knobs" }, layerChoice(trace, chosen, change), ...(hasCross ? [sides] : []), kind),
+  element("div", { className: "knobs" }, ...look.knobs, kind),
   element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
   ...terms(block, isCross || block.isEncoder ? keys : keys.slice(0, block.place + 1), all[head], values, outputs, change)];
 }
@@ -162,7 +205,7 @@ async function forward(trace, chosen, change) {
 }
 
 async function stream(trace, chosen, change) {
-  const block = blockOf(trace, chosen), { path, place, norms } = block;
+  const block = blockOf(trace, chosen), { path, place } = block, isNormed = trace.sizes.norm_position !== "output";
   const cross = trace.tensors.includes(`${path}.cross_attention_output`) ? [["cross-attention adds", `${path}.cross_attention_output`]] : [];
   const pieces = await Promise.all([
     ["before", block.layer ? path.replace(/\d+$/, `${block.layer - 1}.output`) : block.begins], ["attention adds", `${path}.attention_output`],
@@ -172,21 +215,42 @@ async function stream(trace, chosen, change) {
     const width = found.shape[1];
     return [name, ...found.values.slice(place * width, place * width + SHOWN)];
   });
-  const most = Math.max(...norms.flat()), plot = picture(640, 260);
-  const x = (step) => 50 + (560 * step) / Math.max(1, norms.length - 1), y = (value) => 230 - (210 * value) / most;
-  plot.setAttribute("aria-label", "Length of the residual stream by blocks passed, a line for each token.");
-  for (const at of [0, 0.5, 1]) {
-    plot.draw("line", { x1: 50, x2: 610, y1: y(at * most), y2: y(at * most), class: "axis" });
-    plot.draw("text", { x: 44, y: y(at * most) + 4, "text-anchor": "end" }, (at * most).toFixed(0));
-  }
-  for (let step = 0; step < norms.length; step++) plot.draw("text", { x: x(step), y: 250, "text-anchor": "middle" }, step);
-  block.tokens.forEach((_, t) => plot.draw("polyline", { class: t === place ? "line" : "line quiet",
-    points: norms.map((row, step) => `${x(step)},${y(row[t])}`).join(" ") }));
+  const branches = ["attention", ...(cross.length ? ["cross_attention"] : []), "feed_forward"];
+  const measured = isNormed ? await Promise.all(branches.map(async (name) => {
+    const found = await tensor(trace.number, `${path}.${name}_norm`);
+    return [name.replace("_", "-"), ...found.values.slice(2 * place, 2 * place + 2)];
+  })) : [];
+  const curves = element("div"), dimension = element("input", { type: "number", min: 0, max: trace.sizes.width - 1, placeholder: "length" });
+  const draw = async () => {
+    const column = dimension.value === "" ? null : Math.min(trace.sizes.width - 1, Math.max(0, Math.trunc(Number(dimension.value)) || 0));
+    const found = column == null ? null : await tensor(trace.number, block.isEncoder ? "source_residuals" : "residuals", null, column);
+    curves.replaceChildren(layerLines(found ? block.norms.map((row, step) => row.map((_, t) => found.values[step * row.length + t])) : block.norms, place,
+      found ? `Dimension ${column} of the residual stream` : "Length of the residual stream"));
+  };
+  dimension.addEventListener("input", draw);
+  await draw();
   return [...heading("The residual stream", "A block adds to what passes through it; nothing is thrown away. For the chosen "
     + "token:", "x ← x + attention(x),  x ← x + feed-forward(x)"),
   element("div", { className: "knobs" }, layerChoice(trace, chosen, change)),
   table(["", ...rows[0].slice(1).map((_, place) => String(place))], rows),
-  element("h2", {}, "Its length from block to block"), plot];
+  ...(measured.length ? [...heading("What the norms measure", "Each branch reads the stream through a norm, which subtracts the first number and divides by the second."), table(["norm of", "mean", "scale"], measured)] : []),
+  ...heading("From block to block", "A line for each token; the strong one is the chosen token."),
+  element("label", {}, `Dimension, 0 to ${trace.sizes.width - 1}; without one, the length`, dimension), curves];
+}
+
+// Numbers of every token (columns) by blocks passed (rows), a line for each token.
+function layerLines(rows, place, title) {
+  const all = rows.flat(), [low, high] = [Math.min(0, ...all), Math.max(0, ...all)], plot = picture(640, 260);
+  const x = (step) => 60 + (550 * step) / Math.max(1, rows.length - 1), y = (value) => 230 - (210 * (value - low)) / (high - low || 1);
+  plot.setAttribute("aria-label", `${title} by blocks passed, a line for each token.`);
+  for (const at of [low, (low + high) / 2, high]) {
+    plot.draw("line", { x1: 60, x2: 610, y1: y(at), y2: y(at), class: "axis" });
+    plot.draw("text", { x: 54, y: y(at) + 4, "text-anchor": "end" }, compact(at));
+  }
+  for (let step = 0; step < rows.length; step++) plot.draw("text", { x: x(step), y: 250, "text-anchor": "middle" }, step);
+  rows[0].forEach((_, t) => plot.draw("polyline", { class: t === place ? "line" : "line quiet",
+    points: rows.map((row, step) => `${x(step)},${y(row[t])}`).join(" ") }));
+  return plot;
 }
 
 async function lens(trace, chosen, change) {
@@ -305,6 +369,7 @@ async function checks(trace) {
 export const VIEWS = {
   text: ["Text", text, "The pieces that the text is cut into"],
   embedding: ["Vectors", embedding, "The list of numbers that stands for each token"],
+  projections: ["Queries", projections, "What each token asks for, is found by, and hands over"],
   attention: ["Attention", attention, "Which earlier tokens each token looks at"],
   forward: ["Feed-forward", forward, "What each token is turned into by itself"],
   stream: ["Residual", stream, "The sum that all blocks add to"],
