@@ -28,8 +28,11 @@ def written(trace: Trace, place: Path) -> StoredTrace:
     return StoredTrace.open(place)
 
 
-def test_a_short_trace_is_kept_whole_and_read_in_slices(traced: Callable[..., Trace], tmp_path: Path) -> None:
-    trace = traced()
+@pytest.mark.parametrize("norm_position", ["pre", "post", "output"])
+def test_a_short_trace_is_kept_whole_and_read_in_slices(
+    traced: Callable[..., Trace], norm_position: str, tmp_path: Path
+) -> None:
+    trace = traced(norm_position=norm_position)
     found = written(trace, tmp_path / "trace")
     assert found.manifest["is_whole"] and found.manifest["model"] == "runs/x"
     for name in trace.names:
@@ -46,7 +49,7 @@ def test_a_short_trace_is_kept_whole_and_read_in_slices(traced: Callable[..., Tr
 
 
 def test_a_source_is_kept_beside_its_target(network: Callable[..., Transformer], tmp_path: Path) -> None:
-    trace = Trace.of(network(**PAIRS), CharTokenizer(), "ABC", "DE")
+    trace = Trace.of(network(**PAIRS, norm_position="post"), CharTokenizer(), "ABC", "DE")
     found = written(trace, tmp_path / "trace")
     assert trace.source is not None
     assert torch.equal(found.read("source_residuals"), trace.source.residuals)

@@ -46,7 +46,8 @@ def logit_lens(trace: Trace, count: int = 5) -> Lens:
             of_known = log_p[: len(known)].gather(1, known[:, None])[:, 0]
             own[layer, places.start : places.start + len(known)] = of_known.exp().cpu()
             # The last row is the prediction itself, bit for bit.
-            apart = (certainty - _expected(p_last, log_p)).clamp(min=0) if layer < trace.num_layers else 0 * certainty
+            is_last = layer == trace.num_layers
+            apart = (certainty - _expected(p_last, log_p)).clamp(min=0) if not is_last else torch.zeros_like(certainty)
             divergence[layer, places] = apart.cpu()
             entropy[layer, places] = -_expected(log_p.exp(), log_p).cpu()
     return Lens(divergence, entropy, ids, probabilities, own)

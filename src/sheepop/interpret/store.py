@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -40,7 +41,9 @@ def write_trace(trace: Trace, directory: Path, checks: Sequence[Check], model: s
     if is_whole:
         outside = [name for name in ("memory", "final", "logits") if name in trace.names]
         tensors |= trace.collect(["*"]) | {name: trace[name] for name in outside}
-    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, directory / _TENSORS)
+    # Copies, because a probe that nothing stands before has the very tensor of the one before it.
+    own = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    save_file(own, directory / _TENSORS)
     write_json(
         directory / _MANIFEST,
         {

@@ -132,6 +132,7 @@ class Inside:
                 "width": config.d_model, "heads": config.num_heads,
                 "kv_heads": config.kv_heads, "head_dim": config.head_size, "vocabulary": config.vocabulary,
                 "positions": config.position_encoding, "norm": config.norm, "norm_position": config.norm_position,
+                "convolution": config.short_convolution, "normalises_queries": config.qk_norm is not None,
                 "activation": config.activation,
                 "experts": None if config.experts is None else config.experts.count,
             },

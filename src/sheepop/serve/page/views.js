@@ -85,13 +85,14 @@ function lookOf(trace, chosen, change) {
 // Queries, keys and values of a head, and a score as the product that it is.
 async function projections(trace, chosen, change) {
   const look = lookOf(trace, chosen, change), { block, prefix, keys, isCross, group } = look, { head } = chosen;
-  const isTurned = trace.sizes.positions === "rope" && !isCross;
+  const { positions, convolution, normalises_queries: isNormed } = trace.sizes, isTurned = positions === "rope" && !isCross;
+  const also = `${convolution ? `, mixed with the ${convolution - 1} before it` : ""}${isNormed ? "; queries and keys are normalised once more" : ""}`;
   const [q, k, v, turnedQ, turnedK, scores] = await Promise.all([["q", head], ["k", group], ["v", group], ["rotated_q", head],
     ["rotated_k", group], ["unmasked", head]].map(([name, each]) => tensor(trace.number, `${prefix}.${name}`, each)));
   const heads = choice("Head", [...Array(trace.sizes.heads).keys()], head);
   heads.select.addEventListener("change", () => change({ head: Number(heads.select.value) }));
   const parts = [...heading(`Queries, keys and values of ${look.called}`, "Each token asks with a query, is found by its key, and hands over its value. "
-    + "All three are products of its normalised vector with a matrix.", "q = W_Q · x,  k = W_K · x,  v = W_V · x"),
+    + `All three are products of its normalised vector with a matrix${also}.`, "q = W_Q · x,  k = W_K · x,  v = W_V · x"),
   element("div", { className: "knobs" }, ...look.knobs, heads)];
   for (const [name, found, tokens] of [["Queries", q, block.tokens], ["Keys", k, keys], ["Values", v, keys]])
     parts.push(element("h3", {}, `${name} of head ${block.layer}.${head}`), ...vectors(tokens, found));
