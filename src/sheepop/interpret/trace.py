@@ -12,7 +12,7 @@ no batch dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from typing import Any, cast
@@ -20,10 +20,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import UsageError
-from sheepop.core.facts import visible
-from sheepop.generate.prompt import Prompt, encode_prompt, read_prompt
+from sheepop.generate.prompt import Prompt
 from sheepop.interpret.stream import Stream
+from sheepop.interpret.tokens import Token, TokenReader, read_traced
 from sheepop.model import EncoderDecoder, Memory, ModelConfig, Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block
@@ -36,22 +35,6 @@ _LOGITS = 2**24
 _KEPT_BYTES = 2**28
 _SHOWN = 10  # likeliest tokens
 Keep = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of a prompt; ``begin:end`` are its bytes in the prompt's UTF-8, None where it stands for none of them."""
-
-    position: int
-    id: int
-    text: str
-    bytes: str
-    begin: int | None
-    end: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data; bytes are hexadecimal."""
-        return asdict(self)
 
 
 class Trace:
@@ -72,6 +55,7 @@ class Trace:
     ) -> None:
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         self.target, self.source, self.memory = target, source, memory_SD
+        self._reader = TokenReader(tokenizer)
         self._block, self._kept = "", dict[str, Tensor]()
 
     @classmethod
@@ -151,45 +135,17 @@ class Trace:
     def tokens(self) -> list[Token]:
         """The tokens of the target's stream with their bytes."""
         if self.prompt.source_ids is None:
-            return self._tokens(self.token_ids, self.prompt.text)
-        return self._tokens(self.token_ids, self.tokenizer.decode(self.token_ids[1:]))
+            return self._reader.tokens(self.token_ids, self.prompt.text)
+        return self._reader.tokens(self.token_ids, self.tokenizer.decode(self.token_ids[1:]))
 
     @cached_property
     def source_tokens(self) -> list[Token]:
         """Those of the source, none where there is no encoder."""
-        return self._tokens(self.prompt.source_ids or [], self.prompt.text)
-
-    def _tokens(self, token_ids: Sequence[int], text: str) -> list[Token]:
-        parts = [b"" if self._name_of(token_id) else self.tokenizer.token_bytes(token_id) for token_id in token_ids]
-        given, joined = text.encode(), b"".join(parts)
-        shift = len(joined) - len(given)
-        is_exact = shift >= 0 and joined[shift:] == given and not joined[:shift].strip()
-        found, end = [], -shift
-        for position, (token_id, part) in enumerate(zip(token_ids, parts, strict=True)):
-            begin, end = end, end + len(part)
-            span = (max(0, begin), max(0, end)) if is_exact and part else (None, None)
-            found.append(Token(position, token_id, self.text_of(token_id), part.hex(), *span))
-        return found
+        return self._reader.tokens(self.prompt.source_ids or [], self.prompt.text)
 
     def text_of(self, token_id: int) -> str:
         """A token for people: its text, its name, or its bytes where they are no characters."""
-        if name := self._name_of(token_id):
-            return name
-        part = self.tokenizer.token_bytes(token_id)
-        try:
-            return visible(part.decode("utf-8"))
-        except UnicodeDecodeError:
-            return "".join(f"<{byte:02X}>" for byte in part)
-
-    def _name_of(self, token_id: int) -> str:
-        """Of a special token, or of an id that the tokenizer lacks: many models have more rows than tokens."""
-        if token_id >= self.tokenizer.vocab_size and token_id not in self._specials:
-            return f"<{token_id}>"
-        return self._specials.get(token_id, "")
-
-    @cached_property
-    def _specials(self) -> dict[int, str]:
-        return {token_id: name for name, token_id in self.tokenizer.special_tokens.items()}
+        return self._reader.text_of(token_id)
 
     @cached_property
     def names(self) -> list[str]:
@@ -333,32 +289,6 @@ class Trace:
     def logits_behind(self, position: int) -> Tensor:
         """The logits (V,) of the token behind `position`; raises `IndexError` for a position that is not there."""
         return self.model.read_out(self.final[None, [range(self.num_tokens)[position]]])[0, 0]
-
-
-def read_traced(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str | Sequence[int],
-    target: str | Sequence[int] | None = None,
-) -> Prompt:
-    """The tokens of a prompt to be traced; raises `UsageError` for one that is empty or too long.
-
-    Those of a `target`, which only an encoder-decoder reads apart from its prompt, stand behind what begins it.
-    """
-    has_encoder = isinstance(model, EncoderDecoder)
-    read = read_prompt("The prompt", prompt, model, tokenizer, "refuse" if has_encoder else "window")
-    if target is not None and len(target):
-        if not has_encoder:
-            raise UsageError("This model reads one text. Leave the target out; it is for an encoder-decoder.")
-        behind = encode_prompt("The target", target, tokenizer)
-        read = replace(read, token_ids=[*read.token_ids, *behind])
-    if len(read.token_ids) > model.config.max_seq_len:
-        name = "target" if has_encoder else "prompt"
-        raise UsageError(
-            f"The {name} has {len(read.token_ids):,} tokens, but the model reads {model.config.max_seq_len:,}. "
-            "Shorten it."
-        )
-    return read
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from sheepop.generate import Generator
 from sheepop.interpret.checks import check_trace
 from sheepop.interpret.config import TraceConfig
 from sheepop.interpret.store import write_trace
-from sheepop.interpret.trace import Trace, read_traced
+from sheepop.interpret.tokens import read_traced
+from sheepop.interpret.trace import Trace
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_kind import Samples
 from sheepop.model import Transformer, blank_model
