@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from sheepop.interpret.trace import Trace
 # How large the error of a sum may be, relative to its largest number: some hundred roundings of long sums in float32,
 # and of half precision those of a number that every block rounds once.
 _LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
+_WEIGHTS = "*attention.weights"
 # Products with weights in integers round what they multiply to 16 bits.
 _QUANTISED = 1e-3
 
@@ -41,26 +43,27 @@ class Check:
 @torch.no_grad()
 def check_trace(trace: Trace) -> list[Check]:
     """The invariants of a trace; those of attention are looked at in every head of every layer."""
-    rows, future = _attention(trace)
+    values = trace.collect([_WEIGHTS, "*attention_output", "*feed_forward_output"], {_WEIGHTS: _sums})
+    rows, future = _attention(trace, values)
     parts = max(_error(parts_of(trace, -1, each).total, each.residuals[-1, -1].double()) for each in trace.streams)
+    blocks = _blocks(trace, values)
     return [
         Check("weights of every row sum to 1", rows, _limit(trace)),
         Check("weights of the future are 0", future, 0.0),
-        Check("residual stream = what it had before + every branch, in every block", _blocks(trace), _limit(trace)),
+        Check("residual stream = what it had before + every branch, in every block", blocks, _limit(trace)),
         Check("residual stream behind the last block = sum of all parts", parts, _limit(trace)),
         *_logits(trace),
     ]
 
 
-def _attention(trace: Trace) -> tuple[float, float]:
+def _sums(weights_HTS: Tensor) -> Tensor:
+    """Of every row, and behind them the largest weight right of the diagonal."""
+    sums = weights_HTS.sum(-1, dtype=torch.float64)
+    return torch.cat([sums.flatten(), weights_HTS.triu(1).max().double()[None]])
+
+
+def _attention(trace: Trace, found: Mapping[str, Tensor]) -> tuple[float, float]:
     """How far row sums are from 1 with the sink's share, and the largest weight of a token that is not there yet."""
-
-    def look(weights_HTS: Tensor) -> Tensor:
-        sums = weights_HTS.sum(-1, dtype=torch.float64)
-        # Where keys are of another text, none of them is ahead.
-        return torch.cat([sums.flatten(), weights_HTS.triu(1).max().double()[None]])
-
-    found = trace.collect(["*attention.weights"], look)
     worst = future = 0.0
     for stream in trace.streams:
         for path, block in stream.paths():
@@ -81,9 +84,8 @@ def _sink_shares(trace: Trace, path: str, sinks_H1: Tensor) -> Tensor:
     return (sinks_H1 - torch.logaddexp(scores.logsumexp(-1), sinks_H1)).exp()
 
 
-def _blocks(trace: Trace) -> float:
+def _blocks(trace: Trace, values: Mapping[str, Tensor]) -> float:
     """The largest error of x + attention + feed-forward, with the norms behind sums where they stand there."""
-    values = trace.collect(["*attention_output", "*feed_forward_output"])
     worst = 0.0
     for stream in trace.streams:
         for layer, (path, block) in enumerate(stream.paths()):
