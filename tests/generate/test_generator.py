@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -439,3 +439,45 @@ def test_guesses_change_no_text(toy_model: Build, characters: CharTokenizer, dra
         expected = plain.generate(PROMPTS, config)
         found = guessing.generate(PROMPTS, config.replace(guesses=4))
         assert [done.token_ids for done in found] == [done.token_ids for done in expected]
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["lookup", "model"])
+def test_guessed_texts_have_the_models_distribution(toy_model: Build, characters: CharTokenizer, drafts: bool) -> None:
+    """Three tokens, of four that may be written, against the products of probabilities that a slow loop finds."""
+    model, letters = toy_model().double(), [65, 66, 67, 68]
+    config = SAMPLED.replace(
+        temperature=1.0, top_k=None, top_p=1.0, max_new_tokens=3, min_new_tokens=3, guesses=2,
+        logit_bias=dict.fromkeys(letters, 100.0), seed=7, repetition_penalty=1.0,
+    )  # fmt: skip
+    expected = {}
+    for text in product(letters, repeat=3):
+        ids = torch.tensor([[*characters.encode("ABAB"), *text]])
+        with torch.no_grad():
+            logits = model(ids)[0, 3:6][:, letters]
+        probabilities = logits.softmax(-1).tolist()
+        expected[text] = math.prod(row[letters.index(token)] for row, token in zip(probabilities, text, strict=True))
+    assert sum(expected.values()) == pytest.approx(1)
+    guessing = Generator(model, characters, draft_model=toy_model(num_layers=1).double() if drafts else None)
+    count = 3000
+    done = guessing.generate(["ABAB"] * count, config)
+    found = Counter(tuple(each.token_ids) for each in done)
+    common = [text for text, share in expected.items() if share * count >= 5]
+    rare = 1 - sum(expected[text] for text in common)
+    cells = [(found[text], expected[text]) for text in common]
+    cells += [(count - sum(found[text] for text in common), rare)] if rare * count >= 5 else []
+    statistic = sum((seen - share * count) ** 2 / (share * count) for seen, share in cells)
+    # Wilson and Hilferty 1931: a chi-square variable's cube root is nearly normal; 3.09 is passed once in a thousand.
+    freedom = len(cells) - 1
+    assert freedom >= 5
+    assert ((statistic / freedom) ** (1 / 3) - (1 - 2 / 9 / freedom)) / math.sqrt(2 / 9 / freedom) < 3.09
+
+
+def test_near_ties_are_counted(chain_model: Callable[..., Transformer], characters: CharTokenizer) -> None:
+    """Where every token is as likely as every other, each is a tie; where one leads by far, none is."""
+    sure = Generator(chain_model(characters, characters.encode("abcd")), characters)
+    (done,) = sure.generate(["a"], GREEDY.replace(max_new_tokens=5))
+    assert done.text == "bcdab" and done.near_ties == 0
+    level = chain_model(characters, characters.encode("abcd"), score=0.0)
+    flat = Generator(level, characters)
+    (done,) = flat.generate(["a"], GREEDY.replace(max_new_tokens=5))
+    assert done.near_ties == len(done.token_ids)

@@ -280,3 +280,29 @@ def test_warpers_agree_with_transformers(penalty: float) -> None:
     expected = process.TopPLogitsWarper(0.9)(None, process.TopKLogitsWarper(40)(None, expected)).softmax(-1)
     actual = next_token_probabilities(torch.where(seen, repetition_penalised(logits, penalty), logits), config)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_what_another_rounding_may_change_is_a_near_tie(temperature: float) -> None:
+    """Logits with gaps of a few roundings: whatever changes under noise of that size was called a near tie."""
+    draws = torch.Generator().manual_seed(5)
+    logits = 10_000 + torch.randint(0, 9, (4000, 12), generator=draws) * 2e-3
+    config = GenerationConfig(temperature=temperature, top_p=1.0)
+    rows = [Row(config, [], [], seed) for seed in range(len(logits))]
+    sampler = Sampler(torch.tensor([False] * 12), [])
+    noise = (torch.rand(logits.shape, generator=draws) - 0.5) * 7 * 10_000 * 2**-23
+    plain, moved = sampler.choose(logits, rows), sampler.choose(logits + noise, rows)
+    changed = [one != other for one, other in zip(plain.token_ids, moved.token_ids, strict=True)]
+    assert any(changed)
+    assert not any(change and not near for change, near in zip(changed, plain.near_ties, strict=True))
+    apart = sampler.choose(torch.linspace(0, 3, 12).expand(50, -1), rows[:50])
+    assert sum(apart.near_ties) == 0
+
+
+def test_of_equal_tokens_the_first_is_chosen_and_called_a_tie() -> None:
+    row = Row(GenerationConfig(temperature=0), [], [], 0)
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0], [3.0, 1.0, 0.0, 0.0]])
+    choice = Sampler(torch.tensor([False] * 4), []).choose(logits, [row, row])
+    assert choice.token_ids == [1, 0] and choice.near_ties == [True, False]
+    alone = Sampler(torch.tensor([True, False]), []).choose(torch.tensor([[5.0, 1.0]]), [row])
+    assert alone.token_ids == [1] and alone.near_ties == [False]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,49 @@ class Live:
     def close(self) -> None:
         self.server.should_exit = True
         self._thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+class ServerProcess:
+    """``sheepop serve`` as a process of its own; `trusted` says whom its certificate is signed by."""
+
+    def __init__(self, models: Sequence[Path], log: Path, *options: str, trusted: ssl.SSLContext | None = None) -> None:
+        httpx = pytest.importorskip("httpx")
+        port = free_port()
+        self.url, self.log = f"{'https' if trusted else 'http'}://127.0.0.1:{port}", log
+        command = [sys.executable, "-m", "sheepop", "serve", *map(str, models), "--port", str(port), *options]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, stderr=file)
+
+        def is_ready() -> bool:
+            try:
+                found: bool = httpx.get(f"{self.url}/ready", verify=trusted or True).status_code == 200
+            except httpx.TransportError:
+                assert self.process.poll() is None, log.read_text()
+                return False
+            return found
+
+        try:
+            wait_for(is_ready)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> int:
+        """Asks it to end, and says how it ended."""
+        self.process.terminate()
+        return self.process.wait(30)
 
 
 @pytest.fixture(scope="package")

@@ -17,14 +17,9 @@ from sheepop.checkpoint import save_model
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import Launcher, Started
-from .conftest import tiny_network
+from .conftest import free_port, tiny_network
 
 SETTINGS = ("server.max_running=8", "server.max_waiting=24", "server.drain_seconds=60")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 async def until_ready(client: httpx.AsyncClient, process: Started) -> None:

@@ -1,33 +1,49 @@
-"""The official client, with strict validation of every answer, against a live server."""
+"""The official client, with strict validation of every answer, against a live server process."""
 
 from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from .conftest import Live
+from sheepop.checkpoint import save_model
+from sheepop.tokenizer import CharTokenizer
+
+from .conftest import ServerProcess, WithTemplate, tiny_network
 
 openai = pytest.importorskip("openai")
 
 
-def connected(live: Live, *, strict: bool) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="nobody", max_retries=0, _strict_response_validation=strict)
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a process that serves two models and knows nothing of this one."""
+    place = tmp_path_factory.mktemp("served")
+    for name, tokenizer in (("chat", WithTemplate()), ("plain", CharTokenizer())):
+        save_model(place / name, tiny_network(), tokenizer, {})
+    server = ServerProcess([place / "chat", place / "plain"], place / "log")
+    yield server.url
+    assert server.close() == 128 + signal.SIGTERM
+    assert "Traceback" not in (place / "log").read_text()
+
+
+def connected(url: str, *, strict: bool) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="nobody", max_retries=0, _strict_response_validation=strict)
 
 
 @pytest.fixture(scope="module")
-def client(live: Live) -> Iterator[openai.OpenAI]:
-    with connected(live, strict=True) as found:
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with connected(url, strict=True) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def lenient(live: Live) -> Iterator[openai.OpenAI]:
+def lenient(url: str) -> Iterator[openai.OpenAI]:
     """For two answers of OpenAI's own servers that the client's strict types refuse: chunks of a text completion, whose
     reason to finish is null until the last, and vectors in base64."""
-    with connected(live, strict=False) as found:
+    with connected(url, strict=False) as found:
         yield found
 
 

@@ -8,10 +8,8 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import in_process
-from .conftest import Live, WithTemplate, tiny, tiny_network
+from .conftest import Live, ServerProcess, WithTemplate, tiny, tiny_network, wait_for
 
 httpx = pytest.importorskip("httpx")
 ASKED = {"model": "plain", "prompt": "Once", "max_tokens": 240, "min_tokens": 240}
@@ -146,46 +144,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return paths
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 def test_a_process_serves_with_tls_and_reads_its_model_anew(
     model: Path, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """A live server process: a stream that is open when the model changes is finished with the old one."""
-    place, port = Path(shutil.copytree(model, tmp_path / "m")), free_port()
-    options = ["--port", str(port), "--set", f"server.certificate={pair[0]}", "--set", f"server.private_key={pair[1]}"]
-    command = [sys.executable, "-m", "sheepop", "serve", str(place), *options]
-    trusted = ssl.create_default_context(cafile=str(pair[0]))
-    log = (tmp_path / "log").open("w+")
-    with subprocess.Popen(command, stderr=log) as process, httpx.Client(verify=trusted, timeout=60) as client:
-        url = f"https://127.0.0.1:{port}"
-
-        greedy = {**ASKED, "model": "m", "temperature": 0}
-
-        def is_ready() -> bool:
-            try:
-                return bool(client.get(f"{url}/ready").status_code == 200)
-            except httpx.TransportError:
-                assert process.poll() is None, (tmp_path / "log").read_text()
-                return False
+    place, trusted = Path(shutil.copytree(model, tmp_path / "m")), ssl.create_default_context(cafile=str(pair[0]))
+    options = ("--set", f"server.certificate={pair[0]}", "--set", f"server.private_key={pair[1]}")
+    server = ServerProcess([place], tmp_path / "log", *options, trusted=trusted)
+    with httpx.Client(verify=trusted, timeout=60) as client:
+        url, process, greedy = server.url, server.process, {**ASKED, "model": "m", "temperature": 0}
 
         def write(**more: Any) -> str:
             return str(client.post(f"{url}/v1/completions", json={**greedy, **more}).json()["choices"][0]["text"])
 
         try:
-            wait_for(is_ready)
             # One that opens a connection and says nothing in TLS harms nobody.
-            with socket.create_connection(("127.0.0.1", port)) as silent:
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as silent:
                 silent.sendall(b"\x16\x03")
                 old = write()
             with client.stream(
@@ -205,9 +179,7 @@ def test_a_process_serves_with_tls_and_reads_its_model_anew(
             assert len(write(max_tokens=20, min_tokens=20)) == 20
             assert "Traceback" not in (tmp_path / "log").read_text()
         finally:
-            process.terminate()
-            assert process.wait(30) == 128 + signal.SIGTERM
-    log.close()
+            assert server.close() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(

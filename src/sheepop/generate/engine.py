@@ -205,6 +205,7 @@ class Engine:
         shown = ""
         for number, row in enumerate(rows):
             token_id = choice.token_ids[row]
+            candidate.near_ties += choice.near_ties[row] and not candidate.request.config.batch_invariant
             shown += candidate.accept(token_id, choice.logprobs[row], choice.likeliest(row, candidate.request.config))
             if candidate.finish_reason is not None or token_id != next(iter(drafts[number : number + 1]), None):
                 break

@@ -32,7 +32,8 @@ class Completion:
     `finish_reason` is ``stop`` (``<eos>``, a stop token or a stop string), ``length`` (`max_new_tokens`, or the end of
     the context) or ``abort`` (the caller asked to stop). `num_dropped_prompt_tokens` counts the prompt's first tokens
     that the network did not read because the context could not hold them. `seed` repeats the text. `continues_prompt`
-    says whether the text goes on where the prompt ends.
+    says whether the text goes on where the prompt ends. `near_ties` counts tokens that were chosen by so little that
+    among other requests, with other roundings, another one could have been.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Completion:
     seed: int
     continues_prompt: bool = True
     likeliest: tuple[Likeliest, ...] = ()
+    near_ties: int = 0
 
 
 class Candidate:
@@ -61,6 +63,7 @@ class Candidate:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.likeliest: list[Likeliest] = []
+        self.near_ties = 0
         self.matcher = None if request.matcher is None else request.matcher.fork()
         self.finish_reason: FinishReason | None = None
         self.drafts: list[int] = []
@@ -145,6 +148,7 @@ class Candidate:
             seed=request.call_seed,
             continues_prompt=request.prompt.source_ids is None,
             likeliest=tuple(self.likeliest),
+            near_ties=self.near_ties,
         )
 
     @property

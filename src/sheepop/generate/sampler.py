@@ -19,6 +19,8 @@ from sheepop.generate.config import GenerationConfig
 
 # Sums of probabilities are rounded: 0.5 + 0.3 + 0.15 has to reach a top_p of 0.95. In units of the last place.
 _ROUNDING = 64
+# How many roundings of the largest logit lie between two ways to sum the same products, at most, in a small network.
+_NEAR = 8
 # The multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed numbers.
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
@@ -50,7 +52,8 @@ class Choice:
     """The chosen tokens (B,), and the natural logarithm of the probability that the model itself gave each one.
 
     `top_ids` and `top_logprobs` (B, n) are the likeliest tokens, for the greatest n that a row asks for. Where logits
-    are not finite a row is not `usable`.
+    are not finite a row is not `usable`. `near_ties` are rows whose second-best token lost by so little that other
+    roundings, such as those of another batch, could have chosen it.
     """
 
     token_ids: list[int]
@@ -58,6 +61,7 @@ class Choice:
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
     usable: list[bool]
+    near_ties: list[bool]
 
     def likeliest(self, row: int, config: GenerationConfig) -> Likeliest | None:
         """The likeliest tokens of a row, as many as its settings ask for."""
@@ -74,22 +78,31 @@ class Sampler:
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> Choice:
         """The next token of every row of `logits` (B, V), as `next_scores` and `draw` give it."""
+        rounding = _NEAR * torch.finfo(logits.dtype).eps
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
         usable = self.are_usable(logits)
         scores = self.scores(logits, rows)
         greedy = torch.tensor([row.config.greedy for row in rows])
-        chosen = scores.argmax(dim=-1)
+        chosen, lead, best = _likeliest(scores)
         if not greedy.all():
             drawing = (~greedy).nonzero()[:, 0].to(logits.device)
             drawn = [row for row in rows if not row.config.greedy]
             seeds = torch.tensor([derive_seed(row.seed, "token", len(row.token_ids)) for row in drawn])
-            chosen[drawing] = draw(warped(scores[drawing], [row.config for row in drawn]), seeds.to(logits.device))
+            heat = torch.tensor([row.config.temperature for row in drawn], dtype=lead.dtype, device=lead.device)
+            race = _race(warped(scores[drawing], [row.config for row in drawn]), seeds.to(logits.device))
+            chosen[drawing], lead[drawing] = race[0], race[1] * heat
+        near = lead < rounding * best.abs().clamp(min=1)
         log_total = logits.logsumexp(dim=-1, keepdim=True)
         logprobs = (logits.gather(-1, chosen[:, None]) - log_total)[:, 0]
         count = min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1])
         top = logits.topk(count, dim=-1)
         return Choice(
-            chosen.tolist(), logprobs.tolist(), top.indices.tolist(), (top.values - log_total).tolist(), usable.tolist()
+            chosen.tolist(),
+            logprobs.tolist(),
+            top.indices.tolist(),
+            (top.values - log_total).tolist(),
+            usable.tolist(),
+            near.tolist(),
         )
 
     def are_usable(self, logits: Tensor) -> Tensor:
@@ -241,11 +254,30 @@ def draw(scores: Tensor, seeds: Tensor) -> Tensor:
     distribution would shift with it.) A token's time is a function of the row's seed and the token alone, so that text
     depends as little as can be on how requests are batched.
     """
+    return _race(scores, seeds)[0]
+
+
+def _race(scores: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    """The winners (B,) of `draw`, and by how much each one's logit less the logarithm of its time was the greatest."""
     candidates = max(1, int(scores.isfinite().sum(dim=-1).max()))
     best = scores.topk(candidates, dim=-1)
     times = -torch.log1p(-uniform(seeds[:, None], best.indices, scores.dtype))
-    winner = (best.values - times.log()).argmax(dim=-1, keepdim=True)
-    return best.indices.gather(-1, winner)[:, 0]
+    winner, lead, _ = _likeliest(best.values - times.log())
+    return best.indices.gather(-1, winner[:, None])[:, 0], lead
+
+
+def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The place of the greatest score of each row (B, V), its lead over the second, and itself, each (B,).
+
+    Of equal ones the first wins.
+    """
+    if scores.shape[-1] == 1:
+        return scores.argmax(dim=-1), torch.full_like(scores[:, 0], torch.inf), scores[:, 0]
+    best = scores.topk(2, dim=-1)
+    lead = best.values[:, 0] - best.values[:, 1]
+    # Which one topk puts first where both are equal is nowhere promised.
+    chosen = best.indices[:, 0] if bool((lead > 0).all()) else scores.argmax(dim=-1)
+    return chosen, lead, best.values[:, 0]
 
 
 def uniform(seeds: Tensor, indices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
