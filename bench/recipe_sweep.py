@@ -31,7 +31,7 @@ from sheepop.core.console import Console
 from sheepop.jobs.config import load_config
 from sheepop.jobs.train import run_training
 
-_MEASURED_STEPS = 24
+_MEASURED_STEPS, _ROUNDS = 18, 3
 
 
 def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str, ...], threads: int) -> dict[str, Any]:
@@ -53,18 +53,23 @@ def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str,
     }
 
 
-def steps_in(seconds: float, config: Path, data: list[str], output: Path, overrides: tuple[str, ...]) -> int:
-    """The steps that fit so many seconds of training, by the faster half of those after the first few.
+def steps_in(seconds: float, config: Path, data: list[str], output: Path, kinds: list[tuple[str, ...]]) -> list[int]:
+    """The steps of each kind of run that fit so many seconds, by the fastest steps of several rounds over all kinds.
 
-    So another program that runs at the same moment does not count against one kind of run.
+    So another program that runs for a moment does not count against one of them.
     """
     short = (f"training.max_steps={_MEASURED_STEPS}", "training.log_interval=1", "training.eval_interval=null")
-    options = {"data": {"paths": data}, "output_dir": str(output)}
-    run_training(load_config(config, [*overrides, *short], options=options), overwrite=True, console=Console.silent())
-    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    ends = [row["seconds"] for row in rows if row["split"] == "train"][_MEASURED_STEPS // 3 :]
-    times = sorted(end - begin for begin, end in itertools.pairwise(ends))
-    return max(1, round(seconds / statistics.mean(times[: len(times) // 2])))
+    fastest = [float("inf")] * len(kinds)
+    for _ in range(_ROUNDS):
+        for number, kind in enumerate(kinds):
+            options = {"data": {"paths": data}, "output_dir": str(output)}
+            settings = load_config(config, [*kind, *short], options=options)
+            run_training(settings, overwrite=True, console=Console.silent())
+            rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+            ends = [row["seconds"] for row in rows if row["split"] == "train"][_MEASURED_STEPS // 3 :]
+            times = sorted(end - begin for begin, end in itertools.pairwise(ends))
+            fastest[number] = min(fastest[number], statistics.mean(times[: len(times) // 2]))
+    return [max(1, round(seconds / each)) for each in fastest]
 
 
 def combinations(fixed: list[str], changes: list[str], varied: list[str]) -> list[tuple[str, ...]]:
@@ -87,6 +92,7 @@ def main() -> None:
     parser.add_argument("--vary", action="append", default=[], metavar="KEY=V1,V2", help="may be given several times")
     parser.add_argument("--change", action="append", default=[], metavar="KEYS", help="one row more: KEY=VALUE ...")
     parser.add_argument("--seconds", type=float, help="equal time: so many seconds of training for each run")
+    parser.add_argument("--measured-data", nargs="+", metavar="PATH", help="less text, to measure the steps with")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"))
     add_json_option(parser)
@@ -96,8 +102,8 @@ def main() -> None:
     if options.seconds is not None:
         torch.set_num_threads(threads)
         kinds = combinations(options.overrides, options.change, [])
-        place = options.output / "measured"
-        steps = [steps_in(options.seconds, options.config, options.data, place, kind) for kind in kinds]
+        measured = options.measured_data or options.data
+        steps = steps_in(options.seconds, options.config, measured, options.output / "measured", kinds)
         plans = [(*plan, f"training.max_steps={steps[number % len(kinds)]}") for number, plan in enumerate(plans)]
     runs = [(options.config, options.data, options.output, overrides, threads) for overrides in plans]
     with multiprocessing.get_context("spawn").Pool(options.at_once, maxtasksperchild=1) as pool:

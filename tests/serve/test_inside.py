@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sheepop import serve
-from sheepop.core.errors import ConfigError
+from sheepop.checkpoint import load_model, save_model
+from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.interpret.lens import logit_lens
 from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.registry import Registry
+from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import KINDS, Live, tiny_network
@@ -199,6 +206,39 @@ def test_models_are_read_anew(inside: Live, client: Any) -> None:
     assert [model["name"] for model in client.post("/reload").json()] == ["chat", "plain"]
     assert inside.registry.model("plain") is not before
     assert client.get(f"/traces/{number}/map").status_code == 200
+
+
+def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: Path) -> None:
+    """Never a part of each: a reader between the two says so, and the model that it has stays."""
+    place, config = tmp_path / "m", ServerConfig(ui=True)
+    networks = [tiny_network(seed) for seed in (4, 9)]
+    save_model(place, networks[0], CharTokenizer(), {})
+    registry = Registry(lambda name: ServedModel(name, load_model(place), config), ["m"])
+    expected = [Trace.of(network, CharTokenizer(), "Hello")["logits"] for network in networks]
+    over = threading.Event()
+
+    def write() -> None:
+        for turn in itertools.count(1):
+            save_model(place, networks[turn % 2], CharTokenizer(), {}, replace=True)
+            if over.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    try:
+        for _ in range(60):
+            with contextlib.suppress(CheckpointError):
+                registry.reload()
+            with registry.using("m") as model:
+                found = Trace.of(model.generator.model, model.tokenizer, "Hello")["logits"]
+            (which,) = [number for number, logits in enumerate(expected) if torch.equal(found, logits)]
+            seen.add(which)
+    finally:
+        over.set()
+        writer.join()
+        registry.close()
+    assert seen == {0, 1}
 
 
 def test_old_traces_go_when_there_are_many(inside: Live) -> None:
