@@ -214,6 +214,6 @@ def gradient_times_input(trace: Trace, position: int, token_id: int) -> list[flo
     with torch.enable_grad(), watch(trace.model, dict.fromkeys(places, leaf)):
         log_p = trace.run(ids, logits_to_keep=1)[0, -1].float().log_softmax(-1)[token_id]
         gradients = torch.autograd.grad(log_p, leaves)
-    products = [gradient * leaf.detach() for gradient, leaf in zip(gradients, leaves, strict=True)]
-    found: list[float] = torch.cat(products, 1).double().sum(-1)[0].tolist()
+    products = [gradient.double() * leaf.detach().double() for gradient, leaf in zip(gradients, leaves, strict=True)]
+    found: list[float] = torch.cat(products, 1).sum(-1)[0].tolist()
     return found
