@@ -56,3 +56,23 @@ def test_charts_are_drawn(metrics: list[dict[str, Any]], tmp_path: Path, parse: 
     assert [e.text for e in dom.find("text", "bartext")] == ["3.0 s", "9.0 s"]
     assert "Corpus & <b>" in [e.text for e in dom.find("text")]
     assert dom.find("title")[0].text == "A run <script>document.title = 'broken'</script>"
+
+
+def test_wide_tables_scroll_and_show_it(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    page = Page("A run")
+    page.add_table([f"column {number}" for number in range(20)], [[f"value {number}" for number in range(20)]])
+    page.write(tmp_path / "page.html")
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 400, "height": 800})
+        shown.goto(f"file://{tmp_path}/page.html")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 400, "the page itself does not"
+        table = shown.locator(".scroll")
+        assert table.evaluate("box => box.scrollWidth > box.clientWidth")
+        assert "gradient" in table.evaluate("box => getComputedStyle(box).backgroundImage"), "a shadow at the cut edge"
+        table.focus()
+        shown.keyboard.press("ArrowRight")
+        shown.wait_for_timeout(500)
+        assert table.evaluate("box => box.scrollLeft") > 0, "keys scroll it, too"
+        browser.close()
