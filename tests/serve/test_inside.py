@@ -107,6 +107,7 @@ def test_what_is_read_off_is_what_the_functions_say(client: Any, begun: dict[str
         ("/traces/{0}/tensor?name=blocks.0.attention.weights&head=9", 404, "no head 9"),
         ("/traces/{0}/tensor?name=final&head=0", 404, "no head 0"),
         ("/traces/{0}/tensor?name=final&column=32", 404, "no column 32"),
+        ("/traces/{0}/tensor?name=source_residuals", 404, "no tensor"),
         ("/traces/{0}/tensor?name=blocks.9.attention_norm", 404, "no tensor"),
         ("/traces/{0}/tensor?name=blocks.0.feed_forward.angles", 404, "no tensor"),
         ("/traces/{0}/tensor", 400, "name"),

@@ -270,9 +270,10 @@ def _tensor(trace: Trace, name: str) -> torch.Tensor:
             return found(name.rpartition(".")[0])
     if name.endswith("_norm"):
         return norm_statistics(trace, name)
-    if name in ("residuals", "source_residuals"):
-        stream = trace.target if name == "residuals" or trace.source is None else trace.source
-        return stream.residuals
+    if name == "residuals":
+        return trace.residuals
+    if name == "source_residuals" and trace.source is not None:
+        return trace.source.residuals
     return trace[name]
 
 
