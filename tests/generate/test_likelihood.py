@@ -1,0 +1,108 @@
+"""`LikelihoodScorer` against one pass of the network over every text, without a cache and without company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.likelihood import LikelihoodScorer
+from sheepop.model import Transformer
+from sheepop.tokenizer import CharTokenizer
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "learned positions": {},
+    "rotary, grouped heads": {"position_encoding": "rope", "num_kv_heads": 2, "norm": "rmsnorm"},
+    "windows": {"position_encoding": "rope", "sliding_window": 8, "sliding_layers": [0]},
+    "n-grams and convolutions": {"ngrams": {"orders": [2, 3], "rows": 64}, "short_convolution": 3},
+}
+
+
+def alone(model: Transformer, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[float], bool]:
+    """The definition: the whole text, or as much of its end as fits, in float64."""
+    read = [*context, *continuation][-(model.config.max_seq_len + 1) :]
+    with torch.no_grad():
+        logits = model(torch.tensor([read[:-1]]))[0].double()
+    rows = logits[-len(continuation) :].log_softmax(-1)
+    targets = torch.tensor(list(continuation))
+    return rows.gather(1, targets[:, None])[:, 0].tolist(), bool((rows.argmax(-1) == targets).all())
+
+
+def check(model: Transformer, texts: Sequence[tuple[list[int], list[int]]], tokens_per_pass: int) -> None:
+    scorer = LikelihoodScorer(Generator(model, CharTokenizer()), tokens_per_pass=tokens_per_pass)
+    for (context, continuation), found in zip(texts, scorer.score(texts), strict=True):
+        logprobs, is_greedy = alone(model, context, continuation)
+        assert found.logprobs == pytest.approx(logprobs, abs=2e-4)
+        assert found.total == pytest.approx(sum(logprobs), abs=2e-3)
+        assert found.is_greedy == is_greedy
+
+
+@pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
+def test_every_text_is_given_what_the_network_gives_it_alone(
+    toy_model: Callable[..., Transformer], changes: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(count: int) -> list[int]:
+        return torch.randint(4, 90, (count,), generator=generator).tolist()
+
+    beginning = drawn(40)
+    contexts = [drawn(1), drawn(15), drawn(16), drawn(17), drawn(63), drawn(90)]
+    contexts += [[*beginning, *drawn(count)] for count in (0, 1, 5, 8, 20)]
+    texts = [(context, drawn(count)) for context in contexts for count in (1, 2, 9, 30, 64)]
+    check(toy_model(**changes), texts, tokens_per_pass=100)
+
+
+ids = st.integers(4, 9)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.lists(ids, min_size=1, max_size=70), st.lists(ids, min_size=1, max_size=20)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 200),
+)
+def test_texts_that_begin_alike_in_any_way_are_told_apart(
+    toy_model: Callable[..., Transformer], texts: list[tuple[list[int], list[int]]], tokens_per_pass: int
+) -> None:
+    # Few different tokens make many equal beginnings, contexts and whole texts.
+    again = [([*context, *continuation], continuation) for context, continuation in texts]
+    check(toy_model(num_layers=1), [*texts, *again, *texts], tokens_per_pass)
+
+
+def test_a_greedy_continuation_is_what_the_model_writes(toy_model: Callable[..., Transformer]) -> None:
+    generator = Generator(toy_model(), CharTokenizer())
+    prompt = CharTokenizer().encode("abcabc")
+
+    written = generator.generate([prompt], GenerationConfig(temperature=0.0, max_new_tokens=12))[0]
+    other = [*written.token_ids[:-1], written.token_ids[-1] % 80 + 4]
+    found, not_found = LikelihoodScorer(generator).score([(prompt, written.token_ids), (prompt, other)])
+    assert found.is_greedy
+    assert not not_found.is_greedy
+    assert found.logprobs == pytest.approx(written.logprobs, abs=1e-4)
+
+
+def test_progress_is_told_once_for_every_text(toy_model: Callable[..., Transformer]) -> None:
+    told: list[int] = []
+    texts = [([5, 6], [7]), ([5, 6], [7]), ([8], [9, 10])]
+    LikelihoodScorer(Generator(toy_model(), CharTokenizer())).score(texts, on_done=told.append)
+    assert sum(told) == 3
+
+
+def test_texts_without_two_ends_and_those_that_do_not_fit_are_refused(toy_model: Callable[..., Transformer]) -> None:
+    scorer = LikelihoodScorer(Generator(toy_model(), CharTokenizer()))
+    for text in (([], [5]), ([5], [])):
+        with pytest.raises(UsageError, match="Text 2"):
+            scorer.score([([5], [6]), text])
+    with pytest.raises(UsageError, match="65 tokens does not fit the model's context of 64"):
+        scorer.score([([5], [6] * 65)])
+    assert scorer.score([]) == []
