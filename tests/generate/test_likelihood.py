@@ -24,23 +24,28 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def alone(model: Transformer, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[float], bool]:
+def alone(
+    model: Transformer, context: Sequence[int], continuation: Sequence[int]
+) -> tuple[list[float], list[bool], list[float]]:
     """The definition: the whole text, or as much of its end as fits, in float64."""
     read = [*context, *continuation][-(model.config.max_seq_len + 1) :]
     with torch.no_grad():
         logits = model(torch.tensor([read[:-1]]))[0].double()
     rows = logits[-len(continuation) :].log_softmax(-1)
     targets = torch.tensor(list(continuation))
-    return rows.gather(1, targets[:, None])[:, 0].tolist(), bool((rows.argmax(-1) == targets).all())
+    logprobs = rows.gather(1, targets[:, None])[:, 0]
+    return logprobs.tolist(), (rows.argmax(-1) == targets).tolist(), rows.max(-1).values.tolist()
 
 
 def check(model: Transformer, texts: Sequence[tuple[list[int], list[int]]], tokens_per_pass: int) -> None:
     scorer = LikelihoodScorer(Generator(model, CharTokenizer()), tokens_per_pass=tokens_per_pass)
     for (context, continuation), found in zip(texts, scorer.score(texts), strict=True):
-        logprobs, is_greedy = alone(model, context, continuation)
+        logprobs, is_likeliest, best = alone(model, context, continuation)
         assert found.logprobs == pytest.approx(logprobs, abs=2e-4)
         assert found.total == pytest.approx(sum(logprobs), abs=2e-3)
-        assert found.is_greedy == is_greedy
+        assert found.is_likeliest == is_likeliest
+        assert found.is_greedy == all(is_likeliest)
+        assert found.best_logprobs == pytest.approx(best, abs=2e-4)
 
 
 @pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())

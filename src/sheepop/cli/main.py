@@ -21,6 +21,7 @@ from sheepop.cli import (
     config,
     data,
     doctor,
+    evaluate,
     exchange,
     generate,
     quantize,
@@ -60,6 +61,7 @@ app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)
 app.command("chat", cls=ConfiguredCommand)(chat.chat)
 app.command("score")(score.score)
+app.add_typer(evaluate.app, name="eval")
 app.command("trace")(trace.trace)
 app.command("ui", cls=ConfiguredCommand)(ui.ui)
 app.command("serve", cls=ConfiguredCommand)(serve.serve)

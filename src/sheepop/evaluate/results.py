@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from sheepop.evaluate.calibration import Reliability
+from sheepop.evaluate.statistics import seeds_interval
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,13 @@ class Measure:
 class Item:
     """One thing that was asked: `values` by the name of the measure that they go into, and what a reader may look at.
 
-    `id` is the same for every model, so that two models can be compared item by item.
+    `id` is the same for every model, so that two models can be compared item by item. A measure is the mean of its
+    values, weighted by `weight`.
     """
 
     id: str
     values: Mapping[str, float]
+    weight: float = 1.0
     shown: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +62,7 @@ class Evaluation:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    reliability: Reliability | None = None
 
     def measure(self, name: str) -> Measure:
         """The measure of that name; raises `KeyError`."""
@@ -65,3 +71,43 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """All but the items, as plain data."""
         return {name: value for name, value in asdict(self).items() if name != "items"}
+
+
+def scores_of(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Its measures as a model's provenance lists them."""
+    return [
+        {
+            "kind": evaluation.kind,
+            "name": evaluation.name,
+            "measure": measure.name,
+            "value": measure.value,
+            "interval": None if measure.interval is None else list(measure.interval),
+            "count": measure.count,
+            "definition": measure.definition,
+            "settings": dict(evaluation.settings),
+        }
+        for measure in evaluation.measures
+    ]
+
+
+def over_seeds(found: Sequence[Evaluation]) -> Evaluation:
+    """One evaluation of several that differ in their seed alone: means, with Student's intervals over the seeds."""
+    if len(found) == 1:
+        return found[0]
+    measures = []
+    for measure in found[0].measures:
+        values = [each.measure(measure.name).value for each in found]
+        measures.append(
+            replace(
+                measure,
+                value=sum(values) / len(values),
+                interval=seeds_interval(values),
+                count=sum(each.measure(measure.name).count for each in found),
+                definition=f"{measure.definition} The mean of {len(found)} seeds; the interval is over seeds.",
+            )
+        )
+    items = [replace(item, id=f"{item.id}, seed {number}") for number, each in enumerate(found) for item in each.items]
+    names = [measure.name for measure in measures]
+    rows = [[number, *(each.measure(name).value for name in names)] for number, each in enumerate(found)]
+    tables = [Table("By seed", ("Seed", *names), rows), *found[0].tables]
+    return replace(found[0], measures=measures, items=items, tables=tables)

@@ -21,17 +21,24 @@ from sheepop.model import EncoderDecoder, Transformer
 # A context that begins like one of the same pass waits for it, where so many tokens need not be read again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
+_Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """What a model gives to one: the natural logarithm of each token's probability.
+    """What a model gives to one, token by token: `logprobs` are natural logarithms of probabilities.
 
-    `is_greedy` says whether each of its tokens is the likeliest where it stands.
+    `is_likeliest` says whether no token is likelier in its place; `best_logprobs` belong to the likeliest ones.
     """
 
     logprobs: list[float]
-    is_greedy: bool
+    is_likeliest: list[bool]
+    best_logprobs: list[float]
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the model would write it when it always takes the likeliest token."""
+        return all(self.is_likeliest)
 
     @property
     def total(self) -> float:
@@ -211,14 +218,15 @@ class _Reading:
             budget -= count
         return forks, shares
 
-    def _judge(self, logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[tuple[float, bool]]:
-        """For a token behind each row: the logarithm of its probability, and whether it is the likeliest."""
+    def _judge(self, logits_RV: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> list[_Judged]:
+        """What each token is given behind its row."""
         values = logits_RV.float()
-        normal, best = values.logsumexp(-1), values.argmax(-1)
+        normal, best = values.logsumexp(-1), values.max(-1)
         where = torch.tensor(list(rows), device=self._device)
         tokens = torch.tensor(token_ids, device=self._device)
-        logprobs = values[where, tokens] - normal[where]
-        return list(zip(logprobs.tolist(), (best[where] == tokens).tolist(), strict=True))
+        logprobs, bests = values[where, tokens] - normal[where], best.values[where] - normal[where]
+        is_likeliest = best.indices[where] == tokens
+        return list(zip(logprobs.tolist(), is_likeliest.tolist(), bests.tolist(), strict=True))
 
 
 def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
@@ -232,5 +240,6 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next(same, min(len(one), len(other)))
 
 
-def _continuation(judged: Sequence[tuple[float, bool]]) -> Continuation:
-    return Continuation([logprob for logprob, _ in judged], all(is_greedy for _, is_greedy in judged))
+def _continuation(judged: Sequence[_Judged]) -> Continuation:
+    logprobs, is_likeliest, best_logprobs = (list(values) for values in zip(*judged, strict=True))
+    return Continuation(logprobs, is_likeliest, best_logprobs)

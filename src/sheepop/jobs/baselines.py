@@ -21,10 +21,10 @@ class Baselines:
     """Bits per byte of compressors on all `bytes` of the held-out documents, one after the other.
 
     `warm_xz` is ``xz -9`` once it has read the `training_bytes` that come before: as the model, it knows the training
-    text. The other two begin with nothing.
+    text; None where that is not at hand. The other two begin with nothing.
     """
 
-    warm_xz: float
+    warm_xz: float | None
     xz: float
     gzip: float
     bytes: int
@@ -33,18 +33,39 @@ class Baselines:
     @property
     def named(self) -> dict[str, float]:
         """Bits per byte by what a reader calls it, the fairest one first."""
-        return {"xz -9 that has read the training text": self.warm_xz, "xz -9": self.xz, "gzip -9": self.gzip}
+        warm = {} if self.warm_xz is None else {"xz -9 that has read the training text": self.warm_xz}
+        return {**warm, "xz -9": self.xz, "gzip -9": self.gzip}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that can be read several times, and their bytes in all."""
+
+    num_bytes: int
+    read: Callable[[], Iterator[bytes]]
+
+    @classmethod
+    def of(cls, corpus: Corpus, split: SplitName) -> Texts:
+        """The documents of a split."""
+        size = (corpus.train if split == "train" else corpus.validation).num_bytes
+        return cls(size, lambda: (document.text.encode("utf-8") for document in corpus.documents(split)))
 
 
 def compress_validation(corpus: Corpus, console: Console) -> Baselines:
-    """Streams the held-out documents through the compressors; memory does not grow with the text.
+    """Streams the held-out documents of a corpus through the compressors."""
+    return compress(Texts.of(corpus, "validation"), Texts.of(corpus, "train"), console)
+
+
+def compress(held_out: Texts, training: Texts | None, console: Console) -> Baselines:
+    """Streams texts through the compressors; memory does not grow with them.
 
     What warm xz needs is the difference of two sizes: training and held-out text together, and training text alone.
     Of a long training text it reads the end, all that its window holds.
     """
-    held_out, skipped = corpus.validation.num_bytes, max(0, corpus.train.num_bytes - _XZ_WINDOW)
-    training = corpus.train.num_bytes - skipped
-    with console.progress("Compressing for comparison", (3 * held_out + 2 * training) / 1e6, "MB") as progress:
+    skipped = 0 if training is None else max(0, training.num_bytes - _XZ_WINDOW)
+    known = 0 if training is None else training.num_bytes - skipped
+    work = (2 if training is None else 3) * held_out.num_bytes + 2 * known
+    with console.progress("Compressing for comparison", work / 1e6, "MB") as progress:
 
         def size(compress: Callable[[bytes], bytes], flush: Callable[[], bytes], texts: Iterator[bytes]) -> int:
             found = 0
@@ -57,19 +78,13 @@ def compress_validation(corpus: Corpus, console: Console) -> Baselines:
             compressor = lzma.LZMACompressor(preset=9)
             return size(compressor.compress, compressor.flush, texts)
 
-        def read() -> Iterator[bytes]:
-            return _end_of(_texts(corpus, "train"), skipped)
-
         gzip = zlib.compressobj(level=9, wbits=_GZIP_WINDOW)
-        gzip_size = size(gzip.compress, gzip.flush, _texts(corpus, "validation"))
-        xz_size = xz(_texts(corpus, "validation"))
-        warm_size = xz(chain(read(), _texts(corpus, "validation"))) - xz(read())
-    warm, cold, quick = (8 * found / held_out for found in (warm_size, xz_size, gzip_size))
-    return Baselines(warm_xz=warm, xz=cold, gzip=quick, bytes=held_out, training_bytes=training)
-
-
-def _texts(corpus: Corpus, split: SplitName) -> Iterator[bytes]:
-    return (document.text.encode("utf-8") for document in corpus.documents(split))
+        sizes = [xz(held_out.read()), size(gzip.compress, gzip.flush, held_out.read())]
+        if training is not None:
+            both = xz(chain(_end_of(training.read(), skipped), held_out.read()))
+            sizes.append(both - xz(_end_of(training.read(), skipped)))
+    cold, quick, *warm = (8 * found / held_out.num_bytes for found in sizes)
+    return Baselines(next(iter(warm), None), cold, quick, held_out.num_bytes, known)
 
 
 def _end_of(texts: Iterator[bytes], skipped: int) -> Iterator[bytes]:

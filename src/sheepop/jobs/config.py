@@ -20,6 +20,7 @@ from sheepop.core.config import (
 from sheepop.core.device import DeviceName
 from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
+from sheepop.evaluate.config import EvaluationConfig
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.config import TraceConfig
 from sheepop.jobs.original import is_original, translate_original
@@ -47,6 +48,8 @@ class SheepOpConfig(Config):
     """How text is written; the samples that a run writes during training use these settings too."""
     trace: MayChange[TraceConfig] = Field(default_factory=TraceConfig)
     """What is looked into while a run trains."""
+    evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
+    """What a model is asked while it trains."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)
     """How models are served over HTTP."""
     device: MayChange[DeviceName] = "auto"

@@ -34,6 +34,7 @@ _OPTIONAL_PACKAGES = {
     "fastapi": ("serve", "sheepop serve cannot run"),
     "uvicorn": ("serve", "sheepop serve cannot run"),
     "prometheus-client": ("serve", "sheepop serve cannot run"),
+    "lm-eval": ("eval", "the tasks of lm-eval cannot be asked; those of SheepOp can"),
     "llguidance": ("serve", "texts cannot be held to a JSON schema, a regular expression, a choice or a grammar"),
     "ray": ("cluster", "corpora are built, and models served, on one machine only"),
     "transformers": ("dev", "the parity tests against Hugging Face's models are skipped"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +10,11 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm
 from sheepop.core.console import Console
 from sheepop.data import Batches, StepPlan
+from sheepop.evaluate.questions import Question
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_record import StoredRun
+from sheepop.jobs.training_evaluations import TrainingEvaluations, task_questions
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
@@ -21,13 +23,14 @@ from sheepop.train.placement import Placement
 from sheepop.train.source import StepSource
 
 Samples = Callable[[int], list[dict[str, Any]]]
+Evaluations = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class RunData(Protocol):
     """What a run learns from, opened, and what follows from it: steps, objective, scores, samples.
 
     `fingerprint` names the data: a run goes on with the same data only. With 0 `held_out_tokens` nothing is scored.
-    `begin` and `score` have a body for the usual case; inherit them.
+    `begin`, `score`, `evaluations` and `questions` have a body for the usual case; inherit them.
     """
 
     @property
@@ -106,6 +109,15 @@ class RunData(Protocol):
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Lets a model write while it learns: one row for each text, by the step; None where it is not to."""
+
+    def evaluations(self, model: Transformer, config: SheepOpConfig, device: str) -> Evaluations | None:
+        """Measures a model while it learns, as `evaluation` says; None where nothing is asked for."""
+        questions = self.questions(config)
+        return TrainingEvaluations(model, self.tokenizer(), questions, device) if questions else None
+
+    def questions(self, config: SheepOpConfig) -> dict[str, list[Question]]:
+        """What `evaluation.tasks` asks, by task; raises `ConfigError` for what cannot be asked."""
+        return task_questions(config)
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """What to type to try the finished model of `run`."""

@@ -16,6 +16,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
+from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
@@ -74,6 +75,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     form = data.form(model, config)
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
+    evaluate = data.evaluations(model, config, device)
     if config.trace.prompt is not None:
         sample = TrainingTraces(model, tokenizer, config.trace, run.traces, sample)
     placement = OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile)
@@ -136,7 +138,12 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
                 config.training.max_grad_norm,
             ),
             source=source,
-            agenda=Agenda.of(config.training, settings, validates=validation is not None),
+            agenda=Agenda.of(
+                config.training,
+                settings,
+                validates=validation is not None,
+                evaluation_interval=evaluation_interval(config) if evaluate else None,
+            ),
             schedule=Schedule(
                 config.training.schedule,
                 config.training.learning_rate,
@@ -150,6 +157,7 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             checkpointer=checkpointer,
             validate=validation,
             sample=sample or (lambda step: []),
+            evaluate=evaluate,
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,

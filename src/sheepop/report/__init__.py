@@ -9,6 +9,7 @@ from sheepop.core.lazy import lazy_exports
 if TYPE_CHECKING:
     from sheepop.report.charts import (
         bits_per_byte_chart,
+        course_chart,
         divergence_chart,
         expert_load_chart,
         gradient_norm_chart,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         length_chart,
         loss_chart,
         order_chart,
+        reliability_chart,
         reward_chart,
         speed_chart,
         stage_times_chart,
@@ -36,6 +38,7 @@ __all__ = [
     "bits_per_byte_chart",
     "comparison_chart",
     "comparison_figure",
+    "course_chart",
     "data_size",
     "divergence_chart",
     "duration",
@@ -48,6 +51,7 @@ __all__ = [
     "number",
     "order_chart",
     "range_test_figure",
+    "reliability_chart",
     "reward_chart",
     "save_png",
     "save_svg",

@@ -166,6 +166,26 @@ def bars_chart(counts: Mapping[str, float], title: str, *, horizontal: bool = Fa
     return figure
 
 
+def course_chart(steps: Sequence[int], values: Sequence[float], measure: str) -> Figure:
+    """A measure of the checkpoints of a run, by step."""
+    figure = _by_step(measure)
+    add_curve(figure, Series(steps, [number(value) for value in values]), measure, SCORE, markers=True)
+    return figure
+
+
+def reliability_chart(confidences: Sequence[float | None], accuracies: Sequence[float | None]) -> Figure:
+    """How often answers are right by how sure the model was of them: the mean of each bin, and the line of equality."""
+    figure = empty_chart(height=340)
+    figure.update_xaxes(title_text="Probability that the model gave", gridcolor=GRID, zeroline=False, range=[0, 1])
+    figure.update_yaxes(
+        title={"text": "Share that was right", "standoff": 10}, gridcolor=GRID, range=[0, 1.02], automargin=True
+    )
+    found = [pair for pair in zip(confidences, accuracies, strict=True) if None not in pair]
+    add_curve(figure, Series([0, 1], [0.0, 1.0]), "As sure as it may be", NEUTRAL, markers=False, dash="dash")
+    add_curve(figure, Series([x or 0.0 for x, _ in found], [y for _, y in found]), "This model", SCORE, markers=True)
+    return figure
+
+
 def _by_step(title: str = "") -> Figure:
     figure = empty_chart(height=320)
     figure.update_xaxes(title_text="Step", gridcolor=GRID, zeroline=False, rangemode="tozero", exponentformat="none")

@@ -1,4 +1,4 @@
-"""What is due when: logging, validations, samples, checkpoints, and the end of a run."""
+"""What is due when: logging, validations, evaluations, samples, checkpoints, and the end of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sheepop.train.config import ResolvedTraining, TrainingConfig
 from sheepop.train.counters import TrainingState
 from sheepop.train.pace import Pace
 
-VALIDATE, SAMPLE, SAVE = "validate", "sample", "save"
+VALIDATE, EVALUATE, SAMPLE, SAVE = "validate", "evaluate", "sample", "save"
 MILESTONES = (0.10, 0.25, 0.50)  # shares of the steps whose checkpoints are kept
 
 
@@ -48,9 +48,17 @@ class Agenda:
     checkpoint_interval: int
     verify_interval: int | None = None
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    evaluation_interval: int | None = None
 
     @classmethod
-    def of(cls, config: TrainingConfig, resolved: ResolvedTraining, *, validates: bool) -> Agenda:
+    def of(
+        cls,
+        config: TrainingConfig,
+        resolved: ResolvedTraining,
+        *,
+        validates: bool,
+        evaluation_interval: int | None = None,
+    ) -> Agenda:
         """What a configuration says; without held-out text nothing is validated."""
         return cls(
             resolved.pace,
@@ -60,6 +68,7 @@ class Agenda:
             resolved.checkpoint_interval,
             config.verify_interval,
             EarlyStopping(config.early_stopping, config.early_stopping_delta),
+            evaluation_interval,
         )
 
     @property
@@ -84,6 +93,7 @@ class Agenda:
         """What is to be done after a step, in this order."""
         names = {
             VALIDATE: self._is_due(self.eval_interval, step),
+            EVALUATE: self._is_due(self.evaluation_interval, step),
             SAMPLE: self._is_due(self.sample_interval, step),
             SAVE: self._is_due(self.checkpoint_interval, step) or step in self.milestones,
         }

@@ -103,7 +103,7 @@ class Checkpointer:
         optimizer = optimizer_state(self._optimizers, self._names)
         optimizer = replace(optimizer, tensors=_copies(optimizer.tensors))
         source = _copies({} if self._source is None else self._source.state())
-        provenance = {**self._provenance, "step": state.step, "tokens": state.tokens}
+        provenance = {**self._provenance, "step": state.step, "tokens": state.tokens, "evaluations": list(state.scores)}
 
         def write() -> None:
             before()

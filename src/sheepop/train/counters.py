@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from sheepop.core.files import finite
 from sheepop.train.precision import LossScale
 from sheepop.train.trouble import Window
 
@@ -16,7 +17,7 @@ class TrainingState:
 
     `due` names what was still to be done at this step when the state was saved. `left_out` are the batches that
     training passes over, by their number in the order of batches; `rewound_to` is the step to which the run went back
-    last.
+    last. `scores` are the newest of each kind, as a model's provenance lists them.
     """
 
     step: int = 0
@@ -35,10 +36,17 @@ class TrainingState:
     loss_scale: LossScale | None = None  # of float16 only
     reference_loss: float | None = None  # the validation loss that later ones are to improve on
     stale_validations: int = 0  # validations in a row that did not
+    scores: tuple[Mapping[str, Any], ...] = ()
 
     def after(self, **changes: Any) -> TrainingState:
         """A copy in which the given counters differ."""
         return replace(self, **changes)
+
+    def scored(self, scores: Sequence[Mapping[str, Any]]) -> TrainingState:
+        """A copy with these scores of this step in the place of those of their kinds."""
+        kinds = {score["kind"] for score in scores}
+        kept = [score for score in self.scores if score["kind"] not in kinds]
+        return self.after(scores=(*kept, *(finite({**score, "step": self.step}) for score in scores)))
 
     @property
     def best(self) -> tuple[float, int] | None:

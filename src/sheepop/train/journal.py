@@ -11,7 +11,7 @@ from sheepop.core.console import Console, Progress
 from sheepop.core.facts import counted
 from sheepop.train.counters import TrainingState
 from sheepop.train.live_view import LEGEND, LiveView, memory_in_use
-from sheepop.train.metrics import VERIFICATION, JsonLines
+from sheepop.train.metrics import EVALUATION, VERIFICATION, JsonLines
 from sheepop.train.sinks import Sink
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import Outcome
@@ -191,6 +191,14 @@ class Journal:
         """Writes the scores on what is held out."""
         self._write(state, split="validation", **scores.metrics(), tokens=state.tokens, seconds=self.seconds)
         self._console.info(f"Step {state.step:,}: held out, {scores.extent}: {scores}")
+
+    def evaluated(self, state: TrainingState, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Writes what evaluations found, each score under the name of its evaluation and its measure."""
+        row = {f"{score['name']}/{score['measure']}": score["value"] for score in scores}
+        self._write(state, split=EVALUATION, **row, tokens=state.tokens, seconds=self.seconds)
+        firsts = {score["name"]: score for score in reversed(scores)}
+        found = ", ".join(f"{name} {score['measure']} {score['value']:.3f}" for name, score in sorted(firsts.items()))
+        self._console.info(f"Step {state.step:,}: evaluated, {found}")
 
     def sampled(self, state: TrainingState, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes down what the model wrote."""

@@ -1,13 +1,13 @@
 """The training loop: one life of a run, from its first step to its last, for every objective.
 
-Now and then log, now and then validate, now and then sample, now and then save, and one step at a time. A signal may
+Now and then log, now and then validate and evaluate, now and then sample, now and then save, and one step at a time. A signal may
 come anywhere: what can be done again is left at once, what cannot is finished, and everything is saved.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ from sheepop.core.errors import Interrupted, SheepOpError, StorageError
 from sheepop.core.interrupts import StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
 from sheepop.model import Transformer
-from sheepop.train.agenda import SAVE, VALIDATE, Agenda
+from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
 from sheepop.train.counters import TrainingState
 from sheepop.train.journal import Journal
@@ -34,7 +34,7 @@ from sheepop.train.validation import Scores
 
 @dataclass
 class Trainer:
-    """A run about to start or go on. `validate` and `sample` are handed in by whoever owns those stages.
+    """A run about to start or go on. `validate`, `evaluate` and `sample` are handed in by whoever owns those stages.
 
     The last `keep_checkpoints` stay, beside the best and the milestones; with `saves_the_beginning` there is one of
     step 0. With a `deadline` the steps are made fewer or more on the way.
@@ -56,6 +56,7 @@ class Trainer:
     around_step: AroundStep = unobserved
     console: Console = field(default_factory=Console.silent)
     saves_the_beginning: bool = False
+    evaluate: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 
     @property
     def model(self) -> Transformer:
@@ -159,6 +160,8 @@ class Trainer:
                 self.save()
             elif name == VALIDATE:
                 self._validate(tuple(rest))
+            elif name == EVALUATE:
+                self._evaluate(tuple(rest))
             else:
                 self._sample(tuple(rest))
         if validates:
@@ -180,7 +183,22 @@ class Trainer:
         with self._evaluating():
             scores = self.validate()
         self.state = self.agenda.after_validation(self.state.after(due=rest), scores.loss)
+        measured = scores.metrics().items()
+        self.state = self.state.scored(
+            [{"kind": "validation", "name": "held out", "measure": name, "value": value} for name, value in measured]
+        )
         self.journal.validated(self.state, scores)
+
+    def _evaluate(self, rest: tuple[str, ...]) -> None:
+        """Measures what the model can do; `rest` is what is due after it."""
+        scores: Sequence[Mapping[str, Any]] = ()
+        if self.evaluate is not None:  # a run that goes on may have left it out
+            with self._evaluating():
+                scores = self.evaluate()
+        self.state = self.state.after(due=rest)
+        if scores:
+            self.state = self.state.scored(scores)
+            self.journal.evaluated(self.state, scores)
 
     def _sample(self, rest: tuple[str, ...]) -> None:
         """Lets the model write; `rest` is what is due after it."""

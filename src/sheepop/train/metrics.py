@@ -13,6 +13,8 @@ from sheepop.core.files import finite, storage_errors, sync_directory
 
 SCORE = "score"
 """The `split` of the last row of a finished run: its best checkpoint on the whole held-out text."""
+EVALUATION = "evaluation"
+"""The `split` of rows with what evaluations found while a run trained."""
 VERIFICATION = "verification"
 """The `split` of rows that tell of silent corruption."""
 

@@ -1,0 +1,274 @@
+"""``sheepop eval``: measures models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sheepop.cli.options import Adapter, Device, Dtype, Json, Quiet, make_console, print_json, print_text, typed_command
+
+if TYPE_CHECKING:
+    from sheepop.jobs.evaluate import How, Outcome
+
+app = typer.Typer(help="Measure models: text, tasks, programs, judges and people.", no_args_is_help=True)
+
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; two are compared.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="A new directory for the report.", show_default="evaluations/<date>"),
+]
+NoRecord = Annotated[
+    bool, typer.Option("--no-record", help="Leave the scores out of the models' provenance and model cards.")
+]
+Checkpoints = Annotated[bool, typer.Option("--checkpoints", help="Evaluate every checkpoint of a run, with curves.")]
+Stride = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens that each window predicts anew.", show_default="half the model's context"),
+]
+DataToPredict = Annotated[
+    list[Path] | None,
+    typer.Option("--data", help="Text files, folders, JSON lines or corpora.", show_default="what the run held out"),
+]
+TaskNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tasks",
+        metavar="NAME|FILE.jsonl",
+        help="copying, brackets, arithmetic, cloze, a file of questions, or a task of lm-eval.",
+        show_default="the first four",
+    ),
+]
+Include = Annotated[
+    list[Path] | None, typer.Option("--include", help="A directory with task files of lm-eval.", show_default="none")
+]
+Fewshot = Annotated[
+    int | None, typer.Option("--fewshot", min=0, help="Examples before each question.", show_default="the task's own")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; intervals are over them.")]
+Robustness = Annotated[bool, typer.Option("--robustness", help="Ask every question in other words, too.")]
+Training = Annotated[
+    Path | None,
+    typer.Option(
+        "--training-data", help="The corpus to look for the questions in.", show_default="that of the model's run"
+    ),
+]
+
+
+@app.command()
+def perplexity(
+    models: Models,
+    data: DataToPredict = None,
+    output: Output = None,
+    stride: Stride = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Read about so many texts, evenly from the whole.", show_default="all")
+    ] = None,
+    compressors: Annotated[bool, typer.Option(help="Set gzip and xz beside the models.")] = True,
+    checkpoints: Checkpoints = False,
+    no_record: NoRecord = False,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how well models predict text: bits per byte, perplexity, accuracy, calibration.
+
+    A window slides over each text, and every token is predicted once. The report shows scores by source, by how much
+    the model sees, and by length, and what gzip and xz need, both cold and having read the training text.
+
+    Examples:
+
+      sheepop eval perplexity runs/quickstart
+
+      sheepop eval perplexity runs/small runs/large --data books/ --output evaluations/books
+
+      sheepop eval perplexity runs/quickstart --checkpoints --limit 100
+    """
+    from sheepop.jobs.evaluate import run_evaluations
+    from sheepop.jobs.evaluation_kinds import Perplexity
+
+    console = make_console(quiet or as_json)
+    how = _how(output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record)
+    kind = Perplexity(data or (), stride, limit, compressors, console)
+    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def tasks(
+    models: Models,
+    tasks: TaskNames = None,
+    output: Output = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions of each task.", show_default="all; 500 of those made up")
+    ] = None,
+    fewshot: Fewshot = None,
+    chat: Chat = False,
+    include: Include = None,
+    seeds: Seeds = 1,
+    robustness: Robustness = False,
+    training_data: Training = None,
+    checkpoints: Checkpoints = False,
+    no_record: NoRecord = False,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Ask models questions: small tasks that come with SheepOp, your own, and all of lm-eval.
+
+    A question of your own is a line of JSON with prompt, choices and answer. Questions are looked for in the text that
+    the model was trained on, and scores on those found there stand apart. Tasks of lm-eval need the extra eval:
+    pip install "sheepop[eval]"
+
+    Examples:
+
+      sheepop eval tasks runs/quickstart
+
+      sheepop eval tasks runs/quickstart --tasks copying --checkpoints
+
+      sheepop eval tasks models/smollm --tasks hellaswag --tasks arc_easy --limit 200
+
+      sheepop eval tasks runs/base runs/chat --tasks questions.jsonl --robustness --seeds 3
+    """
+    from sheepop.jobs.evaluate import run_evaluations
+    from sheepop.jobs.evaluation_kinds import Harness, Tasks
+
+    console = make_console(quiet or as_json)
+    how = _how(output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record)
+    harness = Harness(include or (), fewshot, limit, chat, console)
+    kind = Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console)
+    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def code(
+    models: Models,
+    data: Annotated[list[Path], typer.Option("--data", help="Problems in the shape of HumanEval or MBPP, JSON lines.")],
+    output: Output = None,
+    samples: Annotated[int, typer.Option(min=1, help="Programs that are written for each problem.")] = 1,
+    k: Annotated[list[int] | None, typer.Option("-k", min=1, help="The k of pass@k.", show_default="1")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.2,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The longest that a program may run.")] = 10.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many problems.", show_default="all")] = None,
+    seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
+    no_record: NoRecord = False,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Let models write programs, and run their tests in a sandbox: without network, files, or time to waste.
+
+    Where the system cannot isolate a program, nothing is run.
+
+    Examples:
+
+      sheepop eval code runs/coder --data humaneval.jsonl
+
+      sheepop eval code runs/coder --data mbpp.jsonl --samples 20 -k 1 -k 10 --temperature 0.8
+    """
+    from sheepop.jobs.evaluate import run_evaluations
+    from sheepop.jobs.evaluation_kinds import Code
+
+    console = make_console(quiet or as_json)
+    how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record)
+    kind = Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, console)
+    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def compare(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL... | REPORT...", help="Two models or more, or evaluations of them.")
+    ],
+    data: DataToPredict = None,
+    tasks: TaskNames = None,
+    output: Output = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Texts, and questions of each task.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say which of two models is better, item by item, and whether chance explains the difference.
+
+    Models are asked the same tasks and predict the same text, by default what the run of the first held out.
+    Directories that `sheepop eval` wrote are compared without asking again.
+
+    Examples:
+
+      sheepop eval compare runs/base runs/chat --tasks copying --tasks arithmetic
+
+      sheepop eval compare evaluations/monday evaluations/tuesday
+    """
+    from sheepop.jobs.evaluation_kinds import compare_models
+
+    console = make_console(quiet or as_json)
+    how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
+    outcome = compare_models(models, data or (), tasks or (), limit, how, console)
+    _show(outcome, quiet=quiet, as_json=as_json)
+
+
+def _how(
+    output: Path | None,
+    device: str | None,
+    dtype: str | None,
+    adapter: list[Path] | None,
+    *,
+    checkpoints: bool,
+    no_record: bool,
+) -> How:
+    from sheepop.jobs.evaluate import How
+
+    return How(
+        output=output,
+        device=device or "auto",
+        dtype=dtype,
+        adapters=adapter or (),
+        checkpoints=checkpoints,
+        records=not no_record,
+        asked={"command": typed_command()},
+    )
+
+
+def _show(outcome: Outcome, *, quiet: bool, as_json: bool) -> None:
+    """The scores as a table or as JSON, and where the report is."""
+    if as_json:
+        print_json({"output": str(outcome.directory), **outcome.to_dict()})
+        return
+    lines = [line for result in outcome.results for line in _scores(result.model, result.evaluations)]
+    lines += [_difference(found) for found in outcome.compared]
+    print_text("\n".join([*lines, ""]))
+    if not quiet:
+        make_console(quiet).info(f"Report: {outcome.directory / 'report.html'}")
+
+
+def _scores(model: str, evaluations: Any) -> list[str]:
+    from sheepop.evaluate.report import with_interval
+
+    lines = [f"{model}:"]
+    for evaluation in evaluations:
+        for measure in evaluation.measures:
+            lines.append(f"  {evaluation.name:<16} {measure.name:<20} {with_interval(measure)}")
+        lines += [f"  Note: {note}" for note in evaluation.notes]
+    return lines
+
+
+def _difference(found: Any) -> str:
+    from sheepop.report import shown
+
+    low, high = found.difference.interval
+    verdict = "no difference beyond chance" if found.better is None else f"{found.better} is better"
+    return (
+        f"{found.name}, {found.measure}: {found.first} less {found.second} is {shown(found.difference.value)} "
+        f"({shown(low)} to {shown(high)}), p = {shown(found.difference.p)}: {verdict}"
+    )

@@ -1,0 +1,254 @@
+"""How often a model's programs are right: problems with tests, as HumanEval and MBPP write them down."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import DataError, UsageError
+from sheepop.core.random import derive_seed
+from sheepop.evaluate.questions import json_rows
+from sheepop.evaluate.results import Evaluation, Item, Measure, Table
+from sheepop.evaluate.sandbox import Limits, Sandbox, Verdict
+from sheepop.evaluate.statistics import mean_interval, pass_at_k
+from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.tokenizer import ChatTemplate
+
+_SHAPES = (
+    "HumanEval's have task_id, prompt, canonical_solution, test and entry_point; MBPP's have task_id, text (or "
+    "prompt), code and test_list, and perhaps test_setup_code or test_imports"
+)
+# What follows a finished function in a file. An answer to MBPP is a whole program, so definitions do not end it.
+_FUNCTION_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+_PROGRAM_STOPS = ("\nassert", '\n"""', "\nif", "\nprint")
+_FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
+_COMPLETE = "Complete this Python program. Answer with all of it in a ```python block.\n\n```python\n{}\n```"
+_WRITE = "Write a Python program for this task. Answer with a ```python block.\n\n{}"
+_TOGETHER = 16  # problems; which text a seed gives depends on it
+_EMPTY = Verdict("failed", "The completion is empty.", 0.0)
+_SHOWN_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task with tests. Behind `before` comes what a model wrote, and then `tests`; `solution` is a right completion.
+
+    `entry_point` is the function that `prompt` begins and a model goes on with, "" where it writes a whole program.
+    """
+
+    id: str
+    prompt: str
+    before: str
+    tests: str
+    solution: str
+    entry_point: str = ""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a completion."""
+        return _FUNCTION_STOPS if self.entry_point else _PROGRAM_STOPS
+
+    def program(self, completion: str) -> str:
+        """The program that a completion gives, "" when it has none.
+
+        It is in the first fenced block of an answer, or the text up to the first of `stops`. A block that defines the
+        function itself comes behind the prompt too, since it may need the imports and other functions there.
+        """
+        found = _FENCED.search(completion)
+        written = found[1] if found else re.split("|".join(map(re.escape, self.stops)), completion, maxsplit=1)[0]
+        if not written.strip():
+            return ""
+        defined = self.entry_point and re.search(rf"^(?:async )?def {self.entry_point}\b", written, re.MULTILINE)
+        return self.before + ("\n" if defined else "") + written + "\n"
+
+    def message(self) -> str:
+        """The task as a user asks it."""
+        return _COMPLETE.format(self.prompt.rstrip()) if self.entry_point else _WRITE.format(self.prompt.strip('"\n'))
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """The problems of a JSONL file with the fields of HumanEval or of MBPP.
+
+    A HumanEval prompt is the beginning of a function, as it is in the file. An MBPP prompt is a docstring: the text, a
+    line for each test, and the closing quotes with a line break behind them. Raises `DataError` with file and line for
+    what cannot be read, what is missing, and an id that two problems have.
+    """
+    found: dict[str, Problem] = {}
+    for number, row in json_rows(path):
+        problem = _problem(row, f"{path}, line {number}")
+        if problem.id in found:
+            raise DataError(
+                f"{path}, line {number}: the id {problem.id!r} was used before. Give each problem its own task_id."
+            )
+        found[problem.id] = problem
+    if not found:
+        raise DataError(f"{path} has no problems. Write one JSON object a line: {_SHAPES}.")
+    return list(found.values())
+
+
+def _problem(row: dict[str, Any], place: str) -> Problem:
+    name = row.get("task_id")
+    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+        raise DataError(f'{place}: "task_id" must be a text or a number, not {name!r}. {_SHAPES}.')
+    if "test_list" in row or "code" in row:
+        tests, imports = _texts(row, "test_list", place), _texts(row, "test_imports", place, needed=False)
+        prompt = "\n".join(['"""', _text(row, "text" if "text" in row else "prompt", place).strip(), *tests, '"""', ""])
+        setup = [*imports, _text(row, "test_setup_code", place, needed=False)]
+        before = "".join(f"{part}\n" for part in setup if part)
+        return Problem(str(name), prompt, before, "\n".join(tests), _text(row, "code", place))
+    prompt, entry_point = _text(row, "prompt", place), _text(row, "entry_point", place)
+    if not entry_point.isidentifier():
+        raise DataError(f'{place}: "entry_point" must be the name of a function, not {entry_point!r}.')
+    tests_of_it = f"{_text(row, 'test', place)}\ncheck({entry_point})\n"
+    return Problem(str(name), prompt, prompt, tests_of_it, _text(row, "canonical_solution", place), entry_point)
+
+
+def _text(row: dict[str, Any], key: str, place: str, *, needed: bool = True) -> str:
+    found = row.get(key) if needed else row.get(key) or ""
+    if not isinstance(found, str) or (needed and not found.strip()):
+        what = f"not {found!r}" if key in row else "but it is missing"
+        raise DataError(f'{place}: "{key}" must be a text, {what}. {_SHAPES}.')
+    return found
+
+
+def _texts(row: dict[str, Any], key: str, place: str, *, needed: bool = True) -> list[str]:
+    found = row.get(key) if needed else row.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(part, str) for part in found) or (needed and not found):
+        what = f"not {found!r}" if key in row else "but it is missing"
+        raise DataError(f'{place}: "{key}" must be a list of texts, {what}. {_SHAPES}.')
+    return found
+
+
+def evaluate_code(
+    generator: Generator,
+    problems: Sequence[Problem],
+    *,
+    sandbox: Sandbox,
+    name: str = "code",
+    samples: int = 1,
+    ks: Sequence[int] = (1,),
+    temperature: float = 0.0,
+    seed: int = 0,
+    limits: Limits | None = None,
+    workers: int = 1,
+    max_new_tokens: int = 512,
+    chat: ChatTemplate | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Writes `samples` programs for every problem, runs `workers` of them at a time, and estimates pass@k for `ks`.
+
+    With `chat` the problem is put to the model as a user's message, and its answer ends where the model ends it;
+    otherwise the model goes on behind the prompt up to one of the problem's `stops`. `on_done` hears how many more
+    problems are finished. Raises `UsageError` for numbers that do not fit each other.
+    """
+    _require_fitting(samples, ks, temperature, workers, problems)
+    limits = limits or Limits()
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=0.95 if temperature else 1.0,
+        num_completions=samples,
+        on_overflow="window",
+    )
+    items: list[Item] = []
+    written: list[Completion] = []
+    judged: list[Verdict] = []
+    with ThreadPoolExecutor(workers, thread_name_prefix="sandbox") as pool:
+        for group, texts in _written(generator, problems, config, seed, chat):
+            asked = [problem for problem in group for _ in range(samples)]
+            programs = [problem.program(text.text) for problem, text in zip(asked, texts, strict=True)]
+            verdicts = list(pool.map(partial(_judged, sandbox, limits), asked, programs))
+            for start, problem in zip(range(0, len(texts), samples), group, strict=True):
+                of_it = slice(start, start + samples)
+                items.append(_item(problem, texts[of_it], verdicts[of_it], ks))
+            written += texts
+            judged += verdicts
+            if on_done is not None:
+                on_done(len(group))
+    settings = {
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": config.top_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "chat": chat is not None,
+        "limits": asdict(limits),
+    }
+    ends = Counter(verdict.outcome for verdict in judged).most_common()
+    table = Table("How the programs ended", ("Outcome", "Programs"), ends)
+    return Evaluation("code", name, _measures(items, ks, samples), items, [table], _notes(written, judged), settings)
+
+
+def _require_fitting(
+    samples: int, ks: Sequence[int], temperature: float, workers: int, problems: Sequence[Problem]
+) -> None:
+    if not problems:
+        raise UsageError("There is no problem to solve. Give one at least.")
+    if workers < 1:
+        raise UsageError(f"workers = {workers} must be at least 1.")
+    if not ks or min(ks) < 1 or max(ks) > samples or len(set(ks)) < len(ks):
+        raise UsageError(
+            f"ks = {list(ks)} must be different numbers from 1 to samples = {samples}: pass@k needs k programs for "
+            "every problem. Change ks, or write more samples."
+        )
+    if samples > 1 and temperature == 0:
+        raise UsageError(
+            f"temperature = 0 writes the same program {samples} times. Set samples = 1, or a temperature such as 0.8."
+        )
+
+
+def _written(
+    generator: Generator, problems: Sequence[Problem], config: GenerationConfig, seed: int, chat: ChatTemplate | None
+) -> Iterator[tuple[Sequence[Problem], list[Completion]]]:
+    """Problems, some at a time, with the completions of the first one, the second one and so on."""
+    for start in range(0, len(problems), _TOGETHER):
+        group = problems[start : start + _TOGETHER]
+        own = config.replace(seed=derive_seed(seed, "code", start))
+        if chat is None:
+            configs = [own.replace(stop=problem.stops) for problem in group]
+            yield group, generator.generate([problem.prompt for problem in group], configs)
+            continue
+        asked = [[{"role": "user", "content": problem.message()}] for problem in group]
+        texts = [chat.render(messages, add_generation_prompt=True) for messages in asked]
+        yield group, generator.generate([generator.tokenizer.encode(text, allow_special=True) for text in texts], own)
+
+
+def _judged(sandbox: Sandbox, limits: Limits, problem: Problem, program: str) -> Verdict:
+    return sandbox.run(program, tests=problem.tests, limits=limits) if program else _EMPTY
+
+
+def _item(problem: Problem, texts: Sequence[Completion], verdicts: Sequence[Verdict], ks: Sequence[int]) -> Item:
+    right = sum(verdict.outcome == "passed" for verdict in verdicts)
+    shown = [
+        {"text": text.text, "outcome": verdict.outcome, "output": verdict.output[-_SHOWN_CHARACTERS:]}
+        for text, verdict in zip(texts, verdicts, strict=True)
+    ]
+    values = {f"pass@{k}": pass_at_k(len(verdicts), right, k) for k in ks}
+    return Item(problem.id, values, shown={"prompt": problem.prompt, "completions": shown})
+
+
+def _measures(items: Sequence[Item], ks: Sequence[int], samples: int) -> list[Measure]:
+    measures = []
+    for k in ks:
+        values = [item.values[f"pass@{k}"] for item in items]
+        definition = (
+            f"Share of problems that {k} of the model's programs solve if one of them passes all tests, estimated "
+            f"without bias from {samples} programs each (Chen et al. 2021, equation 1)."
+        )
+        measures.append(Measure(f"pass@{k}", sum(values) / len(values), definition, len(values), mean_interval(values)))
+    return measures
+
+
+def _notes(written: Sequence[Completion], judged: Sequence[Verdict]) -> list[str]:
+    notes = []
+    if empty := sum(verdict is _EMPTY for verdict in judged):
+        notes.append(f"{empty:,} of {len(judged):,} completions have no program and count as failed.")
+    if cut := sum(text.num_dropped_prompt_tokens > 0 for text in written):
+        notes.append(f"For {cut:,} of {len(written):,} completions the model did not see the beginning of the prompt.")
+    return notes

@@ -1,0 +1,227 @@
+"""What evaluations found, as a page, as data, and as rows that the next comparison reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.errors import DataError
+from sheepop.core.files import atomic_directory, finite, read_json, write_json
+from sheepop.evaluate.calibration import Reliability, reliability_figure
+from sheepop.evaluate.comparison import Compared
+from sheepop.evaluate.results import Evaluation, Item, Measure, Table
+from sheepop.report import Page, course_chart, reliability_chart, save_png, shown
+
+REPORT, PAGE, ITEMS = "report.json", "report.html", "items.jsonl"
+FORMAT, FORMAT_VERSION = "sheepop-evaluation", 1
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ModelResults:
+    """All evaluations of one model. `model` is what it is called, `about` what else is known of it."""
+
+    model: str
+    evaluations: Sequence[Evaluation]
+    about: Mapping[str, Any]
+
+
+def write_report(
+    directory: Path, results: Sequence[ModelResults], compared: Sequence[Compared], about: Mapping[str, Any]
+) -> None:
+    """Writes ``report.html``, ``report.json``, ``items.jsonl`` and pictures into a new `directory`, all or nothing.
+
+    Raises `StorageError` where it exists.
+    """
+    with atomic_directory(directory) as place:
+        found = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "about": dict(about),
+            "models": [
+                {
+                    "model": result.model,
+                    "about": dict(result.about),
+                    "evaluations": [evaluation.to_dict() for evaluation in result.evaluations],
+                }
+                for result in results
+            ],
+            "compared": [asdict(each) for each in compared],
+        }
+        write_json(place / REPORT, finite(found))
+        with (place / ITEMS).open("w", encoding="utf-8") as file:
+            for row in _item_rows(results):
+                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+        for number, (result, evaluation) in enumerate(_all(results)):
+            if evaluation.reliability is not None:
+                name = f"reliability-{number}-{_file_name(result.model)}-{_file_name(evaluation.name)}.png"
+                save_png(reliability_figure(evaluation.reliability), place / "plots" / name)
+        _page(results, compared, about).write(place / PAGE)
+
+
+def read_report(directory: str | Path) -> list[ModelResults]:
+    """What `write_report` wrote, items included; raises `DataError` for anything else."""
+    directory = Path(directory)
+    found = read_json(directory / REPORT)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{directory / REPORT} is not the report of an evaluation.")
+    if found["format_version"] > FORMAT_VERSION:
+        raise DataError(f"{directory} was written by a newer SheepOp. Install that one.")
+    items: dict[tuple[str, str, str], list[Item]] = {}
+    try:
+        with (directory / ITEMS).open(encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                key = row["model"], row["kind"], row["name"]
+                items.setdefault(key, []).append(Item(row["id"], row["values"], row["weight"], row["shown"]))
+        return [
+            ModelResults(
+                result["model"],
+                [
+                    _evaluation(each, items.get((result["model"], each["kind"], each["name"]), []))
+                    for each in result["evaluations"]
+                ],
+                result["about"],
+            )
+            for result in found["models"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"The evaluation in {directory} is damaged: {type(error).__name__} {error}.") from None
+
+
+def _evaluation(found: dict[str, Any], items: Sequence[Item]) -> Evaluation:
+    measures = [
+        Measure(**{**measure, "interval": measure["interval"] and tuple(measure["interval"])})
+        for measure in found["measures"]
+    ]
+    tables = [Table(**table) for table in found["tables"]]
+    reliability = None if found["reliability"] is None else Reliability.from_dict(found["reliability"])
+    return Evaluation(**{**found, "measures": measures, "tables": tables, "items": items, "reliability": reliability})
+
+
+def _all(results: Sequence[ModelResults]) -> Iterator[tuple[ModelResults, Evaluation]]:
+    return ((result, evaluation) for result in results for evaluation in result.evaluations)
+
+
+def _item_rows(results: Sequence[ModelResults]) -> Iterator[dict[str, Any]]:
+    for result, evaluation in _all(results):
+        for item in evaluation.items:
+            yield {"model": result.model, "kind": evaluation.kind, "name": evaluation.name, **asdict(item)}
+
+
+def _page(results: Sequence[ModelResults], compared: Sequence[Compared], about: Mapping[str, Any]) -> Page:
+    names = ", ".join(dict.fromkeys(str(result.about.get("run", result.model)) for result in results))
+    page = Page(f"Evaluation of {names}", footer=f"{about.get('version', 'SheepOp')}, {about.get('date', '')}")
+    page.add_text(
+        "Every number has its definition beside it. An interval holds the true value in 95 of 100 repetitions with "
+        "other items of the same kind; two models differ only where a test says so."
+    )
+    page.add_facts(about)
+    _add_overview(page, results)
+    _add_courses(page, results)
+    if compared:
+        _add_compared(page, compared)
+    for result, evaluation in _all(results):
+        page.add_section(f"{evaluation.name}: {result.model}" if len(results) > 1 else evaluation.name)
+        _add_evaluation(page, result, evaluation)
+    return page
+
+
+def _add_overview(page: Page, results: Sequence[ModelResults]) -> None:
+    """The first measure of every evaluation, one column a model."""
+    page.add_section("Overview")
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for result, evaluation in _all(results):
+        first = evaluation.measures[0]
+        rows.setdefault((evaluation.name, first.name), {})[result.model] = with_interval(first)
+    page.add_table(
+        ("Evaluation", "Measure", *(result.model for result in results)),
+        [[name, measure, *(cells.get(result.model) for result in results)] for (name, measure), cells in rows.items()],
+    )
+
+
+def _add_courses(page: Page, results: Sequence[ModelResults]) -> None:
+    """How the first measure of every evaluation went from checkpoint to checkpoint of a run."""
+    stepped = [result for result in results if isinstance(result.about.get("step"), int)]
+    courses: dict[tuple[str, str], list[tuple[int, Measure]]] = {}
+    for result, evaluation in _all(stepped):
+        for measure in evaluation.measures:
+            courses.setdefault((evaluation.name, measure.name), []).append((result.about["step"], measure))
+    courses = {key: sorted(course, key=lambda entry: entry[0]) for key, course in courses.items() if len(course) > 2}
+    if courses:
+        page.add_section("Checkpoint by checkpoint")
+        for (name, measure), course in courses.items():
+            steps, values = [step for step, _ in course], [found.value for _, found in course]
+            page.add_chart(course_chart(steps, values, measure), f"{name}: {measure}", half=True)
+
+
+def _add_compared(page: Page, compared: Sequence[Compared]) -> None:
+    page.add_section("Compared item by item")
+    page.add_table(
+        ("Evaluation", "Measure", "First", "Second", "Difference", "95 % interval", "p", "Test", "Better"),
+        [
+            [
+                found.name,
+                found.measure,
+                found.first,
+                found.second,
+                found.difference.value,
+                _interval(found.difference.interval),
+                found.difference.p,
+                found.test,
+                found.better or "neither, as far as these items tell",
+            ]
+            for found in compared
+        ],
+    )
+    page.add_text(
+        f"p is how likely a difference as large would be between equal models. Of {len(compared)} tests at 0.05 about "
+        f"{0.05 * len(compared):.1f} would find a difference where there is none."
+    )
+
+
+def _add_evaluation(page: Page, result: ModelResults, evaluation: Evaluation) -> None:
+    page.add_table(
+        ("Measure", "Value", "95 % interval", "Items", "What it is"),
+        [
+            [measure.name, measure.value, _interval(measure.interval), measure.count, measure.definition]
+            for measure in evaluation.measures
+        ],
+    )
+    for note in evaluation.notes:
+        page.add_text(f"Note: {note}")
+    if evaluation.reliability is not None:
+        bins = evaluation.reliability.bins
+        page.add_chart(
+            reliability_chart([each.confidence for each in bins], [each.accuracy for each in bins]),
+            "How often it is right when it is so sure",
+            note="On the dashed line it is as sure as it may be; below it, too sure.",
+        )
+    for table in evaluation.tables:
+        if table.rows:
+            page.add_table(table.header, table.rows, table.title)
+    shown_items = [item for item in evaluation.items if item.shown][:_MOST_SHOWN]
+    if shown_items:
+        text = "\n\n".join(
+            f"{item.id}  {dict(item.values)}\n{json.dumps(dict(item.shown), indent=2, ensure_ascii=False)}"
+            for item in shown_items
+        )
+        page.add_source(text, f"The first {len(shown_items)} of {len(evaluation.items)} items; all are in {ITEMS}")
+    page.add_source(json.dumps(dict(evaluation.settings), indent=2, ensure_ascii=False), "Settings")
+
+
+def with_interval(measure: Measure) -> str:
+    """A value and its interval on one line."""
+    return shown(measure.value) + (f" ({_interval(measure.interval)})" if measure.interval else "")
+
+
+def _interval(interval: tuple[float, float] | None) -> str | None:
+    return None if interval is None else f"{shown(interval[0])} to {shown(interval[1])}"
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[-40:]

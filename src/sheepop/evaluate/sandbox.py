@@ -1,0 +1,350 @@
+"""Runs programs that nobody has read, in isolation that was proven first, and never without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from sheepop.core.errors import UsageError
+from sheepop.evaluate import sandbox_child as inside
+
+Outcome = Literal["passed", "failed", "timeout", "memory", "output", "crashed"]
+Launcher = Literal["bubblewrap", "namespaces"]
+LAUNCHERS: tuple[Launcher, ...] = ("bubblewrap", "namespaces")
+_START_SECONDS = 60.0
+_END_SECONDS = 10.0
+_WATCH_SECONDS = 0.05
+_PIECE = 2**16
+_FIRST_UNUSED_UID, _UNUSED_UIDS = 2_000_000_000, 100_000_000  # beyond what systems give to users and containers
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store")
+_HARNESS = "/sandbox_child.py"
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+_TIME_IS_UP, _CRASHED = 128 + signal.SIGXCPU, 128
+_REMEDY = (
+    "Programs of models run only in isolation, on Linux (x86_64 or aarch64). Install bubblewrap (apt install "
+    "bubblewrap), or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0). In a container, become an ordinary user and start it with "
+    "--security-opt seccomp=unconfined, or as root with --privileged."
+)
+
+
+class IsolationError(UsageError):
+    """This machine cannot isolate a program, or an isolated program could not be started."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use, with the tests. `memory_bytes` bounds each process, and, looked at 20 times a second,
+    all of them together; `tmp_bytes` all its files; `processes` count threads too.
+    """
+
+    seconds: float = 10.0
+    memory_bytes: int = 2**30
+    processes: int = 32
+    tmp_bytes: int = 2**26
+    output_bytes: int = 2**16
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value <= 0:
+                raise UsageError(f"limits: {name} = {value} must be above 0.")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a program ended, what it printed (both streams, the first `output_bytes`), and how long it took.
+
+    ``passed``: it ran to its end, and so did its tests. ``failed``: an exception, or an exit of its own. ``crashed``: a
+    signal ended it. ``timeout``, ``memory`` and ``output`` are limits that it went over.
+    """
+
+    outcome: Outcome
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Where programs run: no network, no file but Python's and the system's, no process but their own.
+
+    What holds them, made by bubblewrap or by `sandbox_child`: namespaces of their own (mounts, processes, network, IPC,
+    host name, control groups, and for an ordinary user, users), a user without rights, resource limits, and a seccomp
+    filter that refuses what these leave open. When the time is up all processes are killed, with whatever they started.
+
+    A verdict ``passed`` proves that nothing ended the program early: what runs the tests sends back a token that
+    it reads only then. It is no proof against a program that is written to deceive this very sandbox, because tests and
+    program share a process: one that looks for the token's socket, changes the functions that tests use, or returns
+    objects that are equal to everything, can pass. It cannot get out.
+    """
+
+    launcher: Launcher
+    # (source, target) in order of depth; without a source an empty directory hides what would be seen there.
+    mounts: tuple[tuple[str | None, str], ...] = field(repr=False)
+
+    @classmethod
+    def find(cls, launchers: Sequence[Launcher] = LAUNCHERS) -> Sandbox:
+        """The first of `launchers` that isolates, proven by a program that tries to get out.
+
+        Raises `IsolationError` with all reasons and what to do where none does.
+        """
+        if sys.platform != "linux" or platform.machine() not in inside.ARCHITECTURES:
+            raise IsolationError(f"This is {platform.system()} on {platform.machine()}. {_REMEDY}")
+        reasons = []
+        for launcher in launchers:
+            if launcher == "bubblewrap" and shutil.which("bwrap") is None:
+                reasons.append("bubblewrap: not installed")
+                continue
+            sandbox = cls(launcher, _mounts())
+            try:
+                verdict = sandbox._probed()
+            except IsolationError as error:
+                reasons.append(f"{launcher}: {error}")
+                continue
+            if verdict.outcome == "passed":
+                return sandbox
+            reasons.append(f"{launcher}: {(verdict.output.strip().splitlines() or [verdict.outcome])[-1]}")
+        raise IsolationError(f"No isolation can be had here ({'; '.join(reasons)}). {_REMEDY}")
+
+    def run(self, program: str, *, tests: str = "", stdin: str = "", limits: Limits | None = None) -> Verdict:
+        """Runs `program` and then, in the same module, `tests`, both as Python, and says how that ended.
+
+        Without tests the module is ``__main__``. Safe to call from several threads. Raises `IsolationError` when it
+        could not be started.
+        """
+        limits = limits or Limits()
+        uid = _FIRST_UNUSED_UID + secrets.randbelow(_UNUSED_UIDS) if _is_root() else None
+        job: dict[str, Any] = {"program": program, "tests": tests, "stdin": stdin, "limits": asdict(limits), "uid": uid}
+        job["mounts"] = self.mounts if self.launcher == "namespaces" else None
+        token, text = secrets.token_bytes(inside.TOKEN_BYTES), json.dumps(job).encode("ascii")
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = subprocess.Popen(
+                    self._command(theirs.fileno(), limits, uid),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    cwd="/",
+                    env=_ENVIRONMENT,
+                )
+            with process:
+                try:
+                    ours.settimeout(_START_SECONDS)
+                    with suppress(OSError):  # it is gone already; what it printed says why
+                        ours.sendall(inside.HEADER.pack(len(text)) + text + token)
+                    return _Watch(process, ours, limits).verdict(token)
+                finally:
+                    _kill(process)
+
+    def _command(self, descriptor: int, limits: Limits, uid: int | None) -> list[str]:
+        python = [os.path.realpath(sys.executable), "-P", "-s", "-S"]
+        if self.launcher == "namespaces":
+            return [*python, str(Path(inside.__file__).resolve()), str(descriptor)]
+        command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
+        command += [f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup")]
+        if uid is None:
+            command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+        else:  # the first process inside becomes that user
+            command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        command += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]
+        for source, target in (*self.mounts, (str(Path(inside.__file__).resolve()), _HARNESS)):
+            # Without these, directories on the way could be entered by root only.
+            command += [word for above in reversed(Path(target).parents[:-1]) for word in ("--dir", str(above))]
+            command += ["--tmpfs", target] if source is None else ["--ro-bind", source, target]
+        command += ["--dir", "/dev"]
+        command += [word for name in inside.DEVICES for word in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]
+        for target in ("/", *(target for source, target in self.mounts if source is None)):
+            command += ["--remount-ro", target]
+        return [*command, "--chdir", "/tmp", *python, _HARNESS, str(descriptor)]
+
+    def _probed(self) -> Verdict:
+        """How a program ends that fails when it finds anything open."""
+        seen = [Path(target) for _, target in self.mounts]
+        home = Path.home()
+        allowed = {path.relative_to(home).parts[0] for path in seen if home in path.parents}
+        with (
+            tempfile.NamedTemporaryFile(prefix="sheepop-probe-") as secret,
+            socket.create_server(("127.0.0.1", 0)) as server,
+        ):
+            Path(secret.name).chmod(0o644)
+            port = server.getsockname()[1]
+            facts = f"SECRET, PORT, HOME, ALLOWED, MOST = {secret.name!r}, {port}, {str(home)!r}, {allowed!r}, 8\n"
+            return self.run(facts + _PROBE, limits=Limits(processes=8))
+
+
+_PROBE = """
+import os
+
+def refused(attempt, what):
+    try:
+        attempt()
+    except OSError:
+        return
+    raise SystemExit(what + " is not isolated")
+
+refused(lambda: open(SECRET), "the directory for temporary files")
+import signal, socket
+refused(lambda: socket.create_connection(("127.0.0.1", PORT), 5), "the network")
+for place in ("/", "/usr", "/dev"):
+    refused(lambda: open(place + "/sheepop-probe", "w"), place)
+found = set(os.listdir(HOME)) if HOME != "/" and os.path.isdir(HOME) else set()
+if found - ALLOWED:
+    raise SystemExit("the home directory is not isolated")
+if hasattr(os, "unshare"):
+    refused(lambda: os.unshare(os.CLONE_NEWUSER), "user namespaces")
+if os.getpid() != 2 or os.getuid() == 0:
+    raise SystemExit("processes are not isolated")
+started = 0
+try:
+    while started <= MOST:
+        if os.fork() == 0:
+            signal.pause()
+        started += 1
+except OSError:
+    pass
+if started >= MOST:
+    raise SystemExit("the number of processes is not bounded")
+import ast, collections, dataclasses, decimal, functools, hashlib, heapq, itertools, json, math, random, re, typing
+"""
+
+
+class _Watch:
+    """Reads what an isolated process says until it ends or goes over a limit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, limits: Limits) -> None:
+        assert process.stdout is not None
+        self._process, self._connection, self._limits = process, connection, limits
+        self._output, self._heard = bytearray(), bytearray()
+        self._begun: float | None = None
+        self._seconds = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(process.stdout.fileno(), selectors.EVENT_READ, self._output)
+        self._selector.register(connection.fileno(), selectors.EVENT_READ, self._heard)
+
+    def verdict(self, token: bytes) -> Verdict:
+        """How it ended; whatever is left of it is killed."""
+        with self._selector:
+            over = self._watch()
+        if over is not None:
+            _kill(self._process)
+        status = self._process.wait(_END_SECONDS)
+        text = self._output[: self._limits.output_bytes].decode("utf-8", "replace")
+        if self._begun is None:
+            raise IsolationError(f"It could not start: {text.strip()[-1000:] or f'exit status {status}'}")
+        if over is None:
+            over = _outcome(status, bytes(self._heard) == inside.STARTED + token)
+        return Verdict(over, text, self._seconds)
+
+    def _watch(self) -> Outcome | None:
+        """Reads until all is said; the limit that it went over, if it did."""
+        created = looked = time.monotonic()
+        while self._selector.get_map():
+            for key, _ in self._selector.select(_WATCH_SECONDS):
+                try:
+                    piece = os.read(key.fd, _PIECE)
+                except ConnectionResetError:  # it ended before it read everything
+                    piece = b""
+                key.data.extend(piece)
+                if not piece:
+                    self._selector.unregister(key.fd)
+            now = time.monotonic()
+            if self._begun is None and self._heard:
+                self._begun = now
+            self._seconds = now - (self._begun or now)
+            if len(self._output) > self._limits.output_bytes or len(self._heard) > _PIECE:
+                return "output"
+            if self._seconds > self._limits.seconds or (self._begun is None and now - created > _START_SECONDS):
+                return "timeout"
+            if now - looked >= _WATCH_SECONDS:
+                looked = now
+                if sum(map(_memory, _descendants(self._process.pid))) > self._limits.memory_bytes:
+                    return "memory"
+        return None
+
+
+def _outcome(status: int, ran_to_the_end: bool) -> Outcome:
+    if status == 0:
+        return "passed" if ran_to_the_end else "failed"
+    if status == inside.MEMORY_STATUS:
+        return "memory"
+    if status == _TIME_IS_UP:
+        return "timeout"
+    return "crashed" if status > _CRASHED or status < 0 else "failed"
+
+
+def _mounts() -> tuple[tuple[str | None, str], ...]:
+    """The system's and Python's files; the home and the working directory are hidden where they lie among them."""
+    python = {sys.base_prefix, os.path.realpath(sys.base_prefix)}
+    shown = {path for path in (*_SYSTEM, *python) if Path(path).exists()}
+    executable = Path(os.path.realpath(sys.executable))
+    if not any(executable.is_relative_to(path) for path in shown):
+        shown.add(str(executable))
+    home = Path.home().resolve()
+    if str(home) in shown or "/" in shown:
+        raise IsolationError(
+            f"Python's own directory {sys.base_prefix} holds the home directory {home}, which programs must not see. "
+            "Install Python elsewhere."
+        )
+    mounts: list[tuple[str | None, str]] = [(os.path.realpath(path), path) for path in shown]
+    for secret in {home, Path.cwd().resolve()}:
+        above = [(Path(source), Path(target)) for source, target in mounts if source and Path(source) in secret.parents]
+        mounts += [(None, str(target / secret.relative_to(source))) for source, target in above]
+    return tuple(sorted(mounts, key=lambda mount: (len(Path(mount[1]).parts), mount[1])))
+
+
+def _is_root() -> bool:
+    """Whether this process is the system's root, and not one of a user namespace, who is an ordinary user."""
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process with all that it started."""
+    for pid in _descendants(process.pid) if process.poll() is None else []:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+
+
+def _descendants(pid: int) -> list[int]:
+    with suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def _memory(pid: int) -> int:
+    """Its bytes, of which it shares some with others: its part of these where the system says that."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        with suppress(psutil.AccessDenied):
+            return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
+    return 0

@@ -1,0 +1,175 @@
+"""Evaluates models: each is loaded once, what was found is compared, reported and recorded with the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import sheepop
+from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.model_card import record_scores
+from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError, OutputError, StorageError, UsageError
+from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.comparison import Compared, compare
+from sheepop.evaluate.report import ModelResults, read_report, write_report
+from sheepop.evaluate.results import Evaluation, scores_of
+from sheepop.generate import Generator
+from sheepop.jobs.generate import load_adapted
+from sheepop.jobs.run_record import view_run_config
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is evaluated: what it is called, where it lies, and the run and step that it comes from."""
+
+    name: str
+    directory: Path
+    generator: Generator
+    run: RunDirectory | None = None
+    step: int | None = None
+
+    def corpus(self) -> Corpus | None:
+        """The text that its run was trained on, if that is still there."""
+        if self.run is None:
+            return None
+        if is_corpus(self.run.corpus):
+            return Corpus.open(self.run.corpus, verify=False)
+        try:
+            paths = view_run_config(self.run).data.paths
+        except (ConfigError, OSError):
+            return None
+        return Corpus.open(paths[0], verify=False) if len(paths) == 1 and is_corpus(paths[0]) else None
+
+
+Evaluate = Callable[[Subject], Sequence[Evaluation]]
+
+
+@dataclass(frozen=True)
+class How:
+    """Where models are computed and what becomes of the results.
+
+    `checkpoints` evaluates every checkpoint of a run instead of its best one. With `records` the scores go into the
+    model directories, into ``provenance.json`` and the model card.
+    """
+
+    output: Path | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    adapters: Sequence[str | Path] = ()
+    checkpoints: bool = False
+    records: bool = True
+    asked: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found, and the directory with its report."""
+
+    results: list[ModelResults]
+    compared: list[Compared]
+    directory: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scores and differences as plain data, without items."""
+        return {
+            "models": {
+                result.model: [evaluation.to_dict() for evaluation in result.evaluations] for result in self.results
+            },
+            "compared": [asdict(found) for found in self.compared],
+        }
+
+
+def run_evaluations(models: Sequence[str | Path], evaluate: Evaluate, how: How, console: Console) -> Outcome:
+    """Evaluates every model, compares each pair of them, and writes the report.
+
+    Raises `UsageError` for a model that is given twice, `OutputError` for an output that exists, and whatever
+    `evaluate` raises.
+    """
+    output = _output(how)
+    found = [place for model in models for place in _places(Path(model), checkpoints=how.checkpoints)]
+    names = [name for name, _, _, _ in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"{sorted(twice)[0]} is given twice. Give each model once.")
+    results = []
+    for name, directory, run, step in found:
+        console.info(f"Evaluating {name}")
+        loaded = load_adapted(directory, how.adapters, device=how.device, dtype=how.dtype)
+        generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+        evaluations = list(evaluate(Subject(name, directory, generator, run, step)))
+        about = {"directory": str(directory), "run": None if run is None else str(run.path), "step": step}
+        results.append(ModelResults(name, evaluations, about))
+        generator.close()
+        if how.records and not how.adapters:
+            _record(directory, evaluations, console)
+    return _finished(results, output, how)
+
+
+def compare_reports(directories: Sequence[Path], how: How) -> Outcome:
+    """Compares models that were evaluated before, of one report or several; raises as `run_evaluations` does."""
+    output = _output(how)
+    results = [result for directory in directories for result in read_report(directory)]
+    names = [result.model for result in results]
+    if len(set(names)) < 2:
+        raise UsageError("There is one model in these reports, and nothing to compare it with. Give another report.")
+    about = {result.model: result.about for result in results}
+    merged = [
+        ModelResults(
+            name, [each for result in results if result.model == name for each in result.evaluations], about[name]
+        )
+        for name in dict.fromkeys(names)
+    ]
+    return _finished(merged, output, how)
+
+
+def _output(how: How) -> Path:
+    output = how.output or Path("evaluations") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
+    if output.exists():
+        raise OutputError(f"{output} already exists. Choose another --output, or remove it.")
+    return output
+
+
+def _finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
+    """Compares all pairs of models and writes the report."""
+    compared = [
+        found
+        for one, other in combinations(results, 2)
+        if one.about.get("run") is None or one.about["run"] != other.about["run"]
+        for found in compare(one.model, one.evaluations, other.model, other.evaluations)
+    ]
+    about = {
+        **how.asked,
+        "version": f"SheepOp {sheepop.__version__}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    write_report(output, results, compared, about)
+    return Outcome(results, compared, output)
+
+
+def _places(model: Path, *, checkpoints: bool) -> list[tuple[str, Path, RunDirectory | None, int | None]]:
+    """What a given path means: name, model directory, run and step."""
+    directory = resolve_model_directory(model)
+    inside = directory.parent.parent
+    run = RunDirectory(inside) if directory.parent == RunDirectory(inside).checkpoints else None
+    if not checkpoints:
+        return [(str(model), directory, run, None if run is None else _step(run, directory))]
+    if run is None or not RunDirectory(model).holds_run():
+        raise UsageError(f"{model} is no run, so it has no checkpoints to go through. Leave out --checkpoints.")
+    return [(f"{model} step {step:,}", run.checkpoint(step), run, step) for step in run.steps()]
+
+
+def _step(run: RunDirectory, directory: Path) -> int | None:
+    return next((step for step in run.steps() if run.checkpoint(step) == directory), None)
+
+
+def _record(directory: Path, evaluations: Sequence[Evaluation], console: Console) -> None:
+    """Writes scores into a model directory; one that cannot be written to keeps what it has."""
+    try:
+        record_scores(directory, [score for evaluation in evaluations for score in scores_of(evaluation)])
+    except StorageError as error:
+        console.warn(f"The scores were not recorded with the model: {error}")

@@ -1,0 +1,307 @@
+"""What ``sheepop eval`` asks of a model: to predict text, to answer questions, to write programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from sheepop.core.console import Console
+from sheepop.core.errors import DataError, UsageError
+from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.choices import evaluate_choices
+from sheepop.evaluate.code import evaluate_code, read_problems
+from sheepop.evaluate.contamination import shares_in_training, with_contamination
+from sheepop.evaluate.perplexity import Text, evaluate_perplexity
+from sheepop.evaluate.questions import CLOZE, MADE, json_rows, questions_of
+from sheepop.evaluate.report import REPORT
+from sheepop.evaluate.results import Evaluation, Table, over_seeds
+from sheepop.evaluate.sandbox import Limits, Sandbox
+from sheepop.jobs.baselines import Texts, compress
+from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations
+
+
+@dataclass(frozen=True)
+class Held:
+    """Texts to predict: how many there are, and a way to read them again."""
+
+    count: int
+    read: Callable[[], Iterator[Text]]
+
+    def sample(self, limit: int | None) -> Held:
+        """About `limit` of them, evenly from the whole."""
+        if limit is None or limit >= self.count:
+            return self
+        chosen = set(np.linspace(0, self.count - 1, limit).round().astype(int).tolist())
+        return Held(len(chosen), lambda: (text for place, text in enumerate(self.read()) if place in chosen))
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Predicts the text of `data`, files, folders or corpora, or what the model's own run held out from training.
+
+    With a `limit` about so many texts are read. Compressors may show what the same text needs without a model.
+    """
+
+    data: Sequence[Path]
+    stride: int | None
+    limit: int | None
+    compressors: bool
+    console: Console
+
+    def __call__(self, subject: Subject) -> list[Evaluation]:
+        """One evaluation."""
+        corpus = subject.corpus()
+        everything = held_texts(self.data) if self.data else _held_out(corpus, subject.name)
+        texts = everything.sample(self.limit)
+        num_bytes = sum(len(text.text.encode("utf-8")) for text in texts.read())
+        with self.console.progress("Predicting", num_bytes / 1e3, "kB") as progress:
+            found = evaluate_perplexity(
+                subject.generator,
+                texts.read(),
+                name=", ".join(path.name for path in self.data) or "held-out text",
+                stride=self.stride,
+                on_done=lambda count: progress.advance(count / 1e3),
+            )
+        found = replace(found, settings={**found.settings, "texts": texts.count})
+        if texts.count < everything.count:
+            note = f"A sample: {texts.count:,} of {everything.count:,} texts, evenly from the whole."
+            found = replace(found, notes=[note, *found.notes])
+        return [found if not self.compressors else self._beside_compressors(found, texts, num_bytes, corpus)]
+
+    def _beside_compressors(self, found: Evaluation, texts: Held, num_bytes: int, corpus: Corpus | None) -> Evaluation:
+        marks = compress(
+            Texts(num_bytes, lambda: (text.text.encode("utf-8") for text in texts.read())),
+            None if corpus is None else Texts.of(corpus, "train"),
+            self.console,
+        )
+        rows = [["this model", found.measure("bits_per_byte").value], *map(list, marks.named.items())]
+        return replace(found, tables=[Table("Beside compressors", ("What", "Bits per byte"), rows), *found.tables])
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Asks questions: of `MADE`, ``cloze``, files of questions, and by `harness` what else is named.
+
+    Without `tasks` it asks all of the first, and the second where there is held-out text.
+    `training` is the corpus to look for the questions in, where it is not that of the model's own run.
+    """
+
+    tasks: Sequence[str]
+    limit: int | None
+    seeds: Sequence[int]
+    robustness: bool
+    training: Path | None
+    harness: Callable[[Subject, Sequence[str], int], list[Evaluation]]
+    console: Console
+
+    def __call__(self, subject: Subject) -> list[Evaluation]:
+        """One evaluation of each task."""
+        corpus = subject.corpus() if self.training is None else Corpus.open(self.training, verify=False)
+        tasks = self.tasks or [*MADE, *([CLOZE] if corpus is not None and corpus.validation.num_documents else [])]
+        own = [task for task in tasks if is_own(task)]
+        others = [task for task in tasks if not is_own(task)]
+        found = [over_seeds([self._asked(subject, task, seed, corpus) for seed in self.seeds]) for task in own]
+        if others:
+            by_seed = [self.harness(subject, others, seed) for seed in self.seeds]
+            found += [over_seeds(each) for each in zip(*by_seed, strict=True)]
+        return [self._checked(each, corpus) for each in found]
+
+    def _asked(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
+        held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
+        questions = questions_of(task, self.limit, seed, held_out)
+        total = sum(len(question.choices) for question in questions)
+        with self.console.progress(Path(task).stem, total, "choices") as progress:
+            return evaluate_choices(
+                subject.generator,
+                Path(task).stem,
+                questions,
+                robustness=self.robustness,
+                on_done=progress.advance,
+            )
+
+    def _checked(self, found: Evaluation, corpus: Corpus | None) -> Evaluation:
+        """With scores apart for what the training text holds; questions that were just made up cannot be in it."""
+        if corpus is None or found.name in MADE:
+            return found
+        texts = {item.id: f"{item.shown.get('prompt', '')}{item.shown.get('reference', '')}" for item in found.items}
+        with self.console.progress("Looking for them in the training text", corpus.train.num_bytes / 1e6, "MB") as bar:
+
+            def read() -> Iterator[str]:
+                for document in corpus.documents("train"):
+                    yield document.text
+                    bar.advance(document.num_bytes / 1e6)
+
+            shares = shares_in_training(texts, read())
+        return with_contamination(found, shares, str(corpus.directory))
+
+
+@dataclass(frozen=True)
+class Harness:
+    """Tasks of lm-eval, and those of task files in the directories of `include`."""
+
+    include: Sequence[Path]
+    fewshot: int | None
+    limit: int | None
+    chat: bool
+    console: Console
+
+    def __call__(self, subject: Subject, tasks: Sequence[str], seed: int) -> list[Evaluation]:
+        """One evaluation of each task, and one of each group."""
+        from sheepop.evaluate.harness import run_tasks
+
+        with self.console.progress("lm-eval", None, "requests") as progress:
+            return run_tasks(
+                subject.generator,
+                tasks,
+                include=self.include,
+                num_fewshot=self.fewshot,
+                limit=self.limit,
+                chat=self.chat,
+                seed=seed,
+                on_progress=progress.advance,
+            )
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lets a model write programs and runs their tests in a sandbox."""
+
+    data: Sequence[Path]
+    samples: int
+    ks: Sequence[int]
+    temperature: float
+    max_new_tokens: int
+    seconds: float
+    limit: int | None
+    seed: int
+    console: Console
+
+    def __call__(self, subject: Subject) -> list[Evaluation]:
+        """One evaluation of each file."""
+        sandbox = Sandbox.find()
+        found = []
+        for path in self.data:
+            problems = read_problems(path)[: self.limit]
+            with self.console.progress(path.name, len(problems) * self.samples, "programs") as progress:
+                found.append(
+                    evaluate_code(
+                        subject.generator,
+                        problems,
+                        name=path.stem,
+                        samples=self.samples,
+                        ks=self.ks,
+                        temperature=self.temperature,
+                        max_new_tokens=self.max_new_tokens,
+                        seed=self.seed,
+                        sandbox=sandbox,
+                        limits=Limits(seconds=self.seconds),
+                        on_done=progress.advance,
+                    )
+                )
+        return found
+
+
+def compare_models(
+    models: Sequence[Path], data: Sequence[Path], tasks: Sequence[str], limit: int | None, how: How, console: Console
+) -> Outcome:
+    """Evaluates models alike and compares them, or compares what `run_evaluations` wrote about them before.
+
+    They predict `data`, by default what the run of the first of them held out, if it did, and are asked `tasks`.
+    """
+    if all((model / REPORT).is_file() for model in models):
+        return compare_reports(models, how)
+    if len(models) < 2:
+        raise UsageError("Give two models or more to compare, or directories that sheepop eval wrote.")
+    corpora: list[Path] = []
+
+    def evaluate(subject: Subject) -> list[Evaluation]:
+        corpus = subject.corpus()
+        if not corpora and corpus is not None and corpus.validation.num_documents:
+            corpora.append(corpus.directory)
+        asked = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, console), console)
+        found = [] if not (data or corpora) else Perplexity(data or corpora, None, limit, False, console)(subject)
+        return [*found, *asked(subject)]
+
+    return run_evaluations(models, evaluate, how, console)
+
+
+def is_own(task: str) -> bool:
+    """Whether a task is asked without lm-eval."""
+    return task in MADE or task == CLOZE or task.endswith(".jsonl")
+
+
+def held_texts(paths: Sequence[Path]) -> Held:
+    """The texts of files, folders and corpora: of a corpus what it holds out, of JSON lines the field ``text``.
+
+    Raises `DataError` for what is not there or no UTF-8 text.
+    """
+    files = [(path, file) for path in paths for file in _files(path)]
+    counts = [_count(file) for _, file in files]
+
+    def read() -> Iterator[Text]:
+        return (text for path, file in files for text in _texts(path, file))
+
+    return Held(sum(counts), read)
+
+
+def _held_out(corpus: Corpus | None, model: str) -> Held:
+    if corpus is None or corpus.validation.num_documents == 0:
+        raise UsageError(f"There is no text that the run of {model} held out. Say what to predict with --data PATH.")
+    return Held(corpus.validation.num_documents, lambda: _of_corpus(corpus))
+
+
+def _of_corpus(corpus: Corpus) -> Iterator[Text]:
+    for number, document in enumerate(corpus.documents("validation")):
+        yield Text(f"{number}:{document.source}", document.text, _folder(document.source))
+
+
+def _files(path: Path) -> list[Path]:
+    if is_corpus(path) or path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist. Give a file, a folder or a corpus to predict.")
+    found = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    if not found:
+        raise DataError(f"{path} holds no files.")
+    return found
+
+
+def _count(file: Path) -> int:
+    if is_corpus(file):
+        return Corpus.open(file, verify=False).validation.num_documents
+    return sum(1 for _ in json_rows(file)) if file.suffix == ".jsonl" else 1
+
+
+def _texts(path: Path, file: Path) -> Iterator[Text]:
+    if is_corpus(file):
+        yield from _of_corpus(Corpus.open(file, verify=False))
+        return
+    name = file.name if file == path else str(file.relative_to(path))
+    if file.suffix != ".jsonl":
+        yield Text(name, _decoded(file), _folder(name))
+        return
+    for number, row in json_rows(file):
+        text = row.get("text")
+        if not isinstance(text, str):
+            raise DataError(f'{file}, line {number}: "text" must be a text, not {text!r}.')
+        yield Text(f"{name}:{row.get('id', number)}", text, name)
+
+
+def _decoded(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{file} is not UTF-8 text. Other files become text with: sheepop data build {file} --output CORPUS"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {(error.strerror or '').lower()}.") from None
+
+
+def _folder(source: str) -> str:
+    """What texts of one origin share: the first folder of their name, or what kind of file they are."""
+    parts = Path(source).parts
+    return parts[0] if len(parts) > 1 else Path(source).suffix or source

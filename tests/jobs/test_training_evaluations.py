@@ -1,0 +1,80 @@
+"""Questions that a model is asked while it trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.core.errors import ConfigError
+from sheepop.evaluate.choices import evaluate_choices
+from sheepop.evaluate.questions import questions_of
+from sheepop.generate import Generator
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.train import run_training
+from sheepop.train.metrics import read_json_lines
+
+STEPS = (
+    "training.schedule=constant",
+    "training.warmup_steps=0",
+    "training.checkpoint_interval=1",
+    "training.max_steps=4",
+    "evaluation.tasks=[copying]",
+    "evaluation.questions=12",
+    "evaluation.interval=2",
+)
+
+
+def rows(run: Path) -> list[dict[str, object]]:
+    found = [row for row in read_json_lines(run / "metrics.jsonl")[0] if row["split"] == "evaluation"]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def test_scores_are_those_of_the_checkpoints(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", *STEPS)
+    run = RunDirectory.open(run_training(config).run)
+    assert [row["step"] for row in rows(run.path)] == [2, 4]
+    for row in rows(run.path):
+        loaded = load_model(run.checkpoint(int(str(row["step"]))))
+        asked = questions_of("copying", 12, config.seed, None)
+        expected = evaluate_choices(Generator(loaded.model, loaded.tokenizer), "copying", asked)
+        for measure in expected.measures:
+            assert row[f"copying/{measure.name}"] == pytest.approx(measure.value, abs=1e-6)
+        stated = [score for score in loaded.provenance["evaluations"] if score["kind"] == "tasks"]
+        assert [score["value"] for score in stated] == [row[f"copying/{measure.name}"] for measure in expected.measures]
+        assert {score["step"] for score in stated} == {row["step"]}
+    between = json.loads((run.checkpoint(3) / "provenance.json").read_text())["evaluations"]
+    assert {score["step"] for score in between if score["kind"] == "tasks"} == {2}
+
+
+def test_a_resumed_run_has_the_same_scores(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    run_training(configured(tmp_path / "whole", *STEPS))
+    run_training(configured(tmp_path / "run", *STEPS, "training.max_steps=3"))
+    stored = find_resumable(tmp_path / "run")
+    assert stored is not None
+    run_training(load_config(overrides=["training.max_steps=4"], base=stored.record.asked), resume=True)
+    assert rows(tmp_path / "run")[-1] == rows(tmp_path / "whole")[-1]
+    whole, resumed = (
+        place / "checkpoints/step-00000004/provenance.json" for place in (tmp_path / "whole", tmp_path / "run")
+    )
+    assert json.loads(whole.read_text())["evaluations"] == json.loads(resumed.read_text())["evaluations"]
+
+
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        ("coping", "evaluation.tasks: coping is none of the tasks copying, brackets, arithmetic, cloze"),
+        ("cloze", "evaluation.tasks: The task cloze asks for words of the text"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_a_step(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, task: str, complaint: str
+) -> None:
+    settings = ("data.validation_fraction=0", f"evaluation.tasks=[{task}]")
+    with pytest.raises(ConfigError, match=complaint):
+        run_training(configured(tmp_path / "run", *STEPS, *settings))
+    assert not (tmp_path / "run").exists()
