@@ -15,6 +15,8 @@ from sheepop.evaluate.questions import questions_of
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.resume import find_resumable
+from sheepop.jobs.run_record import RunRecord
+from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.train import run_training
 from sheepop.train.metrics import read_json_lines
 
@@ -78,3 +80,13 @@ def test_what_cannot_be_asked_is_refused_before_a_step(
     with pytest.raises(ConfigError, match=complaint):
         run_training(configured(tmp_path / "run", *STEPS, *settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    outcome = run_training(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[copying,brackets]"))
+    run = RunDirectory.open(outcome.run)
+    write_run_report(run, outcome.scores, RunRecord.read(run))
+    page = run.report.read_text()
+    for measure in ("accuracy", "bits of the answer", "calibration error"):
+        assert f"What it can do: {measure}" in page
+    assert '"name":"brackets"' in page

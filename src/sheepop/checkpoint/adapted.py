@@ -18,9 +18,8 @@ from sheepop.checkpoint.model_directory import (
     read_model_config,
     read_weights,
 )
-from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.run_directory import damaged_model, resolve_model_directory
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
 from sheepop.tokenizer import holds_tokenizer, load_tokenizer
 
@@ -65,7 +64,7 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
             f"{directory} has neither {CONFIG}, as adapters of PEFT do, nor a change beside its weights, as a run with "
             "tuning.lora has."
         )
-    if problems := damaged_files(directory):
+    if problems := damaged_model(directory):
         raise CheckpointError("; ".join(problems) + ".")
     put_changes(model, config, read_weights(directory / ADAPTER), directory / ADAPTER, name=name)
     return directory

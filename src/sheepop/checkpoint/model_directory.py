@@ -17,16 +17,17 @@ from sheepop.adapt.lora import merged
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, add_scalar_head, is_of_values
 from sheepop.adapt.stored_weight import GROUP, StoredWeight
+from sheepop.checkpoint.card_text import EVALUATIONS, model_card
 from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
-from sheepop.checkpoint.run_directory import resolve_model_directory
+from sheepop.checkpoint.run_directory import CARD, damaged_model, resolve_model_directory
 from sheepop.checkpoint.vocabulary import require_fit
 from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights, write_weights
 from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError
-from sheepop.core.files import atomic_directory, damaged_files, read_json, write_json
+from sheepop.core.files import atomic_directory, read_json, write_atomic, write_json
 from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.model.config import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -36,6 +37,7 @@ FORMAT_VERSION = 4
 """Of a reward model. With a change beside its weights a directory is of version 3, with quantised weights alone of 2,
 and all others are of 1."""
 ADAPTER = "adapter.safetensors"
+PROVENANCE = "provenance.json"
 _SCALE = "_scale"  # behind the name of a weight of integers
 
 
@@ -92,12 +94,16 @@ def save_model(
     *,
     replace: bool = False,
 ) -> None:
-    """Writes a model directory atomically; raises `CheckpointError` when `target` exists and `replace` is false."""
+    """Writes a model directory atomically; raises `CheckpointError` when `target` exists and `replace` is false.
+
+    Scores in `provenance` are left out: they were measured with the weights of another directory.
+    """
     target = Path(target)
     if target.exists() and not replace:
         raise CheckpointError(f"{target} already exists. Choose another directory or remove it.")
+    made = {key: value for key, value in provenance.items() if key != EVALUATIONS}
     with atomic_directory(target, replace=replace) as directory:
-        write_model(directory, model.config, unique_weights(model), tokenizer, provenance)
+        write_model(directory, model.config, unique_weights(model), tokenizer, made)
 
 
 def load_model(
@@ -135,7 +141,7 @@ def load_model(
         model.to(device).eval(),
         tokenizer,
         config,
-        read_json(directory / "provenance.json"),
+        read_json(directory / PROVENANCE),
         directory,
         end_ids(read_generation(directory), config.vocabulary, str(directory / GENERATION)),
     )
@@ -164,7 +170,7 @@ def open_model(path: str | Path) -> ForeignModel:
         {name: tensors[name] for name in expected},
         tokenizer,
         read_generation(directory),
-        read_json(directory / "provenance.json"),
+        read_json(directory / PROVENANCE),
     )
 
 
@@ -172,7 +178,7 @@ def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
     """The directory that `path` means, its configuration and its tokenizer, after every file's checksum was right."""
     directory = resolve_model_directory(path)
     config = read_model_config(directory)
-    problems = damaged_files(directory)
+    problems = damaged_model(directory)
     if problems:
         raise CheckpointError(f"The model in {directory} cannot be used: {'; '.join(problems)}.")
     tokenizer = load_tokenizer(directory)
@@ -200,7 +206,8 @@ def describe_model(
         found |= {"format_version": FORMAT_VERSION, "reward_head": True}
     write_json(directory / "config.json", found)
     tokenizer.save(directory)
-    write_json(directory / "provenance.json", dict(provenance))
+    write_json(directory / PROVENANCE, dict(provenance))
+    write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
 
 
 def _set_dtype(model: Transformer, dtype: torch.dtype) -> None:

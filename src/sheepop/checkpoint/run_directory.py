@@ -11,6 +11,7 @@ from typing import overload
 
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import (
+    CHECKSUMS,
     TEMPORARY_MARK,
     atomic_directory,
     damaged_files,
@@ -23,6 +24,7 @@ from sheepop.core.files import (
 )
 from sheepop.core.locks import exclusive_lock, is_locked
 
+CARD = "README.md"
 _POINTERS = frozenset({"latest", "best"})
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
@@ -287,7 +289,7 @@ class RunDirectory:
         Every damaged one passed over is named to `warn`.
         """
         for step in reversed([step for step in self.steps() if before is None or step < before]):
-            problems = damaged_files(self.checkpoint(step))
+            problems = damaged_model(self.checkpoint(step))
             if not problems:
                 return step
             warn(f"Checkpoint {self.checkpoint(step)} is skipped: {'; '.join(problems)}.")
@@ -362,3 +364,22 @@ def resolve_model_directory(path: str | Path) -> Path:
         f"{path} is not a model: it has neither config.json (a model directory) nor checkpoints/ (a run)."
         + (f" It is a folder of runs; name one of them, such as {runs[0]}." if runs else "")
     )
+
+
+def damaged_model(directory: Path) -> list[str]:
+    """As `damaged_files`, for a model directory: its card is for people, who may edit it, and does not count.
+
+    Where the checksums became others meanwhile, since another process recorded scores, all is compared again.
+    """
+    while True:
+        before = _content(directory / CHECKSUMS)
+        problems = [line for line in damaged_files(directory) if not line.startswith(f"{directory / CARD} ")]
+        if not problems or _content(directory / CHECKSUMS) == before:
+            return problems
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None

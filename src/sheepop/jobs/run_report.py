@@ -31,6 +31,7 @@ from sheepop.report import (
     Page,
     bits_per_byte_chart,
     divergence_chart,
+    evaluation_charts,
     duration,
     expert_load_chart,
     gradient_norm_chart,
@@ -271,6 +272,10 @@ def _add_curves(
         (gradient_norm_chart(metrics.rows), "Gradient norm before clipping", True),
         (speed_chart(metrics.rows), "Speed", False),
         (expert_load_chart(metrics.rows), "Load of the experts: the most and the least loaded in any layer", False),
+        *(
+            (figure, f"What it can do: {measure.replace('_', ' ')}", True)
+            for measure, figure in evaluation_charts(metrics.rows).items()
+        ),
     )
     drawn = [chart for chart in charts if chart[0].data]
     if not drawn:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sheepop.report.formatting import duration, scored
-from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, SCORE, TRAIN, VALIDATION
+from sheepop.report.palette import GRID, NEUTRAL, REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 from sheepop.report.series import Series, number, series
 
 if TYPE_CHECKING:
@@ -164,6 +164,19 @@ def bars_chart(counts: Mapping[str, float], title: str, *, horizontal: bool = Fa
         figure.update_xaxes(automargin=True, type="category")
     figure.update_layout(bargap=0.25, hovermode="closest")
     return figure
+
+
+def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
+    """What evaluations found while a run trained, by step: a chart for each measure, with a curve for each task."""
+    keys = dict.fromkeys(key for row in metrics if row.get("split") == "evaluation" for key in row if "/" in key)
+    charts: dict[str, Figure] = {}
+    for key in keys:
+        task, _, measure = key.rpartition("/")
+        figure = charts.setdefault(measure, _by_step(measure.replace("_", " ")))
+        color = RUNS[len(figure.data) % len(RUNS)]
+        add_curve(figure, series(metrics, "evaluation", key), task, color, markers=True)
+        figure.update_layout(showlegend=True)
+    return charts
 
 
 def course_chart(steps: Sequence[int], values: Sequence[float], measure: str) -> Figure:

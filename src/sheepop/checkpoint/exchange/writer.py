@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.exchange.equivalence import differences
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.passage import reported
@@ -16,10 +17,11 @@ from sheepop.checkpoint.exchange.reader import read_hugging_face, same_values
 from sheepop.checkpoint.exchange.tensor_rules import to_theirs
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor
+from sheepop.checkpoint.run_directory import CARD
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.checkpoint.weight_files import write_weights
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import write_json
+from sheepop.core.files import write_atomic, write_json
 
 
 def write_hugging_face(
@@ -43,6 +45,8 @@ def write_hugging_face(
     ends = {name: token_id for name, token_id in special.items() if token_id is not None}
     write_json(directory / GENERATION, {**model.generation, **ends})
     model.tokenizer.save(directory, model_max_length=model.config.max_seq_len)
+    card = model_card(model.config, model.tokenizer, model.source, library="transformers")
+    write_atomic(directory / CARD, card)
     _compare(directory, model, advance)
 
 

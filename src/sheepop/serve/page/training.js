@@ -51,8 +51,11 @@ export async function open(page) {
 
   function drawCurves() {
     const axis = along.select.value;
+    const asked = new Set(shown().flatMap((name) => known.get(name).rows.filter((row) => row.split === "evaluation")
+      .flatMap((row) => Object.keys(row).filter((key) => key.includes("/")))));
+    const charts = { ...CHARTS, ...Object.fromEntries([...asked].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]])) };
     curves.replaceChildren(...heading("Curves", "Solid lines are training, dashed ones held-out text. A point is a step that was logged, "
-      + "or the mean of several where there are many."), element("div", { className: "charts" }, ...Object.entries(CHARTS).map(([title, parts]) =>
+      + "or the mean of several where there are many."), element("div", { className: "charts" }, ...Object.entries(charts).map(([title, parts]) =>
       chart(title, shown().flatMap((name, colour) => parts.map(([split, key, factor = 1]) => ({
         name: [shown().length > 1 ? name : "", parts.length > 1 ? split : ""].filter(Boolean).join(" ") || title.toLowerCase(),
         colour: colour % 6, isDashed: split === "validation",
