@@ -212,8 +212,8 @@ def _robustness(
             wordings.setdefault(name, []).append(again)
     chosen = {found.question.id: {found.chosen} for found in answered}
     rows = [["as it is", len(answered), sum(f.chosen == f.question.answer for f in answered) / len(answered)]]
-    for name, asked in wordings.items():
-        found = ask(generator, asked, on_done=on_done)
+    for name, worded in wordings.items():
+        found = ask(generator, worded, on_done=on_done)
         rows.append([name, len(found), sum(f.chosen == f.question.answer for f in found) / len(found)])
         for each in found:
             chosen[each.question.id].add(each.chosen)

@@ -112,7 +112,7 @@ def evaluate_perplexity(
     waiting = (window for text in texts for window in windows(text, tokenizer, length, stride))
     while group := list(islice(waiting, _WINDOWS_AT_ONCE)):
         scored = scorer.score([(window.context, window.predicted) for window in group])
-        found.unknown += sum(list(window.predicted).count(unknown) for window in group)
+        found.unknown += sum(token == unknown for window in group for token in window.predicted)
         done = sum(
             found.add(window, sizes[list(window.predicted)], given) for window, given in zip(group, scored, strict=True)
         )
@@ -138,8 +138,8 @@ def _evaluation(name: str, found: _Found, settings: Mapping[str, Any]) -> Evalua
         )
     if found.unknown:
         notes.append(
-            f"{found.unknown:,} of {len(found.right):,} predicted tokens stand for characters that the tokenizer cannot "
-            "write. The model need not tell them apart, so bits per byte flatter it."
+            f"{found.unknown:,} of {len(found.right):,} predicted tokens stand for characters that the tokenizer "
+            "cannot write. The model need not tell them apart, so bits per byte flatter it."
         )
     measures = [
         *_means(found),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.random import derive_seed
@@ -135,8 +135,8 @@ def questions_of(task: str, limit: int | None, seed: int, held_out: Iterable[str
     questions = cloze_questions(islice(held_out or (), _CLOZE_TEXTS), limit or _MADE_QUESTIONS, seed)
     if not questions:
         raise UsageError(
-            "The task cloze asks for words of the text that the model's run held out, and there is none, or too little. "
-            "Leave the task out."
+            "The task cloze asks for words of the text that the model's run held out, and there is none, or too "
+            "little. Leave the task out."
         )
     return questions
 
@@ -202,5 +202,5 @@ def _question(row: dict[str, Any], name: str, place: str) -> Question:
     return Question(name, prompt, tuple(choices), answer, tuple(paraphrases))
 
 
-def _are_texts(values: Any) -> bool:
+def _are_texts(values: Any) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(value, str) and value for value in values)

@@ -154,9 +154,9 @@ def _add_courses(page: Page, results: Sequence[ModelResults]) -> None:
     courses = {key: sorted(course, key=lambda entry: entry[0]) for key, course in courses.items() if len(course) > 2}
     if courses:
         page.add_section("Checkpoint by checkpoint")
-        for (name, measure), course in courses.items():
+        for (name, title), course in courses.items():
             steps, values = [step for step, _ in course], [found.value for _, found in course]
-            page.add_chart(course_chart(steps, values, measure), f"{name}: {measure}", half=True)
+            page.add_chart(course_chart(steps, values, title), f"{name}: {title}", half=True)
 
 
 def _add_compared(page: Page, compared: Sequence[Compared]) -> None:

@@ -51,7 +51,7 @@ def ratio_interval(
 
 
 def share_interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 percent interval of a share by Wilson's score (1927); raises `ValueError` unless 0 <= right <= count > 0."""
+    """The 95 percent interval of a share by Wilson's score (1927); raises `ValueError` for what is no share."""
     if not 0 <= right <= count or count == 0:
         raise ValueError(f"{right} of {count} is no share")
     share, spread = right / count, _Z**2 / count
@@ -181,9 +181,9 @@ def _newcombe(both: int, gained: int, lost: int, count: int) -> tuple[float, flo
     (low1, high1), (low2, high2) = share_interval(both + gained, count), share_interval(both + lost, count)
     neither = count - both - gained - lost
     margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
-    cross = both * neither - gained * lost
+    cross = float(both * neither - gained * lost)
     if cross > 0:
-        cross = max(cross - count / 2, 0)
+        cross = max(cross - count / 2, 0.0)
     phi = 0.0 if margins == 0 else cross / math.sqrt(margins)
 
     def side(one: float, other: float) -> float:
@@ -191,5 +191,3 @@ def _newcombe(both: int, gained: int, lost: int, count: int) -> tuple[float, flo
 
     value = ours - theirs
     return value - side(ours - low1, high2 - theirs), value + side(high1 - ours, theirs - low2)
-
-

@@ -14,7 +14,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_card import record_scores
 from sheepop.checkpoint.run_directory import resolve_model_directory
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, OutputError, StorageError, UsageError
+from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
 from sheepop.data import Corpus, is_corpus
 from sheepop.evaluate.comparison import Compared, compare
 from sheepop.evaluate.report import ModelResults, read_report, write_report
@@ -171,5 +171,5 @@ def _record(directory: Path, evaluations: Sequence[Evaluation], console: Console
     """Writes scores into a model directory; one that cannot be written to keeps what it has."""
     try:
         record_scores(directory, [score for evaluation in evaluations for score in scores_of(evaluation)])
-    except StorageError as error:
+    except (CheckpointError, StorageError) as error:
         console.warn(f"The scores were not recorded with the model: {error}")

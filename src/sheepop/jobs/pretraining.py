@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
@@ -168,6 +169,10 @@ class CorpusData(RunData):
         """Continuations of `training.sample_prompts`."""
         prompts = config.training.sample_prompts
         return TrainingSamples(model, self.tokenizer(), config, device, prompts) if prompts else None
+
+    def provenance(self) -> dict[str, Any]:
+        """How many documents it was trained on."""
+        return {"data": {"documents": self.corpus.train.num_documents}}
 
     def questions(self, config: SheepOpConfig) -> dict[str, list[Question]]:
         """Those of `evaluation.tasks`; some may ask for words of the held-out text."""

@@ -30,7 +30,7 @@ class RunData(Protocol):
     """What a run learns from, opened, and what follows from it: steps, objective, scores, samples.
 
     `fingerprint` names the data: a run goes on with the same data only. With 0 `held_out_tokens` nothing is scored.
-    `begin`, `score`, `evaluations` and `questions` have a body for the usual case; inherit them.
+    `begin`, `score`, `evaluations`, `provenance` and `questions` have a body for the usual case; inherit them.
     """
 
     @property
@@ -114,6 +114,10 @@ class RunData(Protocol):
         """Measures a model while it learns, as `evaluation` says; None where nothing is asked for."""
         questions = self.questions(config)
         return TrainingEvaluations(model, self.tokenizer(), questions, device) if questions else None
+
+    def provenance(self) -> dict[str, Any]:
+        """What a model says of the data that it was made from, beside the fingerprint."""
+        return {}
 
     def questions(self, config: SheepOpConfig) -> dict[str, list[Question]]:
         """What `evaluation.tasks` asks, by task; raises `ConfigError` for what cannot be asked."""

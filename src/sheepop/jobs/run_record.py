@@ -170,6 +170,7 @@ class RunRecord:
             "sheepop_version": self.sheepop_version,
             "corpus_fingerprint": self.corpus_fingerprint,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "run": {"kind": self.asked.get("tuning", {}).get("method") or "pre-training"},
         }
 
 

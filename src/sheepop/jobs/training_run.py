@@ -82,7 +82,9 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     objective = data.objective(config)
     plan = data.plan(config, run, console)
     source = data.source(config, plan, objective, placement)
-    checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, record.provenance(), form, source)
+    checkpointer = Checkpointer(
+        run, model, tokenizer, optimizers, evaluation, {**record.provenance(), **data.provenance()}, form, source
+    )
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
     if state is fresh and sample is not None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_training_state
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
+from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.checkpoint.training_state import TRAINED, read_source_state, read_trained_weights
 from sheepop.core.errors import CheckpointError
-from sheepop.core.files import damaged_files
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.counters import TrainingState
@@ -131,7 +131,7 @@ class Checkpointer:
         best = state.best_step
         if best is None:
             return state
-        problems = [] if best == state.step else damaged_files(self.run.checkpoint(best))
+        problems = [] if best == state.step else damaged_model(self.run.checkpoint(best))
         if not problems:
             if self.run.pointer("best") != best:
                 self.run.mark_best(best)

@@ -1,7 +1,7 @@
 """The training loop: one life of a run, from its first step to its last, for every objective.
 
-Now and then log, now and then validate and evaluate, now and then sample, now and then save, and one step at a time. A signal may
-come anywhere: what can be done again is left at once, what cannot is finished, and everything is saved.
+Now and then log, now and then validate and evaluate, now and then sample, now and then save, and one step at a time. A
+signal may come anywhere: what can be done again is left at once, what cannot is finished, and everything is saved.
 """
 
 from __future__ import annotations

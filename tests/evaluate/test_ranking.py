@@ -1,0 +1,66 @@
+"""Strengths of models: by hand, and where the likelihood of the outcomes is highest."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+
+from sheepop.core.errors import DataError
+from sheepop.evaluate.ranking import Outcome, bradley_terry, rank
+
+
+def test_two_models_by_hand() -> None:
+    outcomes = [Outcome("a", "b", 1.0)] * 6 + [Outcome("b", "a", 1.0)] * 2 + [Outcome("a", "b", 0.5)]
+    # 6.5 wins and 2.5, and a quarter more for each.
+    apart = 400 * math.log10(6.75 / 2.75)
+    found = bradley_terry(outcomes)
+    assert found["a"] == pytest.approx(1000 + apart / 2)
+    assert found["b"] == pytest.approx(1000 - apart / 2)
+
+
+def test_strengths_are_where_the_likelihood_is_highest() -> None:
+    draw = Random(3)
+    names, true = ["p", "q", "r", "s"], {"p": 0.9, "q": 0.2, "r": -0.3, "s": -0.8}
+    outcomes = []
+    for _ in range(120):
+        one, other = draw.sample(names, 2)
+        chance = 1 / (1 + math.exp(true[other] - true[one]))
+        outcomes.append(Outcome(one, other, draw.choices([1.0, 0.0, 0.5], [chance, 1 - chance, 0.2])[0]))
+    games = [(found.first, found.second, found.score) for found in outcomes]
+    met = {frozenset((one, other)) for one, other, _ in games}
+    games += [(*sorted(pair), 0.5) for pair in met for _ in range(1)]  # type: ignore[misc]
+    weights = [1.0] * len(outcomes) + [0.5] * len(met)
+    theta = np.zeros(4)
+    for _ in range(20_000):
+        gradient = np.zeros(4)
+        for (one, other, score), weight in zip(games, weights, strict=True):
+            i, j = names.index(one), names.index(other)
+            chance = 1 / (1 + np.exp(theta[j] - theta[i]))
+            gradient[i] += weight * (score - chance)
+            gradient[j] -= weight * (score - chance)
+        theta += 0.02 * gradient
+        if np.abs(gradient).max() < 1e-9:
+            break
+    expected = 1000 + 400 / math.log(10) * (theta - theta.mean())
+    assert [bradley_terry(outcomes)[name] for name in names] == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_whoever_wins_all_has_a_finite_strength_and_an_interval() -> None:
+    outcomes = [Outcome("a", "b", 1.0)] * 20 + [Outcome("b", "c", 1.0)] * 15 + [Outcome("c", "b", 1.0)] * 5
+    first, second, third = rank(outcomes)
+    assert (first.name, second.name, third.name) == ("a", "b", "c")
+    assert math.isfinite(first.strength)
+    assert (first.games, first.win_rate, second.games, second.win_rate) == (20, 1.0, 40, 15 / 40)
+    for each in (first, second, third):
+        assert each.interval[0] <= each.strength <= each.interval[1]
+    assert rank(outcomes) == rank(list(outcomes))
+
+
+def test_models_that_never_met_are_not_ranked() -> None:
+    with pytest.raises(DataError, match="a, b and c, d were never compared"):
+        bradley_terry([Outcome("a", "b", 1.0), Outcome("c", "d", 0.0)])
+    with pytest.raises(DataError, match="two models at least"):
+        bradley_terry([])
