@@ -40,7 +40,9 @@ def test_shares_are_those_of_the_definition(seed: int) -> None:
 
 def test_case_punctuation_and_breaks_make_no_difference() -> None:
     text = "The quick brown fox jumps over the lazy dog while thirteen sheep look on quietly"
-    training = ["Yesterday:\nTHE QUICK, BROWN FOX\njumps -- over the lazy dog; while (thirteen) sheep look on, quietly!"]
+    training = [
+        "Yesterday:\nTHE QUICK, BROWN FOX\njumps -- over the lazy dog; while (thirteen) sheep look on, quietly!"
+    ]
     assert shares_in_training({"a": text, "b": text.replace("thirteen", "fourteen")}, training) == {"a": 1.0, "b": 0.0}
 
 

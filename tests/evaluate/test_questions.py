@@ -82,7 +82,13 @@ def test_answers_are_an_index_or_a_text(tmp_path: Path) -> None:
     path = written(
         tmp_path / "q.jsonl",
         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1},
-        {"id": "sky", "prompt": "The sky is", "choices": [" blue", " green"], "answer": " blue", "paraphrases": ["Sky:"]},
+        {
+            "id": "sky",
+            "prompt": "The sky is",
+            "choices": [" blue", " green"],
+            "answer": " blue",
+            "paraphrases": ["Sky:"],
+        },
     )
     found = read_questions(path)
     assert [question.id for question in found] == ["1", "sky"]
@@ -116,6 +122,10 @@ def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"
     empty.write_text("\n\n")
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, complaint in ((empty, "has no questions"), (binary, "not UTF-8"), (tmp_path / "none.jsonl", "cannot be read")):
+    for path, complaint in (
+        (empty, "has no questions"),
+        (binary, "not UTF-8"),
+        (tmp_path / "none.jsonl", "cannot be read"),
+    ):
         with pytest.raises(DataError, match=complaint):
             read_questions(path)

@@ -25,12 +25,13 @@ from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Update
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper
+from sheepop.serve.arena import Arena
 from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
 from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
-from sheepop.serve.pieces import ChatPieces, TextPieces
+from sheepop.serve.pieces import ChatPieces, TextPieces, event
 from sheepop.serve.protocol import (
     ASKING,
     ApiError,
@@ -350,11 +351,6 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "owned_by": "sheepop",
         "max_model_len": longest,
     }
-
-
-def event(value: dict[str, Any]) -> str:
-    """A server-sent event."""
-    return f"data: {json.dumps(value)}\n\n"
 
 
 async def while_wanted(request: Request, work: Awaitable[T], seconds: float) -> T:

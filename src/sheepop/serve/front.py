@@ -9,11 +9,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sheepop.serve.access import Doorkeeper
-from sheepop.serve.app import CLIENT_LEFT, event, while_wanted
+from sheepop.serve.app import CLIENT_LEFT, while_wanted
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
 from sheepop.serve.home import beginning
 from sheepop.serve.metrics import Metrics, merged
+from sheepop.serve.pieces import event
 from sheepop.serve.protocol import ASKING, ApiError
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.replicas import Replicas

@@ -1,7 +1,9 @@
-"""Choices of answers: whole, or as the pieces of a stream."""
+"""Choices of answers: whole, or as the pieces of a stream; and the events that carry them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from sheepop.generate.request import Candidate
@@ -9,6 +11,11 @@ from sheepop.serve.answers import Answer, chat_logprobs, finish_reason, text_log
 from sheepop.serve.protocol import ChatRequest, CompletionRequest
 
 _MARK = "<tool_call>"
+
+
+def event(value: Mapping[str, Any]) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(value)}\n\n"
 
 
 class TextPieces:

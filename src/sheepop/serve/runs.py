@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import orjson
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.core.files import storage_errors
 from sheepop.interpret.store import StoredTrace
 from sheepop.report.glossary import GLOSSARY
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
 from sheepop.serve.side_work import SideWork
+from sheepop.serve.votes import Vote, VotesFile
 
 T = TypeVar("T")
 # A report brings its own scripts; it gets a place of its own, from which it reaches neither the server nor the page.
@@ -27,7 +22,6 @@ _REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'self'; sandbox allow-scripts"
 )
-_LONGEST_TEXT = 2**20
 
 
 class Runs(Protocol):
@@ -61,47 +55,12 @@ class Runs(Protocol):
         """The page about the run, or about its corpus."""
 
 
-class Message(BaseModel):
-    """A message of a conversation, as `sheepop tune` reads it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, Field(max_length=_LONGEST_TEXT)]
-
-
-_Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
-
-
-class Vote(BaseModel):
-    """Which of two answers to a prompt somebody liked better, and who wrote them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    prompt: _Text | Annotated[list[Message], Field(min_length=1)]
-    chosen: _Text
-    rejected: _Text
-    chosen_model: _Text
-    rejected_model: _Text
-
-    def row(self) -> dict[str, Any]:
-        """A line for ``sheepop tune dpo`` and ``reward``."""
-        about = {"chosen_model": self.chosen_model, "rejected_model": self.rejected_model}
-        if isinstance(self.prompt, str):
-            return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, **about}
-        answers = {
-            name: [{"role": "assistant", "content": text}]
-            for name, text in (("chosen", self.chosen), ("rejected", self.rejected))
-        }
-        return {"prompt": [message.model_dump() for message in self.prompt], **answers, **about}
-
-
 class RunsPage:
     """Answers what the page asks about runs; reading them holds nobody else up."""
 
-    def __init__(self, runs: Runs, votes: Path) -> None:
+    def __init__(self, runs: Runs, votes: VotesFile) -> None:
         self._runs, self._votes = runs, votes
-        self._work, self._writing = SideWork("runs", threads=2, most=64), threading.Lock()
+        self._work = SideWork("runs", threads=2, most=64)
 
     def routes(self) -> APIRouter:
         """What the page asks for."""
@@ -178,20 +137,12 @@ class RunsPage:
 
     async def votes(self) -> JSONResponse:
         """Where votes are kept."""
-        return json_answer(str(self._votes))
+        return json_answer(str(self._votes.path))
 
     async def vote(self, vote: Vote) -> JSONResponse:
         """Keeps a vote as a line of the file, on the disk before it answers."""
-        line = orjson.dumps(vote.row(), option=orjson.OPT_APPEND_NEWLINE)
-
-        def keep() -> str:
-            with self._writing, storage_errors(self._votes), self._votes.open("ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            return str(self._votes)
-
-        return json_answer(await self._do(keep, status=500))
+        await self._do(lambda: self._votes.append(vote.row()), status=500)
+        return json_answer(str(self._votes.path))
 
     async def _answer(self, read: Callable[[], Mapping[str, Any] | Sequence[Any] | str]) -> JSONResponse:
         return json_answer(await self._do(read))

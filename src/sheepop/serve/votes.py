@@ -1,0 +1,75 @@
+"""Votes on answers, and the file that keeps them for `sheepop tune` and for rankings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from sheepop.core.files import storage_errors, sync_directory
+
+LONGEST_TEXT = 2**20
+_Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+class Message(BaseModel):
+    """A message of a conversation, as `sheepop tune` reads it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: _Text
+
+
+class Vote(BaseModel):
+    """Which of two answers to a prompt somebody liked better, and who wrote them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: _Text | Annotated[list[Message], Field(min_length=1)]
+    chosen: _Text
+    rejected: _Text
+    chosen_model: _Text
+    rejected_model: _Text
+
+    def row(self) -> dict[str, Any]:
+        """A line for ``sheepop tune dpo`` and ``reward``."""
+        about = {"chosen_model": self.chosen_model, "rejected_model": self.rejected_model}
+        if isinstance(self.prompt, str):
+            return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, **about}
+        answers = {
+            name: [{"role": "assistant", "content": text}]
+            for name, text in (("chosen", self.chosen), ("rejected", self.rejected))
+        }
+        return {"prompt": [message.model_dump() for message in self.prompt], **answers, **about}
+
+
+class VotesFile:
+    """A file with a vote on each line, for any number of voters at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._writing = path, threading.Lock()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Keeps a vote: it is on the disk when this returns, and the file is as it was when this raises."""
+        line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+        with self._writing, storage_errors(self.path), self.path.open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                # Somebody's editor may have left the last line without its end.
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            try:
+                if file.write(line) < len(line):
+                    file.write(line[file.tell() - size :])  # says why the disk did not take all of it
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+            if not size:
+                sync_directory(self.path.parent)
