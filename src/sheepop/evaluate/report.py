@@ -162,7 +162,7 @@ def _add_courses(page: Page, results: Sequence[ModelResults]) -> None:
 def _add_compared(page: Page, compared: Sequence[Compared]) -> None:
     page.add_section("Compared item by item")
     page.add_table(
-        ("Evaluation", "Measure", "First", "Second", "Difference", "95 % interval", "p", "Test", "Better"),
+        ("Evaluation", "Measure", "First", "Second", "Difference", "95 % interval", "p value", "Test", "Better"),
         [
             [
                 found.name,

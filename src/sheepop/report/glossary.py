@@ -56,6 +56,12 @@ GLOSSARY = {
     "Expert": "One of several feed-forward networks of a block, of which a router chooses a few for each token.",
     "Norm": "Brings the numbers of a token to a fixed size before a block works on them.",
     "Nats": "A measure of surprise with natural logarithms; one nat is 1.44 bits.",
+    "Calibration error": (
+        "By how much a model is too sure or not sure enough: how far its probabilities are from how often it is right."
+    ),
+    "Contamination": "Questions of a test that the model read in training, which it may know by heart.",
+    "95 % interval": "The true value lies in it in 95 of 100 repetitions with other items of the same kind.",
+    "p value": "How likely chance alone makes a difference as large between two models that are equally good.",
     "Preference": "Two answers to one prompt, and which of them somebody liked better.",
 }
 
