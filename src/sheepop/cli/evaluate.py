@@ -158,6 +158,7 @@ def code(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="The longest that a program may run.")] = 10.0,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many problems.", show_default="all")] = None,
+    chat: Chat = False,
     seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
     no_record: NoRecord = False,
     adapter: Adapter = None,
@@ -181,7 +182,7 @@ def code(
 
     console = make_console(quiet or as_json)
     how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record)
-    kind = Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, console)
+    kind = Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, chat, console)
     _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
 
 

@@ -115,6 +115,6 @@ def _require_connected(names: Sequence[str], outcomes: Sequence[Outcome]) -> Non
     first = group[names[0]]
     if apart := [name for name in names if name not in first]:
         raise DataError(
-            f"{', '.join(sorted(first))} and {', '.join(apart)} were never compared, not through others either, so they "
-            "cannot be ranked together. Compare some of them."
+            f"{', '.join(sorted(first))} and {', '.join(apart)} were never compared, not even through others. "
+            "Compare some of them before you rank them together."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,17 +11,24 @@ import numpy as np
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
+from sheepop.core.machine import usable_cores
 from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.code import evaluate_code, read_problems
 from sheepop.evaluate.contamination import shares_in_training, with_contamination
+from sheepop.evaluate.honesty import holds_requests, judge_conduct, read_requests
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity
 from sheepop.evaluate.questions import CLOZE, MADE, json_rows, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
 from sheepop.evaluate.sandbox import Limits, Sandbox
+from sheepop.generate import GenerationConfig
 from sheepop.jobs.baselines import Texts, compress
 from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations
+from sheepop.tokenizer import ChatTemplate
+
+_ANSWER_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ class Tasks:
         return [self._checked(each, corpus) for each in found]
 
     def _asked(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
+        if task.endswith(".jsonl") and Path(task).is_file() and holds_requests(task):
+            return self._conduct(subject, task, seed)
         held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
         questions = questions_of(task, self.limit, seed, held_out)
         total = sum(len(question.choices) for question in questions)
@@ -121,6 +131,16 @@ class Tasks:
                 robustness=self.robustness,
                 on_done=progress.advance,
             )
+
+    def _conduct(self, subject: Subject, task: str, seed: int) -> Evaluation:
+        """How the model behaves when it is asked freely."""
+        requests = read_requests(task)[: self.limit]
+        config = GenerationConfig(temperature=0.0, max_new_tokens=_ANSWER_TOKENS, on_overflow="window", seed=seed)
+        with self.console.progress(Path(task).stem, len(requests), "answers") as progress:
+            texts = answers_of(
+                subject.generator, [asked.prompt for asked in requests], config, on_done=progress.advance
+            )
+        return judge_conduct(Path(task).stem, requests, texts)
 
     def _checked(self, found: Evaluation, corpus: Corpus | None) -> Evaluation:
         """With scores apart for what the training text holds; questions that were just made up cannot be in it."""
@@ -177,6 +197,7 @@ class Code:
     seconds: float
     limit: int | None
     seed: int
+    chat: bool
     console: Console
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
@@ -185,7 +206,10 @@ class Code:
         found = []
         for path in self.data:
             problems = read_problems(path)[: self.limit]
-            with self.console.progress(path.name, len(problems) * self.samples, "programs") as progress:
+            with (
+                self.console.progress(path.name, len(problems), "problems") as progress,
+                ChatTemplate.of(subject.generator.tokenizer) if self.chat else nullcontext() as template,
+            ):
                 found.append(
                     evaluate_code(
                         subject.generator,
@@ -198,6 +222,8 @@ class Code:
                         seed=self.seed,
                         sandbox=sandbox,
                         limits=Limits(seconds=self.seconds),
+                        workers=max(1, int(usable_cores())),
+                        chat=template,
                         on_done=progress.advance,
                     )
                 )

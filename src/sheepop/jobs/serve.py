@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from starlette.types import ASGIApp
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.watched_runs import WatchedRuns
+from sheepop.posttrain.rows import Prompt, read_rows
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
@@ -33,31 +34,59 @@ def serve(
     adapters: Mapping[str, Path] | None = None,
     dtype: str | None,
     console: Console,
+    prompts: Sequence[str] = (),
+    room: str | None = None,
 ) -> None:
     """Serves the models in these places under these names, and the first of them with each of the adapters under its.
 
-    With the page, places that are runs are watched too, and need no checkpoint yet. SIGTERM and Ctrl-C let open
-    requests finish; SIGHUP loads models anew. Raises `UsageError` for a port that is taken.
+    With the page, places that are runs are watched too, and need no checkpoint yet; its arena draws from `prompts`, and
+    the address that is told leads to a `room` where one is named. SIGTERM and Ctrl-C let open requests finish; SIGHUP
+    loads models anew. Raises `UsageError` for a port that is taken.
     """
     runs = (
         {name: place for name, place in places.items() if RunDirectory(place).holds_run()} if config.server.ui else {}
     )
     stock = Stock(dict(places), dict(adapters or {}), config.server, config.device, dtype)
     _check_certificate(config.server)
-    with _service(stock, config, runs, console) as (app, service):
+    with _service(stock, config, runs, prompts, console) as (app, service):
         listener = _listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
         console.info(f"Serving {', '.join(stock.names)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
         if config.server.ui:
-            console.info(f"Look inside at {scheme}://{host}:{port}{PAGE}")
+            words, place = ("Look inside", "") if room is None else ("Open the page", f"#room={room}")
+            console.info(f"{words} at {scheme}://{host}:{port}{PAGE}{place}")
         Server(app, service, config.server).run(sockets=[listener])
+
+
+def serve_arena(
+    places: Mapping[str, Path],
+    config: SheepOpConfig,
+    *,
+    prompts: Path | None,
+    dtype: str | None,
+    console: Console,
+) -> None:
+    """Serves the page, as `serve` does, for votes between these models on a file of prompts or the voters' own.
+
+    Raises `UsageError` for a single model, and `DataError` for a file with anything but prompts that are texts.
+    """
+    if len(places) < 2:
+        raise UsageError(f"An arena needs two models, and there is {', '.join(places) or 'none'}. Name another one.")
+    asked: list[str] = []
+    for row in [] if prompts is None else read_rows([prompts], Prompt):
+        if not isinstance(row.prompt, str):
+            raise DataError(f"{row.place}: prompt: an arena asks texts, and this is a conversation. Give a text.")
+        asked.append(row.prompt)
+    served = config.replace(server=config.server.replace(ui=True))
+    # The same prompt twice would be asked twice as often.
+    serve(places, served, dtype=dtype, console=console, prompts=list(dict.fromkeys(asked)), room="arena")
 
 
 @contextmanager
 def _service(
-    stock: Stock, config: SheepOpConfig, runs: Mapping[str, Path], console: Console
+    stock: Stock, config: SheepOpConfig, runs: Mapping[str, Path], prompts: Sequence[str], console: Console
 ) -> Iterator[tuple[ASGIApp, Service]]:
     """The application that serves the models, in this process or in replicas, and what looks after it."""
     server = config.server
@@ -66,7 +95,7 @@ def _service(
         for name in later:
             console.info(f"{name} has no checkpoint yet; the page can read it once it has one.")
         registry = Registry(stock.load, [name for name in stock.names if name not in later], later=later)
-        yield create_app(registry, server, runs=WatchedRuns(runs)), registry
+        yield create_app(registry, server, runs=WatchedRuns(runs), prompts=prompts), registry
         return
     try:
         from sheepop.serve.front import Front
