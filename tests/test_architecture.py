@@ -29,7 +29,7 @@ STANDS_ON = {
     "posttrain": {"train", "generate"},
     "evaluate": {"data", "generate"},
     "interpret": {"data", "train", "generate"},
-    "serve": {"data", "generate", "interpret"},
+    "serve": {"data", "generate", "evaluate", "interpret"},
     "jobs": {"posttrain", "evaluate", "serve"},
     "cli": {"jobs"},
     "language_model": {"jobs"},

@@ -72,13 +72,15 @@ class Live:
         config: ServerConfig,
         runs: Mapping[str, Path] | None = None,
         models: Sequence[str] = ("chat", "plain"),
+        prompts: Sequence[str] = (),
     ) -> None:
         self.registry = Registry(
             lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), models
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(create_app(self.registry, config, runs=WatchedRuns(runs or {})), self.registry, config)
+        app = create_app(self.registry, config, runs=WatchedRuns(runs or {}), prompts=prompts)
+        self.server = Server(app, self.registry, config)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
         while not self.server.started:

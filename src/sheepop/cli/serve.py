@@ -70,9 +70,7 @@ def serve(
     if device is not None:
         options["device"] = device
     chosen: SheepOpConfig = load_config(config, settings or [], options=options)
-    places = dict(_named(model) for model in models)
-    if len(places) < len(models):
-        raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
+    places = named_places(models)
     adapted = _adapted(adapter or [], places)
     for place in places.values():
         # The page shows a run from its first step on; an adapter needs its model.
@@ -98,6 +96,14 @@ def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
             raise UsageError(f"--adapter {text}: {name} is the name of something else that is served. Choose another.")
         found[name] = Path(place).absolute()
     return found
+
+
+def named_places(models: list[str]) -> dict[str, Path]:
+    """Where models lie by the names that they are served as; raises `UsageError` for a name that two of them have."""
+    places = dict(_named(model) for model in models)
+    if len(places) < len(models):
+        raise UsageError(f"Two models have the same name: {', '.join(places)}. Name one of them with NAME=DIRECTORY.")
+    return places
 
 
 def _named(model: str) -> tuple[str, Path]:

@@ -84,13 +84,16 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     Every line is read even where some are bad: then a `DataError` counts the bad ones and names the first, with line
-    and field.
+    and field. Votes of an arena by which neither answer is better are no preferences, and passed over as such.
     """
     problems: list[str] = []
-    num_bad = num_rows = 0
+    num_bad = num_rows = num_undecided = 0
     for path in paths:
         for place, value in _lines(path):
             num_rows += 1
+            if wanted is Preference and _is_undecided(value):
+                num_undecided += 1
+                continue
             try:
                 row = _row(value, place, wanted)
             except RowError as error:
@@ -105,8 +108,14 @@ def read_rows(paths: Sequence[Path], wanted: type[T]) -> Iterator[T]:
         raise DataError(
             f"{num_bad:,} of {counted(num_rows, 'line')} cannot be used. Mend or remove:\n" + "\n".join(problems) + more
         )
-    if not num_rows:
-        raise DataError(f"There are no examples in {', '.join(map(str, paths))}.")
+    if num_rows == num_undecided:
+        reason = f" Of {counted(num_rows, 'vote')} none says which answer is to be learnt." if num_rows else ""
+        raise DataError(f"There are no examples in {', '.join(map(str, paths))}.{reason}")
+
+
+def _is_undecided(value: Any) -> bool:
+    """Whether a line is a vote with both answers, none of which is chosen."""
+    return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
 def _row(value: Any, place: str, wanted: type[T]) -> T:

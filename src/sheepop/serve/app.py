@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,13 @@ from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Update
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper
-from sheepop.serve.arena import Arena
 from sheepop.serve.answers import Answer, as_prompts, chat_config, completion_config
+from sheepop.serve.arena import Arena
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.gate import Gate
 from sheepop.serve.inside import Inside
 from sheepop.serve.metrics import Metrics, Timing
-from sheepop.serve.pieces import ChatPieces, TextPieces, event
+from sheepop.serve.pieces import DONE, ChatPieces, TextPieces, event
 from sheepop.serve.protocol import (
     ASKING,
     ApiError,
@@ -45,9 +45,9 @@ from sheepop.serve.protocol import (
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.votes import VotesFile
 
 CLIENT_LEFT = 499  # what nobody reads, but the log has
-_DONE = "data: [DONE]\n\n"
 _MOST_EMBEDDINGS = 2048
 # Settings that only the model can check, and what the API calls them.
 _PARAMETERS = {"logit_bias": "logit_bias", "json_schema": "response_format"}
@@ -56,17 +56,19 @@ Written = AsyncGenerator[list[Update], None]
 
 
 def create_app(
-    registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None, runs: Runs | None = None
-) -> FastAPI:
+    registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper | None = None, runs: Runs | None = None,
+    prompts: Sequence[str] = (),
+) -> FastAPI:  # fmt: skip
     """The application that serves the models of `registry`, to clients that `doorkeeper` or a file of keys knows.
 
-    With `config.ui` there is the page too, which also shows `runs`.
+    With `config.ui` there is the page too, which also shows `runs`, and whose arena draws from `prompts`.
     """
-    page: list[Inside | RunsPage] = []
+    page: list[Inside | RunsPage | Arena] = []
     if config.ui:
         assert runs is not None
+        votes = VotesFile(Path(config.votes).absolute())
         # What is named comes before what may have any name.
-        page = [RunsPage(runs, Path(config.votes).absolute()), Inside(registry)]
+        page = [RunsPage(runs, votes), Arena(registry, votes, prompts, config.deadline_seconds), Inside(registry)]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -268,7 +270,7 @@ class Service:
                     yield "".join(events)
             if include_usage:
                 yield event({**head, "choices": [], "usage": answer.usage().to_dict()})
-            yield _DONE
+            yield DONE
         except ApiError as error:
             yield event(error.body)
         finally:

@@ -10,6 +10,7 @@ from sheepop.generate.request import Candidate
 from sheepop.serve.answers import Answer, chat_logprobs, finish_reason, text_logprobs, tool_calls
 from sheepop.serve.protocol import ChatRequest, CompletionRequest
 
+DONE = "data: [DONE]\n\n"
 _MARK = "<tool_call>"
 
 

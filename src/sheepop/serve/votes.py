@@ -65,8 +65,9 @@ class VotesFile:
                 # Somebody's editor may have left the last line without its end.
                 line = line if file.read(1) == b"\n" else b"\n" + line
             try:
-                if file.write(line) < len(line):
-                    file.write(line[file.tell() - size :])  # says why the disk did not take all of it
+                left = memoryview(line)
+                while left:
+                    left = left[file.write(left) :]
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)

@@ -1,7 +1,8 @@
-// The page has four rooms. What is chosen in one stands in the address, so that a link opens the same view again.
+// The page has five rooms. What is chosen in one stands in the address, so that a link opens the same view again.
 
 import { get } from "./api.js";
 import { element, learn, visible } from "./draw.js";
+import { open as arena } from "./arena.js";
 import { open as chat } from "./chat.js";
 import { open as data } from "./data.js";
 import { open as trace } from "./trace.js";
@@ -10,6 +11,7 @@ import { open as training } from "./training.js";
 const ROOMS = {
   trace: ["Trace", trace, "Follow a text through a model, number by number"],
   chat: ["Chat", chat, "Talk to one model or two, and see how sure they are"],
+  arena: ["Arena", arena, "Vote between two answers without knowing whose they are"],
   training: ["Training", training, "Watch runs learn: curves, texts and pictures over time"],
   data: ["Data", data, "The corpus, and the documents behind a step"],
 };

@@ -1,0 +1,207 @@
+"""A model as lm-eval asks it: log-probabilities, texts and chats, the same as of its backend for transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sheepop.core.config import validate
+from sheepop.core.errors import DataError, TokenizerError
+from sheepop.core.random import derive_seed
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.likelihood import LikelihoodScorer
+from sheepop.tokenizer import ChatTemplate
+from sheepop.tokenizer.chat import chat_templates
+
+_TOGETHER = 64  # texts that are written between two reports of progress
+_MAX_NEW_TOKENS = 256
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_DRAWING = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+
+class Answers:
+    """A model's answers to what lm-eval requests, the same that its backend for transformers gives.
+
+    Raises `UsageError` for an encoder-decoder, and `TokenizerError` where no token stands for the beginning or the end
+    of a text.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        template: ChatTemplate | None = None,
+        seed: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._scorer = LikelihoodScorer(generator)
+        self._generator, self._template, self._seed = generator, template, seed
+        self._on_progress = on_progress or (lambda count: None)
+        self._longest = generator.model.config.max_seq_len
+        self.tokenizer = generator.tokenizer
+        bos, eos = self.tokenizer.special_id("bos"), self.tokenizer.special_id("eos")
+        self.prefix_id = self.tokenizer.eos_id if bos is None else bos
+        self._beginning = self.tokenizer.decode([self.prefix_id], skip_special=False)
+        self._end = [] if eos is None else [self.tokenizer.decode([eos], skip_special=False)]
+        self._shortened = 0
+        self._notes: list[str] = []
+        self.encode = lru_cache(16)(self._encode)  # the choices of a question have one context
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+        """For each context and continuation the log-probability, and whether it is likeliest token by token."""
+        for context, continuation in pairs:
+            if not context or not continuation:
+                whole = self.tokenizer.decode([*context, *continuation])
+                raise DataError(f"A task asks for a text of no token or behind none, in or beside {whole[-80:]!r}.")
+        self._shortened += sum(len(before) + len(after) > self._longest + 1 for before, after in pairs)
+        return [(found.total, found.is_greedy) for found in self._scorer.score(pairs, on_done=self._on_progress)]
+
+    def roll(self, texts: Sequence[str]) -> list[float]:
+        """The log-probability of each whole text, in windows of the model's context that lm-eval cuts."""
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-untyped]
+
+        windows = [
+            (number, make_disjoint_window(window))
+            for number, text in enumerate(texts)
+            for window in get_rolling_token_windows(self.encode(text), self.prefix_id, self._longest, 1)
+        ]
+        totals = [0.0] * len(texts)
+        for (number, _), (total, _) in zip(windows, self.score([window for _, window in windows]), strict=True):
+            totals[number] += total
+        return totals
+
+    def write(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """A text for each prompt and its ``generation_kwargs``, up to the first of its stop strings."""
+        requests = [self._request(prompt, settings) for prompt, settings in asked]
+        written: list[str] = []
+        for begin in range(0, len(requests), _TOGETHER):
+            group = requests[begin : begin + _TOGETHER]
+            seed = derive_seed(self._seed, "tasks", begin)
+            completions = self._generator.generate(
+                [prompt for prompt, _ in group], [config.replace(seed=seed) for _, config in group]
+            )
+            for completion, (_, config) in zip(completions, group, strict=True):
+                text = self.tokenizer.decode(completion.token_ids)  # as if it stood alone, without a space in front
+                for stop in config.stop:
+                    text = text.split(stop)[0]
+                written.append(text)
+            self._on_progress(len(group))
+        return written
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """A conversation in the chat template; without `add_generation_prompt` the model goes on with its last text."""
+        assert self._template is not None
+        try:
+            text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        except TokenizerError:
+            others = [message for message in messages if message["role"] != "system"]
+            if len(others) == len(messages):
+                raise
+            text = self._template.render(others, add_generation_prompt=add_generation_prompt)
+            self._notes.append("The chat template takes no system message, so the task's description was left out.")
+        if add_generation_prompt:
+            return text
+        last = messages[-1]["content"]
+        place = text.rfind(last.strip())
+        if place < 0:
+            raise DataError(f"The chat template changes the answer that a task begins, {last!r}. Ask without it.")
+        whole = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
+        return text[: place + len(whole)]
+
+    def take_notes(self) -> list[str]:
+        """What a reader must know of the answers since the last call."""
+        notes = list(dict.fromkeys(self._notes))
+        if self._shortened:
+            notes.append(
+                f"{self._shortened:,} texts were longer than the model's context of {self._longest} tokens has room "
+                "for, so their first tokens were left out."
+            )
+        self._shortened, self._notes = 0, []
+        return notes
+
+    def _encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """The ids of a text, special tokens read as such, behind what the tokenizer puts before every text."""
+        ids = self.tokenizer.encode(text, allow_special=True)
+        adds = not text.startswith(self._beginning) if add_special_tokens is None else add_special_tokens
+        return [*self.tokenizer.prefix_ids, *ids] if adds else ids
+
+    def _request(self, prompt: str, settings: Mapping[str, Any]) -> tuple[list[int], GenerationConfig]:
+        config = generation_config(settings, self._end)
+        room = self._longest - config.max_new_tokens
+        if room < 1:
+            raise DataError(
+                f"A task lets the model write {config.max_new_tokens} tokens, but its context of {self._longest} has "
+                "to hold the question too. Set a smaller max_gen_toks in the generation_kwargs of the task's file."
+            )
+        ids = self.encode(prompt) or [self.prefix_id]
+        self._shortened += len(ids) > room
+        return ids[-room:], config
+
+
+def generation_config(asked: Mapping[str, Any], end: Sequence[str]) -> GenerationConfig:
+    """What a task's ``generation_kwargs`` mean to lm-eval's backend for transformers; `end` are more stop strings.
+
+    Raises `DataError` for what is not known here, and `ConfigError` for a value that is out of range.
+    """
+    given = dict(asked)
+    until = given.pop("until", None) or []
+    stops = dict.fromkeys([*([until] if isinstance(until, str) else until), *end])
+    lengths = [int(value) for value in (given.pop(name, None) for name in _LENGTHS) if value is not None]
+    temperature, draws = float(given.pop("temperature", 0.0)), given.pop("do_sample", None)
+    if draws and temperature == 0:
+        raise DataError("A task's generation_kwargs have do_sample without a temperature above 0. Set one of them.")
+    if given.get("num_beams") == 1:
+        del given["num_beams"]
+    if unknown := sorted(given.keys() - set(_DRAWING)):
+        known = ", ".join(["until", "do_sample", "temperature", *_DRAWING, *_LENGTHS])
+        raise DataError(f"A task's generation_kwargs have {', '.join(unknown)}. SheepOp knows {known}.")
+    # The library draws from the 50 likeliest tokens unless it is told otherwise; 0 tells it so.
+    given["top_k"] = given.get("top_k", 50) or None
+    return validate(
+        GenerationConfig,
+        {
+            "top_p": 1.0,
+            **given,
+            "temperature": 0.0 if draws is False else temperature,
+            "max_new_tokens": lengths[0] if lengths else _MAX_NEW_TOKENS,
+            "stop": list(stops),
+        },
+    )
+
+
+def language_model(answers: Answers) -> Any:
+    """`answers` behind the interface that lm-eval asks; it cuts contexts and continuations for its backends itself."""
+    from lm_eval.api.model import TemplateLM  # type: ignore[import-untyped]
+
+    class SheepOp(TemplateLM):  # type: ignore[misc]
+        @property
+        def eot_token_id(self) -> int:
+            return answers.tokenizer.eos_id
+
+        @property
+        def prefix_token_id(self) -> int:
+            return answers.prefix_id
+
+        @property
+        def tokenizer_name(self) -> str:
+            return answers.tokenizer.fingerprint()
+
+        def chat_template(self, chat_template: bool | str = False) -> str | None:
+            return chat_templates(answers.tokenizer).get("default") if chat_template else None
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            return answers.render(chat_history, add_generation_prompt=add_generation_prompt)
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+            return answers.encode(string, add_special_tokens)
+
+        def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[tuple[float, bool]]:
+            return answers.score([(context, continuation) for _, context, continuation in requests])
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            return answers.roll([request.args[0] for request in requests])
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            return answers.write([request.args for request in requests])
+
+    return SheepOp()

@@ -1,0 +1,274 @@
+"""The arena: two models, drawn at random, answer one prompt, and who reads them votes before the names are told."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from itertools import permutations
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from sheepop.core.errors import DataError, SheepOpError
+from sheepop.evaluate.arena import standings
+from sheepop.generate import GenerationConfig
+from sheepop.serve.answers import Answer, finish_reason
+from sheepop.serve.pieces import DONE, event
+from sheepop.serve.protocol import ApiError
+from sheepop.serve.registry import Registry
+from sheepop.serve.same_site import HEADERS, json_answer, same_site
+from sheepop.serve.side_work import SideWork
+from sheepop.serve.votes import Message, Vote, VotesFile
+
+Choice = Literal["left", "right", "tie", "neither"]
+T = TypeVar("T", bound=Hashable)
+_TEMPERATURE, _TOP_P, _MOST_TOKENS = 0.8, 0.95, 256
+# Rounds that can be voted on, the newest ones.
+_KEPT = 256
+_LONGEST_PROMPT = 2**16
+
+
+class BeginRequest(BaseModel):
+    """What two models are to answer; one of the arena's prompts where it is null."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: Annotated[str, Field(max_length=_LONGEST_PROMPT)] | None = None
+
+
+class VoteRequest(BaseModel):
+    """Which answer is better, the left or the right one; or that both are as good, or bad."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    vote: Choice
+
+
+class Side:
+    """An answer, as it is written; it goes on when nobody reads it."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.text = model, ""
+        self.is_over = self.is_cut = False
+        self.problem: str | None = "it was broken off."
+        self._news = asyncio.Event()
+
+    def add(self, text: str = "") -> None:
+        """Appends a piece, and wakes all readers."""
+        self.text += text
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The text from its beginning to its end, as far as it is there at a time."""
+        told = 0
+        while True:
+            news = self._news
+            if told < len(self.text):
+                piece, told = self.text[told:], len(self.text)
+                yield piece
+            elif self.is_over:
+                return
+            else:
+                await news.wait()
+
+
+class Round:
+    """A prompt, its two answers, and the vote on them once it is kept."""
+
+    def __init__(self, prompt: str, models: tuple[str, str], *, is_chat: bool) -> None:
+        self.name, self.prompt, self.is_chat = secrets.token_urlsafe(12), prompt, is_chat
+        self.sides = {"left": Side(models[0]), "right": Side(models[1])}
+        self.vote: Choice | None = None
+        self.voting = asyncio.Lock()
+        self.work: list[asyncio.Task[None]] = []
+
+    @property
+    def models(self) -> list[str]:
+        """Who writes, the left one first."""
+        return [side.model for side in self.sides.values()]
+
+    def shown(self) -> dict[str, Any]:
+        """What the page may know of it: whose answers they are only after the vote."""
+        found = {"round": self.name, "prompt": self.prompt, "vote": self.vote}
+        return found if self.vote is None else {**found, "models": self.models}
+
+    def row(self, vote: Choice) -> dict[str, Any]:
+        """Its line in the file: a preference with more about it, or both answers where there is none to learn."""
+        texts = [side.text for side in self.sides.values()]
+        about = {"vote": vote, "models": self.models, "round": self.name}
+        prompt = [Message(role="user", content=self.prompt)] if self.is_chat else self.prompt
+        if vote in ("tie", "neither") or texts[0] == texts[1] or not all(map(str.strip, texts)):
+            shown = prompt if isinstance(prompt, str) else [message.model_dump() for message in prompt]
+            return {"prompt": shown, "answers": texts, **about}
+        (chosen, chosen_model), (rejected, rejected_model) = zip(texts, self.models, strict=True)
+        if vote == "right":
+            chosen, rejected, chosen_model, rejected_model = rejected, chosen, rejected_model, chosen_model
+        preference = Vote(
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            chosen_model=chosen_model,
+            rejected_model=rejected_model,
+        )
+        return {**preference.row(), **about}
+
+
+class Lots:
+    """Draws at random, but evenly: what was drawn once more often than another is half as likely.
+
+    So all come about equally often, and nobody can tell from earlier draws which comes next.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Hashable] = Counter()
+
+    def draw(self, choices: Sequence[T]) -> T:
+        """One of them."""
+        least = min(self._counts[choice] for choice in choices)
+        weights = [2.0 ** (least - self._counts[choice]) for choice in choices]
+        (drawn,) = secrets.SystemRandom().choices(choices, weights)
+        self._counts[drawn] += 1
+        return drawn
+
+
+class Arena:
+    """Rounds between the models of `registry`, about `prompts` or the voters' own; votes go to a file."""
+
+    def __init__(self, registry: Registry, votes: VotesFile, prompts: Sequence[str], seconds: float) -> None:
+        self._registry, self._votes, self._prompts, self._seconds = registry, votes, tuple(prompts), seconds
+        self._rounds: OrderedDict[str, Round] = OrderedDict()
+        self._lots = Lots()
+        self._work = SideWork("arena", threads=2, most=64)
+
+    def routes(self) -> APIRouter:
+        """What the page asks for."""
+        router = APIRouter(prefix="/ui/arena", dependencies=[Depends(same_site)])
+        endpoints: dict[str, tuple[str, Callable[..., Any]]] = {
+            "": ("GET", self.show), "/standings": ("GET", self.standings), "/rounds": ("POST", self.begin),
+            "/rounds/{name}": ("GET", self.show_round), "/rounds/{name}/vote": ("POST", self.vote),
+            "/rounds/{name}/{side}": ("POST", self.answer),
+        }  # fmt: skip
+        for path, (method, endpoint) in endpoints.items():
+            router.add_api_route(path, endpoint, methods=[method], response_model=None)
+        return router
+
+    async def show(self) -> JSONResponse:
+        """How many models and prompts there are, whether models are asked as in a chat, and where votes are kept."""
+        models, prompts = len(self._registry.models()), len(self._prompts)
+        found = {"models": models, "prompts": prompts, "chats": self._is_chat(), "votes": str(self._votes.path)}
+        return json_answer(found)
+
+    async def begin(self, asked: BeginRequest) -> JSONResponse:
+        """A new round, whose answers are written from now on."""
+        names = [model.name for model in self._registry.models()]
+        if len(names) < 2:
+            raise ApiError(409, f"An arena needs two models, and there is {', '.join(names) or 'none yet'}.")
+        if asked.prompt is None and not self._prompts:
+            raise ApiError(400, "prompt: is missing, and this arena has no prompts to draw from.", param="prompt")
+        prompt = self._lots.draw(self._prompts) if asked.prompt is None else asked.prompt
+        if not prompt.strip():
+            raise ApiError(400, "prompt: is empty.", param="prompt")
+        begun = Round(prompt, self._lots.draw(list(permutations(names, 2))), is_chat=self._is_chat())
+        begun.work = [asyncio.create_task(self._write(begun, side)) for side in begun.sides.values()]
+        self._rounds[begun.name] = begun
+        while len(self._rounds) > _KEPT:
+            _, oldest = self._rounds.popitem(last=False)
+            _end(oldest)
+        return json_answer(begun.shown())
+
+    async def show_round(self, name: str) -> JSONResponse:
+        """A round, for a page that is loaded again."""
+        return json_answer(self._round(name).shown())
+
+    async def answer(self, name: str, side: Literal["left", "right"]) -> Response:
+        """One answer of a round from its beginning, as events."""
+        found = self._round(name).sides[side]
+
+        async def events() -> AsyncIterator[str]:
+            async for piece in found.pieces():
+                yield event({"text": piece})
+            if found.problem is not None:
+                # There is no vote any more that a name could sway.
+                yield event({"error": {"message": f"{found.model} did not answer: {found.problem}"}})
+            else:
+                yield event({"text": "", "is_cut": found.is_cut})
+            yield DONE
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)
+
+    async def vote(self, name: str, asked: VoteRequest) -> JSONResponse:
+        """Keeps the vote on a round, once, and tells who wrote the answers."""
+        found = self._round(name)
+        async with found.voting:
+            if found.vote is not None:
+                raise ApiError(409, "This round is over: its vote is kept already.", code="round_over")
+            if any(not side.is_over or side.problem for side in found.sides.values()):
+                raise ApiError(409, "A round is voted on when both answers are whole.", code="round_not_whole")
+            try:
+                await self._work.do(self._votes.append, found.row(asked.vote))
+            except SheepOpError as error:
+                raise ApiError(500, str(error), code="not_kept") from None
+            found.vote = asked.vote
+        return json_answer(found.shown())
+
+    async def standings(self) -> JSONResponse:
+        """What all votes in the file say of the models; where they say too little yet, why."""
+        names = [model.name for model in self._registry.models()]
+
+        def read() -> dict[str, Any]:
+            try:
+                rated = standings(self._votes.path) if self._votes.path.exists() else []
+            except DataError as error:
+                return {"rated": [], "waiting": names, "problem": str(error)}
+            known = {each.name for each in rated}
+            waiting = [name for name in names if name not in known]
+            return {"rated": [asdict(each) for each in rated], "waiting": waiting, "problem": None}
+
+        return json_answer(await self._work.do(read))
+
+    async def _write(self, of: Round, side: Side) -> None:
+        config = GenerationConfig(
+            max_new_tokens=_MOST_TOKENS, temperature=_TEMPERATURE, top_p=_TOP_P, seed=secrets.randbits(62)
+        )
+        try:
+            with self._registry.using(side.model) as model:
+                turns = [{"role": "user", "content": of.prompt}]
+                prompt = await model.render(turns, None) if of.is_chat else of.prompt
+                requests = await model.requests([prompt], config, priority=0, tenant="")
+                async with aclosing(Answer("arena", model, requests).write(self._seconds)) as written:
+                    async for updates in written:
+                        side.add("".join(update.text for update in updates))
+                side.is_cut = finish_reason(requests[0].candidates[0]) == "length"
+            side.problem = None
+        except (SheepOpError, ApiError) as error:
+            side.problem = error.detail if isinstance(error, ApiError) else str(error)
+        finally:
+            side.is_over = True
+            side.add()
+
+    def _is_chat(self) -> bool:
+        """Whether all models know conversations: they are all asked in the same way, or the weakest way would lose."""
+        return all(model.template is not None for model in self._registry.models())
+
+    def _round(self, name: str) -> Round:
+        if name not in self._rounds:
+            raise ApiError(404, "This round is not known any more. Begin another one.", code="not_found")
+        return self._rounds[name]
+
+    def close(self) -> None:
+        """Ends all answers."""
+        for each in self._rounds.values():
+            _end(each)
+        self._work.close()
+
+
+def _end(of: Round) -> None:
+    for task in of.work:
+        task.cancel()

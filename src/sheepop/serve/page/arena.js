@@ -1,0 +1,145 @@
+// The room of votes: two models answer a prompt, and whoever reads them learns their names after the vote.
+
+import { events, get, post } from "./api.js";
+import { element, heading, share, table } from "./draw.js";
+
+// Name in the API: label and key.
+const CHOICES = { left: ["Left is better", "L"], right: ["Right is better", "R"], tie: ["As good as each other", "T"], neither: ["Both are bad", "B"] };
+const SIDES = ["left", "right"], NEXT = "N";
+const SAID = { left: "Left was voted better.", right: "Right was voted better.", tie: "A tie.", neither: "Both were voted bad." };
+
+export async function open(page) {
+  const arena = await get("arena");
+  if (arena.models < 2) {
+    page.view.append(...heading("Two models are needed", "Here two models compete. Start the page with both: sheepop eval arena MODEL MODEL"));
+    return;
+  }
+  const words = element("textarea", { id: "say", rows: 3, placeholder: "What both models are to answer" });
+  const ask = element("button", { title: "Ctrl and Enter" }, "Ask both"), drawn = element("button", { type: "button" }, "Draw a prompt");
+  const form = element("form", {}, element("label", { className: "wide" }, "Prompt", words), ask, ...(arena.prompts ? [drawn] : []));
+  page.controls.append(form);
+  const stage = element("article", {}), ranks = element("section", {});
+  page.view.append(stage, ranks);
+  let reading = null, press = () => {};
+  page.until(() => { reading?.abort(); removeEventListener("keydown", onKey); });
+
+  function onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    press(event.key.toUpperCase());
+  }
+  addEventListener("keydown", onKey);
+
+  // A row of buttons, each with a key of its own.
+  function buttons(choices) {
+    const made = choices.map(([label, key, act]) => {
+      const button = element("button", { type: "button", ariaKeyShortcuts: key }, label, element("kbd", {}, key));
+      button.addEventListener("click", act);
+      return button;
+    });
+    press = (key) => made.find((button) => button.ariaKeyShortcuts === key && !button.disabled)?.click();
+    return element("div", { className: "choices" }, ...made);
+  }
+
+  async function write(round, side, into, signal) {
+    for await (const event of events(`/ui/arena/rounds/${round}/${side}`, {}, signal)) {
+      into.append(event.text);
+      if (event.is_cut === false && !into.textContent) into.append(element("small", { className: "shape" }, "(nothing)"));
+      if (event.is_cut) into.append(element("small", { className: "shape" }, " (as long as it may be)"));
+    }
+  }
+
+  async function show(round) {
+    reading?.abort();
+    const { signal } = reading = new AbortController();
+    page.remember({ round: round.round });
+    const titles = SIDES.map((side) => element("h3", {}, side === "left" ? "Left" : "Right"));
+    const bodies = SIDES.map((side) => element("div", { className: "written", ariaLabel: `The answer on the ${side}` }));
+    const row = element("div", {}), told = element("p", { className: "shape", role: "status" });
+    stage.replaceChildren(element("p", { className: "asked" }, round.prompt),
+      element("div", { className: "beside" }, ...SIDES.map((_, place) => element("div", { className: "answer" }, titles[place], bodies[place]))), row, told);
+    ranks.replaceChildren();
+
+    async function reveal(found) {
+      titles.forEach((title, place) => title.append(": ", element("b", {}, found.models[place])));
+      bodies.forEach((body, place) => body.classList.toggle("left-out", found.vote === "neither" || found.vote === SIDES[1 - place]));
+      row.replaceChildren(buttons([["Next round", NEXT, next]]));
+      told.textContent = `${SAID[found.vote]} Kept in ${arena.votes}.`;
+      page.say("");
+      await standings();
+    }
+
+    async function vote(choice) {
+      press = () => {};
+      for (const button of row.querySelectorAll("button")) button.disabled = true;
+      try {
+        await reveal(await post(`arena/rounds/${round.round}/vote`, { vote: choice }));
+      } catch (error) {
+        page.say(error.message, true);
+        // Perhaps it was kept, and only the answer was lost.
+        const found = await get(`arena/rounds/${round.round}`).catch(() => round);
+        if (found.vote) await reveal(found); else offer();
+      }
+    }
+    const offer = () => row.replaceChildren(buttons(Object.entries(CHOICES).map(([choice, [label, key]]) => [label, key, () => vote(choice)])));
+
+    press = () => {};
+    page.say(round.vote ? "" : "Both are writing …");
+    try {
+      await Promise.all(SIDES.map((side, place) => write(round.round, side, bodies[place], signal)));
+      if (round.vote) return await reveal(round);
+      page.say("Which answer is better?");
+      offer();
+    } catch (error) {
+      if (signal.aborted) return;
+      page.say(error.message, true);
+      row.replaceChildren(buttons([["Read them again", "A", () => show(round)], ["Next round", NEXT, next]]));
+    }
+  }
+
+  async function begin(prompt) {
+    ask.disabled = drawn.disabled = true;
+    try {
+      const round = await post("arena/rounds", { prompt });
+      ask.disabled = drawn.disabled = false;
+      words.value = "";
+      words.blur();
+      await show(round);
+    } catch (error) {
+      page.say(error.message, true);
+    }
+    ask.disabled = drawn.disabled = false;
+  }
+
+  function next() {
+    if (arena.prompts) return begin(null);
+    words.focus();
+    words.select();
+  }
+
+  async function standings() {
+    const { rated, waiting, problem } = await get("arena/standings").catch((error) => ({ rated: [], waiting: [], problem: error.message }));
+    const body = [...rated.map((each) => [each.name, String(each.games), share(each.win_rate), each.strength.toFixed(0),
+      each.interval[0] < each.interval[1] ? each.interval.map((end) => end.toFixed(0)).join("–") : "–"]), ...waiting.map((name) => [name, "0", "–", "–", "–"])];
+    ranks.replaceChildren(...heading("Standings", "Strengths are those of Bradley and Terry, on the scale of Elo: 400 more is ten times as likely to win. "
+      + "The true one is in the interval in 95 of 100 cases. A tie is half a win for each, and so is a round with two bad answers."), ...(problem ? [element("p", { role: "note" }, problem)] : []),
+    table(["model", "rounds", "win rate", "strength", "interval"], body));
+  }
+
+  words.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  });
+  form.addEventListener("submit", (event) => { event.preventDefault(); if (words.value.trim()) begin(words.value); });
+  drawn.addEventListener("click", () => begin(null));
+  page.called("Arena");
+  page.view.prepend(...heading("Whose answer is better?", "Two of the models answer the same prompt. Vote, and see who they were. Votes are kept as preferences."
+    + (arena.chats ? "" : " A model here has no chat template, so all of them continue the prompt as it stands.")));
+  if (page.chosen.round) {
+    try {
+      return await show(await get(`arena/rounds/${encodeURIComponent(page.chosen.round)}`));
+    } catch (error) {
+      page.remember({});
+      page.say(error.message, true);
+    }
+  }
+  await standings();
+}
