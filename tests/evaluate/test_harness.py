@@ -352,7 +352,9 @@ def test_settings_name_the_versions_the_examples_and_the_dataset(ours):
 
 @pytest.mark.parametrize("pair", ["gpt2"], indirect=True)
 @pytest.mark.parametrize(("group", "by_size"), [("both", True), ("even", False)])
-def test_a_group_has_the_score_that_lm_eval_gives_it_and_the_items_of_its_tasks(pair, tasks, ask_theirs, group, by_size):
+def test_a_group_has_the_score_that_lm_eval_gives_it_and_the_items_of_its_tasks(
+    pair, tasks, ask_theirs, group, by_size
+):
     found = run_tasks(pair.ours, [group], include=[tasks], limit=7)
     expected = ask_theirs((group,), limit=7)["groups"][group]
     measure = found[0].measure("acc")

@@ -89,7 +89,7 @@ class Endpoint:
             try:
                 yield from _pieces(answer)
             except (_Failure, OSError, HTTPException) as error:
-                raise self._told(error if isinstance(error, _Failure) else _broken(error, begun=True), 1) from None
+                raise self._told(error if isinstance(error, _Failure) else _broken(error), 1) from None
 
     def _first_model(self) -> str:
         def find() -> str:
@@ -129,13 +129,14 @@ class Endpoint:
                     # A server that sends a byte now and then would never exceed the limit of a single read.
                     if monotonic() - begun > self._timeout:
                         raise _Failure(f"did not finish its answer within {self._timeout:g} s", _SLOW)
-                    data += (piece := answer.read1(min(_MOST_AT_ONCE, (length or 0) - len(data) or _MOST_AT_ONCE)))
+                    piece = answer.read1(_MOST_AT_ONCE)
+                    data += piece
                     if len(data) > _MOST_BYTES:
                         raise _too_large()
                     if not piece:
                         break
             except (OSError, HTTPException) as error:
-                raise _broken(error, begun=True) from None
+                raise _broken(error) from None
         if length is not None and len(data) < length:
             raise _Failure("broke off its answer", _LATER)
         return _json(bytes(data))
@@ -179,27 +180,22 @@ class _Failure(Exception):  # noqa: N818 - one attempt is not the whole request
 def _require_address(url: str) -> None:
     try:
         parts = urlsplit(url)
-        if (
-            parts.scheme in ("http", "https")
-            and parts.hostname
-            and parts.port != 0
-            and not set(url) & set(" \t\r\n?#@")
-        ):
-            return
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        pass
-    raise UsageError(f"{url!r} is no address of a server. Give one such as http://localhost:8000.")
+        is_one = False
+    if not is_one or not url.isprintable() or set(url) & set(" ?#@"):
+        raise UsageError(f"{url!r} is no address of a server. Give one such as http://localhost:8000.")
 
 
-def _broken(error: Exception, *, begun: bool = False) -> _Failure:
-    """The failure of a connection, before or after the answer has `begun`."""
+def _broken(error: Exception) -> _Failure:
+    """The failure of a connection, or of an answer that had begun."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return _Failure("does not go on with its answer" if begun else "does not answer in time", _SLOW)
+        return _Failure("does not answer in time", _SLOW)
     words = getattr(reason, "strerror", None) or reason
-    if begun or isinstance(error, HTTPException):
-        return _Failure(f"broke off its answer: {words}", _LATER)
-    return _Failure(f"cannot be reached: {words}", _RUNNING, passes=isinstance(error, OSError))
+    if isinstance(error, urllib.error.URLError | ValueError):
+        return _Failure(f"cannot be reached: {words}", _RUNNING, passes=not isinstance(error, ValueError))
+    return _Failure(f"broke off its answer: {words}", _LATER)
 
 
 def _refusal(error: urllib.error.HTTPError) -> _Failure:

@@ -88,8 +88,8 @@ def run_tasks(
                     apply_chat_template=chat,
                     fewshot_as_multiturn=chat,
                 )
-            notes = [*loaded.notes, *warnings, *answers.take_notes()]
-            found += evaluations_of(loaded.tasks, loaded.groups, results, notes, settings)
+                notes = [*loaded.notes, *warnings, *answers.take_notes()]
+                found += evaluations_of(loaded.tasks, loaded.groups, results, notes, settings)
         return found
 
 
