@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from sheepop.evaluate.harness_model import Answers, generation_config
 from sheepop.evaluate.results import Evaluation
 from sheepop.generate import Generator
 from sheepop.jobs.exchange import import_model
-from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import CharTokenizer
 
 pytest.importorskip("lm_eval")
@@ -31,7 +30,7 @@ pytest.importorskip("accelerate")
 tokenizers = pytest.importorskip("tokenizers")
 
 CONTEXT = 96
-WORDS = "the sheep jumps over a fence and sleeps in green grass while wind moves clouds A B C D".split()
+WORDS = [*"ABCD", "a", "the", "sheep", "jumps", "over", "fence", "sleeps", "in", "green", "grass", "wind", "moves"]
 TASKS = ("endings", "letters", "words", "prose", "answers")
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}"
@@ -113,7 +112,7 @@ test_split: test
 fewshot_split: train
 num_fewshot: 1
 doc_to_text: "{{story}} =>"
-doc_to_target: "{{letter}}"
+doc_to_target: t
 generation_kwargs:
   until: ["\\n", "th"]
   max_gen_toks: 12
@@ -125,7 +124,7 @@ filter_list:
   - name: first
     filter:
       - function: regex
-        regex_pattern: "([A-D])"
+        regex_pattern: "([a-z])"
       - function: take_first
 metric_list:
   - metric: exact_match
@@ -187,7 +186,7 @@ def build_tokenizer(*, begins: bool) -> Any:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=310, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
     )
-    library.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    library.train_from_iterator(["".join(f" {word}" for word in WORDS)] * 3, trainer)
     if begins:
         library.post_processor = tokenizers.processors.TemplateProcessing(
             single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", library.token_to_id("<s>"))]
@@ -318,6 +317,7 @@ def test_the_documents_reach_every_case(ours, pair):
     assert max(len(pair.ours.tokenizer.encode(item.shown["prompt"])) for item in ours["prose"].items) > 2 * CONTEXT
     assert 0 < ours["endings"].measure("acc").value < 1
     assert any(len(text) > 3 for item in ours["answers"].items for text in item.shown["written"])
+    assert len({item.shown["found"]["first"] for item in ours["answers"].items}) > 2
 
 
 def test_a_measure_is_defined_and_its_interval_is_made_of_the_standard_error(ours, theirs):
@@ -339,6 +339,12 @@ def test_the_values_of_items_give_their_measure_and_others_are_left_out(ours):
             assert mean / total == pytest.approx(ours[task].measure(name).value)
     assert set(ours["prose"].items[0].values) == {"bits_per_byte"}
     assert set(ours["words"].items[0].values) == {"acc"}
+
+
+def test_evaluations_are_plain_data(ours):
+    for found in ours.values():
+        rows = [[item.id, item.values, item.weight, item.shown] for item in found.items]
+        assert json.loads(json.dumps([found.to_dict(), rows]))
 
 
 def test_settings_name_the_versions_the_examples_and_the_dataset(ours):
@@ -480,7 +486,7 @@ def changed(tasks: Path, folder: Path, name: str, old: str, new: str) -> Path:
         ("letters", "test_split: test", "test_splt: test", "unexpected keyword argument 'test_splt'"),
         ("letters", "metric_list:", "metric_list: [", "changed.yaml: (Parser|Scanner)Error"),
         ("letters", "test.jsonl", "missing.jsonl", "Unable to find .*missing.jsonl"),
-        ("letters", "dataset_path: json", "dataset_path: sheep/wool", "its dataset sheep/wool is not .*path: json"),
+        ("letters", "dataset_path: json", "dataset_path: sheep/wool", "the dataset sheep/wool is not .*path: json"),
         ("endings", "num_fewshot: 2", "num_fewshot: 99", "changed cannot be asked: ValueError: .*larger"),
         ("answers", "max_gen_toks: 12", "max_gen_toks: 512", "write 512 tokens, but its context of 512"),
         ("answers", "do_sample: false", "penalty: 3", "generation_kwargs have penalty"),
@@ -495,12 +501,12 @@ def test_a_task_that_runs_code_is_sent_to_the_sandbox(tasks, tmp_path):
     include = changed(tasks, tmp_path, "letters", "output_type:", "unsafe_code: true\noutput_type:")
     (include / "group.yaml").write_text("group: programs\ntask: [changed]\n")
     for name in ("changed", "programs", str(include / "changed.yaml"), "humaneval"):
-        with pytest.raises(UsageError, match="runs programs .* sheepop eval code runs them in a sandbox"):
+        with pytest.raises(UsageError, match=r"runs programs .* sheepop eval code runs them in a sandbox"):
             run_tasks(generator(), [name], include=[include])
 
 
 def test_a_benchmark_whose_dataset_is_not_here_is_refused_with_its_name():
-    with pytest.raises(DataError, match="hellaswag cannot be loaded.* dataset Rowan/hellaswag is not on this machine"):
+    with pytest.raises(DataError, match=r"hellaswag cannot be loaded.* dataset Rowan/hellaswag is not on this machine"):
         run_tasks(generator(), ["hellaswag"])
 
 

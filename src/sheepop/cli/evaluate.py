@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sheepop.cli.arena import arena
 from sheepop.cli.options import (
     Adapter,
-    ConfigFile,
     ConfiguredCommand,
     Device,
     Dtype,
@@ -21,11 +20,8 @@ from sheepop.cli.options import (
     print_text,
     typed_command,
 )
-from sheepop.cli.serve import named_places
-from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from sheepop.evaluate.ranking import Rated
     from sheepop.jobs.evaluate import How, Outcome
 
 app = typer.Typer(help="Measure models: text, tasks, programs, judges and people.", no_args_is_help=True)
@@ -235,78 +231,46 @@ def compare(
     _show(outcome, quiet=quiet, as_json=as_json)
 
 
-@app.command(cls=ConfiguredCommand)
-def arena(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Runs, checkpoints or model directories; or NAME=DIRECTORY."),
+@app.command()
+def judge(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Two models or more.")],
+    data: Annotated[Path, typer.Option("--data", help="Prompts in JSON lines, with prompt or messages.")],
+    by: Annotated[str, typer.Option("--by", metavar="URL|MODEL", help="Who judges: a server, or a chat model.")],
+    judge_model: Annotated[
+        str | None, typer.Option("--judge-model", help="A model of that server.", show_default="its first")
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Prompts in JSON lines to draw from.", show_default="the voters' own")
-    ] = None,
-    votes: Annotated[Path | None, typer.Option(help="Where votes are kept.", show_default="server.votes")] = None,
-    standings: Annotated[
-        Path | None, typer.Option(metavar="VOTES", help="Show who is ahead in a file of votes; start no server.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on.", show_default="server.port")] = None,
-    config: ConfigFile = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's key.")] = None,
+    output: Output = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many prompts.", show_default="all")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer of a model.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the models; the judge draws nothing.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Questions to the judge at a time.")] = 4,
     device: Device = None,
     dtype: Dtype = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Let people vote in the browser between answers of two models, without knowing whose they are.
+    """Let a judge say whose answers are better: any server that speaks OpenAI's API, or a chat model.
 
-    Votes are preferences that `sheepop tune reward` and `sheepop tune dpo` read, and make a ranking.
+    Each pair of answers is judged in both orders, and verdicts that disagree are a tie. The report has win rates, as
+    they are and with length taken out, the judge's bias to a place, and a ranking with intervals.
 
     Examples:
 
-      sheepop eval arena runs/base runs/chat --votes votes.jsonl
+      sheepop eval judge runs/base runs/chat --data prompts.jsonl --by http://localhost:8000
 
-      sheepop eval arena old=runs/a new=runs/b --prompts prompts.jsonl --port 8080
-
-      sheepop eval arena --standings votes.jsonl
+      sheepop eval judge runs/a runs/b runs/c --data prompts.jsonl --by models/judge --output evaluations/judged
     """
-    if standings is not None:
-        if models:
-            raise UsageError("--standings reads votes and starts no server. Leave the models out.")
-        from sheepop.evaluate.arena import standings as read_standings
+    from sheepop.jobs.judging import Judging, judge_models
 
-        _show_standings(read_standings(standings), as_json=as_json)
-        return
-    if as_json:
-        raise UsageError("--json is for --standings.")
-    from sheepop.checkpoint.run_directory import resolve_model_directory
-    from sheepop.jobs.config import load_config
-
-    places = named_places(models or [])
-    for place in places.values():
-        resolve_model_directory(place)
-    server = {"host": host, "port": port, "votes": votes and str(votes)}
-    options: dict[str, Any] = {"server": {key: value for key, value in server.items() if value is not None}}
-    chosen = load_config(config, options={**options, **({} if device is None else {"device": device})})
-    try:
-        from sheepop.jobs.serve import serve_arena
-    except ImportError as error:
-        raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    serve_arena(places, chosen, prompts=prompts, dtype=dtype, console=make_console(quiet))
+    how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
+    asked = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, workers)
+    outcome = judge_models(models, asked, how, make_console(quiet or as_json))
+    _show(outcome, quiet=quiet, as_json=as_json)
 
 
-def _show_standings(rated: list[Rated], *, as_json: bool) -> None:
-    """The models of a ranking, the strongest first."""
-    from sheepop.report import MISSING
-
-    if as_json:
-        print_json([asdict(each) for each in rated])
-        return
-    lines = [f"{'strength':>8}  {'95 % interval':>15}  {'win rate':>8}  {'games':>6}  model"]
-    for each in rated:
-        low, high = each.interval
-        # Votes that all agree have no spread to draw from.
-        interval = f"{low:.0f} to {high:.0f}" if high > low else MISSING
-        lines.append(f"{each.strength:8.0f}  {interval:>15}  {each.win_rate:8.1%}  {each.games:6,}  {each.name}")
-    print_text("\n".join([*lines, ""]))
+app.command("arena", cls=ConfiguredCommand)(arena)
 
 
 def _how(

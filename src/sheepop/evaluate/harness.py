@@ -117,7 +117,7 @@ def _manager(names: Sequence[str], include: Sequence[Path]) -> Any:
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
     manager = TaskManager(include_path=[str(directory) for directory in include], include_defaults=False)
-    if not all(_is_complete(name, manager.task_index) for name in names):
+    if not all(_is_complete(name, manager.task_index) or _file_of(name, include) for name in names):
         for name, entry in _bundled().items():
             manager.task_index.setdefault(name, entry)
     return manager
@@ -133,7 +133,7 @@ def _bundled() -> Mapping[str, Any]:
 def _is_complete(name: str, index: Mapping[str, Any]) -> bool:
     """Whether a task, or all parts of a group, are in `index`."""
     if name not in index:
-        return Path(name).is_file()
+        return False
     parts = (index[name].cfg or {}).get("task")
     return not isinstance(parts, list) or all(isinstance(part, str) and _is_complete(part, index) for part in parts)
 
@@ -142,16 +142,15 @@ def _load(manager: Any, name: str, include: Sequence[Path]) -> Any:
     """The tasks and groups that a name stands for."""
     index = manager.task_index
     source = name
-    if name not in index and not Path(name).is_file():
-        broken = _file_of(name, include)
-        if broken is None:
+    if name not in index:
+        if (file := _file_of(name, include)) is None:
             near = get_close_matches(name, index, n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise UsageError(
                 f"There is no task {name}.{hint} For task files of your own, name their directory as include "
                 "(--include)."
             )
-        source = str(broken)
+        source = str(file)
     config = (index[name].cfg if name in index else None) or {}
     parts = index[name].tags if name in index and not config else ()
     _refuse_code(part for part in (name, *parts) if part in index and (index[part].cfg or {}).get("unsafe_code"))
@@ -164,7 +163,9 @@ def _load(manager: Any, name: str, include: Sequence[Path]) -> Any:
 
 
 def _file_of(name: str, include: Sequence[Path]) -> Path | None:
-    """A task file that names itself so, though lm-eval could not read it."""
+    """The task file of that path, or one of that name in `include`, which lm-eval leaves out when it is damaged."""
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        return Path(name)
     named = re.compile(rf"""^(?:task|group):\s*["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
     files = (path for directory in include for path in sorted(directory.rglob("*.yaml")))
     return next((path for path in files if named.search(path.read_text("utf-8", errors="replace"))), None)
@@ -204,10 +205,10 @@ def _explained(what: str, config: Mapping[str, Any] | None = None) -> Iterator[N
     except Exception as error:
         dataset = (config or {}).get("dataset_path")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        if isinstance(error, OSError) and dataset not in _BUILDERS:
+        if isinstance(error, ConnectionError) or (isinstance(error, OSError) and dataset not in (None, *_BUILDERS)):
             raise DataError(
-                f"{what}: its dataset {dataset or ''} is not on this machine and could not be downloaded ({reason}). "
-                "Load it once where there is a network, or write a task file with dataset_path: json and "
+                f"{what}: the dataset {dataset or 'of it'} is not on this machine and could not be downloaded "
+                f"({reason}). Load it once where there is a network, or write a task file with dataset_path: json and "
                 "dataset_kwargs: {data_files: FILE.jsonl} for a copy of yours, and name its directory as include "
                 "(--include)."
             ) from error

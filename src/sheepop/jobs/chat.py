@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sheepop.core.errors import DataError, TokenizerError, UsageError
 from sheepop.core.files import read_json, write_json
+from sheepop.evaluate.endpoint import Endpoint
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.generate import load_generator
 from sheepop.tokenizer import ChatTemplate
 
 Message = dict[str, str]
-_SECONDS = 600.0
 _CUT_OFF = "The answer is cut off. --max-new-tokens N allows more, as far as the model's context goes."
 # What a server is asked for, by the settings that were given here; the others are as it has them.
 _ASKED = {"max_new_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
@@ -111,79 +107,22 @@ class ServerSpeaker:
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self.note, self.takes_turns = "", True
-        base = url.rstrip("/")
-        self._url = base if base.endswith("/v1") else f"{base}/v1"
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self.name = model or self._first_model()
+        # Whoever waits for an answer hears at once that there is none, and decides whether to ask again.
+        self._endpoint = Endpoint(url, model=model, api_key=api_key, attempts=1)
+        self.name = self._endpoint.model
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
         """Streams the answer as server-sent events."""
         self.note = ""
         asked = {_ASKED[name]: getattr(config, name) for name in _ASKED.keys() & config.model_fields_set}
-        with self._open(
-            "/chat/completions", {"model": self.name, "messages": messages, "stream": True, **asked}
-        ) as lines:
-            try:
-                for line in lines:
-                    yield from self._pieces(line)
-            except (OSError, HTTPException) as error:
-                raise DataError(f"{self._url} broke off its answer: {error}.") from None
+        for piece in self._endpoint.stream(messages, **asked):
+            if piece.finish_reason == "length":
+                self.note = _CUT_OFF
+            if piece.text:
+                yield piece.text
 
     def close(self) -> None:
         """Nothing is open between answers."""
-
-    def _pieces(self, line: bytes) -> Iterator[str]:
-        """What a line of the stream says."""
-        data = line.decode("utf-8", errors="replace").strip().removeprefix("data:").strip()
-        if not line.startswith(b"data:") or data == "[DONE]":
-            return
-        event = self._read(data)
-        if "error" in event:
-            raise DataError(f"{self._url} answered with an error: {_reason(data)}")
-        for choice in event.get("choices", ()):
-            if choice.get("finish_reason") == "length":
-                self.note = _CUT_OFF
-            if piece := choice.get("delta", {}).get("content"):
-                yield piece
-
-    def _first_model(self) -> str:
-        with self._open("/models", None) as answer:
-            models = self._read(answer.read().decode("utf-8", errors="replace")).get("data", [])
-        if not models:
-            raise DataError(f"{self._url} serves no model.")
-        return str(models[0]["id"])
-
-    def _read(self, text: str) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise DataError(f"{self._url} does not speak OpenAI's protocol. Give the address of a server that does.")
-        return found
-
-    def _open(self, place: str, asked: dict[str, Any] | None) -> Any:
-        data = None if asked is None else json.dumps(asked).encode()
-        try:
-            request = urllib.request.Request(self._url + place, data=data, headers=self._headers)
-            return urllib.request.urlopen(request, timeout=_SECONDS)
-        except urllib.error.HTTPError as error:
-            words = _reason(error.read(10_000).decode("utf-8", errors="replace"))
-            remedy = " Give a key with --api-key, or in OPENAI_API_KEY." if error.code == 401 else ""
-            raise DataError(f"{self._url} answered {error.code}: {words}{remedy}") from None
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise DataError(f"{self._url} cannot be reached: {getattr(reason, 'strerror', None) or reason}.") from None
-
-
-def _reason(answer: str) -> str:
-    """What an answer in the shape of OpenAI's errors says; the answer itself where it has another shape."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.strip() or "nothing"
 
 
 class Conversation:

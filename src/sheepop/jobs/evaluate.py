@@ -25,12 +25,11 @@ from sheepop.jobs.run_record import view_run_config
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model that is evaluated: what it is called, where it lies, and the run and step that it comes from."""
+class Place:
+    """Where a model lies: what it is called, its directory, and the run and step that it comes from."""
 
     name: str
     directory: Path
-    generator: Generator
     run: RunDirectory | None = None
     step: int | None = None
 
@@ -45,6 +44,19 @@ class Subject:
         except (ConfigError, OSError):
             return None
         return Corpus.open(paths[0], verify=False) if len(paths) == 1 and is_corpus(paths[0]) else None
+
+    def about(self) -> dict[str, Any]:
+        """What a report says of it."""
+        run = None if self.run is None else str(self.run.path)
+        return {"directory": str(self.directory), "run": run, "step": self.step}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is evaluated, ready to write and to score."""
+
+    place: Place
+    generator: Generator
 
 
 Evaluate = Callable[[Subject], Sequence[Evaluation]]
@@ -91,28 +103,28 @@ def run_evaluations(models: Sequence[str | Path], evaluate: Evaluate, how: How, 
     Raises `UsageError` for a model that is given twice, `OutputError` for an output that exists, and whatever
     `evaluate` raises.
     """
-    output = _output(how)
-    found = [place for model in models for place in _places(Path(model), checkpoints=how.checkpoints)]
-    names = [name for name, _, _, _ in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"{sorted(twice)[0]} is given twice. Give each model once.")
-    results = []
-    for name, directory, run, step in found:
-        console.info(f"Evaluating {name}")
-        loaded = load_adapted(directory, how.adapters, device=how.device, dtype=how.dtype)
-        generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
-        evaluations = list(evaluate(Subject(name, directory, generator, run, step)))
-        about = {"directory": str(directory), "run": None if run is None else str(run.path), "step": step}
-        results.append(ModelResults(name, evaluations, about))
-        generator.close()
-        if how.records and not how.adapters:
-            _record(directory, evaluations, console)
-    return _finished(results, output, how)
+    output, results = output_of(how), list[ModelResults]()
+    try:
+        for place in found_models(models, checkpoints=how.checkpoints):
+            console.info(f"Evaluating {place.name}")
+            loaded = load_adapted(place.directory, how.adapters, device=how.device, dtype=how.dtype)
+            generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+            evaluations = list(evaluate(Subject(place, generator)))
+            results.append(ModelResults(place.name, evaluations, place.about()))
+            generator.close()
+            if how.records and not how.adapters:
+                _record(place.directory, evaluations, console)
+    except BaseException:
+        if results:
+            finished(results, output, how)
+            console.warn(f"What was found until then is in {output}.")
+        raise
+    return finished(results, output, how)
 
 
 def compare_reports(directories: Sequence[Path], how: How) -> Outcome:
     """Compares models that were evaluated before, of one report or several; raises as `run_evaluations` does."""
-    output = _output(how)
+    output = output_of(how)
     results = [result for directory in directories for result in read_report(directory)]
     names = [result.model for result in results]
     if len(set(names)) < 2:
@@ -124,17 +136,18 @@ def compare_reports(directories: Sequence[Path], how: How) -> Outcome:
         )
         for name in dict.fromkeys(names)
     ]
-    return _finished(merged, output, how)
+    return finished(merged, output, how)
 
 
-def _output(how: How) -> Path:
+def output_of(how: How) -> Path:
+    """Where the report goes; raises `OutputError` where something is there."""
     output = how.output or Path("evaluations") / datetime.now(UTC).astimezone().strftime("%Y-%m-%d-%H%M%S")
     if output.exists():
         raise OutputError(f"{output} already exists. Choose another --output, or remove it.")
     return output
 
 
-def _finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
+def finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
     """Compares all pairs of models and writes the report."""
     compared = [
         found
@@ -151,16 +164,24 @@ def _finished(results: list[ModelResults], output: Path, how: How) -> Outcome:
     return Outcome(results, compared, output)
 
 
-def _places(model: Path, *, checkpoints: bool) -> list[tuple[str, Path, RunDirectory | None, int | None]]:
-    """What a given path means: name, model directory, run and step."""
+def found_models(models: Sequence[str | Path], *, checkpoints: bool = False) -> list[Place]:
+    """Where the given models lie, or with `checkpoints` all those of runs; raises `UsageError` for one given twice."""
+    found = [place for model in models for place in _places(Path(model), checkpoints=checkpoints)]
+    names = [place.name for place in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"{sorted(twice)[0]} is given twice. Give each model once.")
+    return found
+
+
+def _places(model: Path, *, checkpoints: bool) -> list[Place]:
     directory = resolve_model_directory(model)
     inside = directory.parent.parent
     run = RunDirectory(inside) if directory.parent == RunDirectory(inside).checkpoints else None
     if not checkpoints:
-        return [(str(model), directory, run, None if run is None else _step(run, directory))]
+        return [Place(str(model), directory, run, None if run is None else _step(run, directory))]
     if run is None or not RunDirectory(model).holds_run():
         raise UsageError(f"{model} is no run, so it has no checkpoints to go through. Leave out --checkpoints.")
-    return [(f"{model} step {step:,}", run.checkpoint(step), run, step) for step in run.steps()]
+    return [Place(f"{model} step {step:,}", run.checkpoint(step), run, step) for step in run.steps()]
 
 
 def _step(run: RunDirectory, directory: Path) -> int | None:

@@ -61,8 +61,8 @@ class Perplexity:
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
         """One evaluation."""
-        corpus = subject.corpus()
-        everything = held_texts(self.data) if self.data else _held_out(corpus, subject.name)
+        corpus = subject.place.corpus()
+        everything = held_texts(self.data) if self.data else _held_out(corpus, subject.place.name)
         texts = everything.sample(self.limit)
         num_bytes = sum(len(text.text.encode("utf-8")) for text in texts.read())
         with self.console.progress("Predicting", num_bytes / 1e3, "kB") as progress:
@@ -107,7 +107,7 @@ class Tasks:
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
         """One evaluation of each task."""
-        corpus = subject.corpus() if self.training is None else Corpus.open(self.training, verify=False)
+        corpus = subject.place.corpus() if self.training is None else Corpus.open(self.training, verify=False)
         tasks = self.tasks or [*MADE, *([CLOZE] if corpus is not None and corpus.validation.num_documents else [])]
         own = [task for task in tasks if is_own(task)]
         others = [task for task in tasks if not is_own(task)]
@@ -244,7 +244,7 @@ def compare_models(
     corpora: list[Path] = []
 
     def evaluate(subject: Subject) -> list[Evaluation]:
-        corpus = subject.corpus()
+        corpus = subject.place.corpus()
         if not corpora and corpus is not None and corpus.validation.num_documents:
             corpora.append(corpus.directory)
         asked = Tasks(tasks, limit, [0], False, None, Harness((), None, limit, False, console), console)

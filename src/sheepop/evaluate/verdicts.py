@@ -1,0 +1,217 @@
+"""What the verdicts of a judge say of models: win rates, also at equal length, a ranking, and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.core.errors import DataError
+from sheepop.core.random import numpy_generator
+from sheepop.evaluate.judge import Row, Verdicts
+from sheepop.evaluate.ranking import Outcome, rank
+from sheepop.evaluate.results import Evaluation, Item, Measure, Table
+from sheepop.evaluate.statistics import share_interval
+
+UNREADABLE_SHARE = 0.05
+"""More unreadable pairs than this are worth a note."""
+RIDGE = 0.01
+_RESAMPLES, _STEPS, _TOLERANCE, _LONGEST_STEP = 500, 100, 1e-10, 2.0
+_RATES = {
+    "win_rate": "Share of pairs in which the judge finds this model's answer better in both orders; ties, and pairs "
+    "whose orders disagree, count half.",
+    "length_controlled_win_rate": "The same, predicted for answers of equal length by a logistic regression on models "
+    f"and difference of lengths with ridge {RIDGE:g} (after Dubois et al. 2024).",
+}
+Floats = NDArray[np.float64]
+
+
+def judged(verdicts: Verdicts, name: str = "judge") -> list[Evaluation]:
+    """One evaluation of each of the models, in their order; raises `DataError` where one has no readable verdict.
+
+    Intervals of win rates are of a bootstrap over prompts.
+    """
+    read = [row for row in verdicts.rows if row.scores is not None]
+    for model in verdicts.models:
+        if not any(model in row.comparison.names for row in read):
+            said = next(row.said[0] for row in verdicts.rows if model in row.comparison.names)
+            raise DataError(
+                f"The judge gave no verdict on {model} that can be read, but: {said[:200]!r}. Take another."
+            )
+    ranking = rank([Outcome(*row.comparison.names, row.score) for row in read])
+    table = Table(
+        "Ranking (Bradley-Terry)",
+        ("Model", "Strength", "From", "To", "Pairs", "Win rate"),
+        [[each.name, each.strength, *each.interval, each.games, each.win_rate] for each in ranking],
+    )
+    rates, strengths = _win_rates(verdicts.models, read), {each.name: each for each in ranking}
+    settings = {"models": list(verdicts.models), "pairs": len(verdicts.rows), "ridge": RIDGE}
+    found = []
+    for model in verdicts.models:
+        rows = [row for row in verdicts.rows if model in row.comparison.names]
+        strength = strengths[model]
+        measures = [
+            *rates[model],
+            Measure(
+                "strength",
+                strength.strength,
+                "On the scale of Elo, with mean 1000: 400 more are 10 times the odds (Bradley and Terry 1952).",
+                strength.games,
+                strength.interval,
+            ),
+            *_trust(rows),
+        ]
+        unreadable = measures[-1]
+        notes = [
+            f"{unreadable.value:.0%} of the pairs had no verdict that could be read. They are left out of the other "
+            "numbers, which may favour either side. Look at what the judge said, or take another."
+        ] * (unreadable.value > UNREADABLE_SHARE)
+        found.append(Evaluation("judge", name, measures, _items(model, rows), [table, _by_pair(rows)], notes, settings))
+    return found
+
+
+def _win_rates(models: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Measure]]:
+    """The win rates of all models as they are, and as they would be if all answers were equally long.
+
+    The latter come from a logistic regression of the score on the models and on tanh of the difference of lengths over
+    its root mean square (Dubois et al. 2024, without their terms of a prompt's difficulty).
+    """
+    pairs = [row.comparison for row in rows]
+    sides = np.array([[float(m == pair.names[0]) - float(m == pair.names[1]) for m in models] for pair in pairs])
+    scores = np.array([row.score for row in rows])
+    longer = _longer(np.array([float(len(pair.answers[0]) - len(pair.answers[1])) for pair in pairs]))
+    prompts = np.unique([pair.prompt.id for pair in pairs], return_inverse=True)[1]
+    count, draw = int(prompts.max()) + 1, numpy_generator(0, "judge")
+    found = _rates(sides, longer, scores, np.ones(len(rows)))
+    drawn = []
+    for _ in range(_RESAMPLES):
+        times = np.bincount(draw.integers(0, count, count), minlength=count)[prompts]
+        drawn.append(_rates(sides, longer, scores, times.astype(np.float64)))
+    lows, highs = np.nanpercentile(drawn, [2.5, 97.5], axis=0)
+    games = np.abs(sides).sum(0).astype(int).tolist()
+    return {
+        model: [
+            Measure(
+                name,
+                float(found[kind, place]),
+                definition,
+                games[place],
+                (float(lows[kind, place]), float(highs[kind, place])),
+            )
+            for kind, (name, definition) in enumerate(_RATES.items())
+        ]
+        for place, model in enumerate(models)
+    }
+
+
+def _longer(differences: Floats) -> Floats:
+    """How much longer the first answers are, from -1 to 1; 0 stays 0, and the order of two answers only the sign."""
+    found: Floats = np.tanh(differences / (np.sqrt(np.mean(differences**2)) or 1.0))
+    return found
+
+
+def _rates(sides: Floats, longer: Floats, scores: Floats, weights: Floats) -> Floats:
+    """Win rates as they are and at equal length, shape (2, models); `sides` is 1 for first models, -1 for second."""
+    strengths = regress(np.column_stack([sides, longer]), scores, weights)[:-1]
+    even = 1 / (1 + np.exp(-sides @ strengths))
+    won = np.stack([(weights * (each - 0.5)) @ sides for each in (scores, even)])
+    with np.errstate(invalid="ignore"):  # a draw may lack a model
+        found: Floats = 0.5 + won / (weights @ np.abs(sides))
+    return found
+
+
+def regress(features: Floats, scores: Floats, weights: Floats) -> Floats:
+    """The coefficients of a weighted logistic regression, with `RIDGE` / 2 times their squares, by Newton's steps."""
+    found = np.zeros(features.shape[1])
+    for _ in range(_STEPS):
+        chance = 1 / (1 + np.exp(-features @ found))
+        gradient = features.T @ (weights * (scores - chance)) - RIDGE * found
+        curvature = (features.T * (weights * chance * (1 - chance))) @ features + RIDGE * np.eye(len(found))
+        step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
+        found += step
+        if float(np.abs(step).max()) < _TOLERANCE:
+            break
+    return found
+
+
+def _trust(rows: Sequence[Row]) -> list[Measure]:
+    """How far the judge can be believed on these pairs; the unreadable ones come last."""
+    read = [row for row in rows if row.scores is not None]
+    agreed = [row.scores is not None and row.scores[0] == row.scores[1] for row in read]
+    counts = (
+        ("agreement", agreed, "Share of pairs with one verdict in both orders.", True),
+        (
+            "position_bias",
+            [row.follows_position for row in read],
+            "Share of pairs in which the judge prefers a place: "
+            "the answer shown first in both orders, or the one shown second.",
+            False,
+        ),
+        (
+            "tie_rate",
+            [row.score == 0.5 for row in read],
+            "Share of pairs that are ties, or whose orders disagree.",
+            False,
+        ),
+        (
+            "unreadable_rate",
+            [row.scores is None for row in rows],
+            "Share of pairs with a verdict that cannot be read, asked for twice.",
+            False,
+        ),
+    )
+    return [
+        Measure(name, sum(flags) / len(flags), definition, len(flags), share_interval(sum(flags), len(flags)), higher)
+        for name, flags, definition, higher in counts
+    ]
+
+
+def _items(model: str, rows: Sequence[Row]) -> list[Item]:
+    """An item of each prompt with all of the model's pairs on it, so that two models have the same items."""
+    by_prompt: dict[str, list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.comparison.prompt.id, []).append(row)
+    found = []
+    for name, pairs in by_prompt.items():
+        read = [row for row in pairs if row.scores is not None]
+        won = [row.score if row.comparison.names[0] == model else 1 - row.score for row in read]
+        shown = [{**row.kept(), "answers": list(row.comparison.answers)} for row in pairs]
+        values = {"win_rate": sum(won) / len(won)} if won else {}
+        found.append(
+            Item(name, values, float(len(won) or 1), {"prompt": pairs[0].comparison.prompt.text, "pairs": shown})
+        )
+    return found
+
+
+def _by_pair(rows: Sequence[Row]) -> Table:
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        counts = found.setdefault(row.comparison.names, [0] * 7)
+        flags = (
+            [row.scores is None]
+            if row.scores is None
+            else [
+                False,
+                row.score == 1,
+                row.score == 0,
+                row.scores == (0.5, 0.5),
+                row.scores[0] != row.scores[1],
+                row.follows_position and row.verdicts[0] == "A",
+                row.follows_position and row.verdicts[0] == "B",
+            ]
+        )
+        for place, flag in enumerate(flags):
+            counts[place] += flag
+    header = (
+        "First",
+        "Second",
+        "Unreadable",
+        "First better",
+        "Second better",
+        "Tie",
+        "Orders disagree",
+        "Always the one shown first",
+        "Always the one shown second",
+    )
+    return Table("By pair of models", header, [[*names, *counts] for names, counts in found.items()])

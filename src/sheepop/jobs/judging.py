@@ -1,0 +1,99 @@
+"""Models compared by a judge: they answer the same prompts, and another model says which answers are better."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sheepop.core.console import Console
+from sheepop.core.errors import UsageError
+from sheepop.core.files import storage_errors
+from sheepop.evaluate.answers import answers_of
+from sheepop.evaluate.endpoint import Endpoint
+from sheepop.evaluate.judge import Judge, LocalJudge, judge_pairs, judged, read_prompts
+from sheepop.evaluate.questions import json_rows
+from sheepop.evaluate.report import ModelResults
+from sheepop.generate import GenerationConfig
+from sheepop.jobs.evaluate import How, Outcome, finished, found_models, output_of
+from sheepop.jobs.generate import load_generator
+from sheepop.tokenizer import ChatTemplate
+
+_URLS = ("http://", "https://")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Who judges which prompts: a server's address or a chat model's directory; how models answer them."""
+
+    data: Path
+    judge: str
+    judge_model: str | None
+    api_key: str | None
+    limit: int | None
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    workers: int
+
+
+def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Console) -> Outcome:
+    """Lets the models answer, compares each pair in both orders, and writes the report.
+
+    What was judged is kept beside the output until the report is written, so that a run that was interrupted goes on.
+    Raises `UsageError` for fewer than two models and as `run_evaluations` does.
+    """
+    if len(models) < 2:
+        raise UsageError("A judge compares answers of two models or more. Name another one.")
+    output = output_of(how)
+    prompts = read_prompts(asked.data)[: asked.limit]
+    answers: dict[str, list[str]] = {}
+    config = GenerationConfig(
+        max_new_tokens=asked.max_new_tokens, temperature=asked.temperature, seed=asked.seed, on_overflow="window"
+    )
+    for place in found_models(models):
+        generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
+        with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
+            texts = [list(prompt.messages) for prompt in prompts]
+            answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
+        generator.close()
+    known_rows = output.with_name(f"{output.name}.verdicts.jsonl")
+    known = [row for _, row in json_rows(known_rows)] if known_rows.exists() else []
+    pairs = len(prompts) * len(models) * (len(models) - 1) // 2
+    with (
+        _judge(asked, how) as judge,
+        storage_errors(known_rows),
+        _made(known_rows).open("a", encoding="utf-8") as file,
+        console.progress("Judging", pairs, "pairs") as progress,
+    ):
+
+        def keep(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            progress.advance()
+
+        verdicts = judge_pairs(judge, prompts, answers, workers=asked.workers, known=known, on_done=keep)
+    about = {"judge": asked.judge, "judge_model": asked.judge_model}
+    outcome = finished([ModelResults(", ".join(answers), [judged(verdicts)], about)], output, how)
+    known_rows.unlink(missing_ok=True)
+    return outcome
+
+
+@contextmanager
+def _judge(asked: Judging, how: How) -> Iterator[Judge]:
+    if asked.judge.startswith(_URLS):
+        yield Endpoint(asked.judge, model=asked.judge_model, api_key=asked.api_key, settings={"temperature": 0})
+        return
+    if asked.judge_model is not None or asked.api_key is not None:
+        raise UsageError("--judge-model and --api-key are for a judge behind an address (http://...).")
+    generator = load_generator(asked.judge, device=how.device, dtype=how.dtype)
+    with ChatTemplate.of(generator.tokenizer) as template:
+        yield LocalJudge(generator, template)
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
