@@ -170,12 +170,14 @@ def test_answers_fit_their_schema_and_tools_are_called(client: openai.OpenAI) ->
     for choice in ("required", {"type": "function", "function": {"name": "order"}}):
         done = client.chat.completions.create(**asked, tools=[tool], tool_choice=choice).choices[0]
         assert done.finish_reason == "tool_calls"
-        (call,) = done.message.tool_calls or ()
-        assert call.function.name == "order"
-        assert json.loads(call.function.arguments)["size"] in ("s", "m")
+        # A model of drawn weights may call as often as it likes.
+        assert done.message.tool_calls
+        for call in done.message.tool_calls:
+            assert call.function.name == "order"
+            assert json.loads(call.function.arguments)["size"] in ("s", "m")
     chunks = list(client.chat.completions.create(**asked, tools=[tool], tool_choice="required", stream=True))
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    assert [call.function.name for call in calls if call.function] == ["order"]
+    assert {call.function.name for call in calls if call.function} == {"order"}
 
 
 def test_texts_become_vectors(client: openai.OpenAI, lenient: openai.OpenAI) -> None:

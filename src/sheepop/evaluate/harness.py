@@ -88,7 +88,7 @@ def run_tasks(
                     apply_chat_template=chat,
                     fewshot_as_multiturn=chat,
                 )
-                notes = [*loaded.notes, *warnings, *answers.take_notes()]
+                notes = [*loaded.notes, *warnings, *answers.take_notes(loaded.name)]
                 found += evaluations_of(loaded.tasks, loaded.groups, results, notes, settings)
         return found
 

@@ -108,13 +108,13 @@ class Answers:
         whole = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
         return text[: place + len(whole)]
 
-    def take_notes(self) -> list[str]:
-        """What a reader must know of the answers since the last call."""
+    def take_notes(self, asked: str) -> list[str]:
+        """What a reader must know of the answers since the last call, which were `asked` by a task or group."""
         notes = list(dict.fromkeys(self._notes))
         if self._shortened:
             notes.append(
-                f"{self._shortened:,} texts were longer than the model's context of {self._longest} tokens has room "
-                "for, so their first tokens were left out."
+                f"{self._shortened:,} texts of {asked} were longer than the model's context of {self._longest} tokens "
+                "has room for, so their first tokens were left out."
             )
         self._shortened, self._notes = 0, []
         return notes

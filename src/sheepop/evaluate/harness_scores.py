@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,11 +45,11 @@ def evaluations_of(
     notes: Sequence[str],
     settings: Mapping[str, Any],
 ) -> list[Evaluation]:
-    """What was found of groups, as far as they have scores, and of tasks. Notes belong to those that they name."""
+    """What was found of groups, as far as they have scores, and of tasks. Notes that name tasks are theirs."""
     names = [*groups, *tasks]
-    said = {
-        name: [note for note in notes if name in note or not any(other in note for other in names)] for name in names
-    }
+    naming = {name: re.compile(rf"\b{re.escape(name)}\b") for name in names}
+    of_all = [note for note in notes if not any(naming[name].search(note) for name in tasks)]
+    said = {name: [note for note in notes if note in of_all or naming[name].search(note)] for name in names}
     settings = {name: {**settings, **_settings(results, name)} for name in names}
     found = {name: _of_task(task, results, said[name], settings[name]) for name, task in tasks.items()}
     whole = [

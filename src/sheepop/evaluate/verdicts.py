@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,14 @@ _RATES = {
     "whose orders disagree, count half.",
     "length_controlled_win_rate": "The same, predicted for answers of equal length by a logistic regression on models "
     f"and difference of lengths with ridge {RIDGE:g} (after Dubois et al. 2024).",
+}
+_HALF, _UNREADABLE = "A tie in one order alone", "Unreadable"
+_ENDS: dict[tuple[str | None, str | None], str] = {
+    ("A", "B"): "First better",
+    ("B", "A"): "Second better",
+    ("C", "C"): "Tie",
+    ("A", "A"): "Whichever is shown first",
+    ("B", "B"): "Whichever is shown second",
 }
 Floats = NDArray[np.float64]
 
@@ -185,33 +194,11 @@ def _items(model: str, rows: Sequence[Row]) -> list[Item]:
 
 
 def _by_pair(rows: Sequence[Row]) -> Table:
-    found: dict[tuple[str, str], list[int]] = {}
+    """How the pairs of every two models ended; each is counted once."""
+    found: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
-        counts = found.setdefault(row.comparison.names, [0] * 7)
-        flags = (
-            [row.scores is None]
-            if row.scores is None
-            else [
-                False,
-                row.score == 1,
-                row.score == 0,
-                row.scores == (0.5, 0.5),
-                row.scores[0] != row.scores[1],
-                row.follows_position and row.verdicts[0] == "A",
-                row.follows_position and row.verdicts[0] == "B",
-            ]
-        )
-        for place, flag in enumerate(flags):
-            counts[place] += flag
-    header = (
-        "First",
-        "Second",
-        "Unreadable",
-        "First better",
-        "Second better",
-        "Tie",
-        "Orders disagree",
-        "Always the one shown first",
-        "Always the one shown second",
-    )
-    return Table("By pair of models", header, [[*names, *counts] for names, counts in found.items()])
+        unlike = _UNREADABLE if row.scores is None else _HALF
+        found.setdefault(row.comparison.names, Counter())[_ENDS.get(row.verdicts, unlike)] += 1
+    header = (*_ENDS.values(), _HALF, _UNREADABLE)
+    lines = [[*names, *(counts[end] for end in header)] for names, counts in found.items()]
+    return Table("By pair of models", ("First", "Second", *header), lines)
