@@ -83,8 +83,8 @@ def test_tasks_compare_models_and_leave_them_alone_when_asked(
     questions.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     before = (resolve_model_directory(models[1]) / "provenance.json").read_bytes()
     ended = run(
-        "eval", "tasks", *models, "--tasks", "copying", "--tasks", questions, "--limit", "20", "--robustness", "--seeds",
-        "2", "--no-record", "--output", tmp_path / "out", "--json", "--device", "cpu",
+        "eval", "tasks", *models, "--tasks", "copying", "--tasks", questions, "--limit", "20", "--robustness",
+        "--seeds", "2", "--no-record", "--output", tmp_path / "out", "--json", "--device", "cpu",
     )  # fmt: skip
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)

@@ -23,7 +23,6 @@ from sheepop.evaluate.judge import (
     Prompt,
     Row,
     Verdicts,
-    answers_of,
     judge_pairs,
     read_prompts,
     verdict_of,
@@ -256,7 +255,7 @@ def test_an_interrupted_run_goes_on_where_it_was() -> None:
     kept: list[dict[str, Any]] = []
 
     def breaks(one: str, other: str) -> str:
-        if len(broken.asked) == 10:
+        if len(broken.asked) >= 10:
             raise DataError("the judge is gone")
         return longer(one, other)
 
@@ -309,7 +308,6 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     one, other = read_prompts(path)
     assert one == Prompt("7", ({"role": "user", "content": "One"},), "1")
     assert (other.id, list(other.messages), other.reference) == ("3", talk, None)
-    assert (one.text, other.text) == ("One", "Hi\nHi!\n?")
 
 
 @pytest.mark.parametrize(
@@ -340,16 +338,6 @@ def test_a_file_with_a_bad_line(tmp_path: Path, line: str, words: str) -> None:
 def template() -> Iterator[ChatTemplate]:
     with ChatTemplate(TEMPLATE) as found:
         yield found
-
-
-def test_answers_are_what_the_generator_writes(generator: Generator, template: ChatTemplate) -> None:
-    asked, config = [prompt("p", "Hi"), prompt("q", "Yes?")], GenerationConfig(max_new_tokens=6, temperature=0)
-    plain = [found.text for found in generator.generate(["Hi", "Yes?"], config)]
-    assert answers_of(generator, asked, config, None) == plain
-    chat = [found.text for found in generator.generate(["<user>Hi<a>", "<user>Yes?<a>"], config)]
-    assert answers_of(generator, asked, config, template) == chat
-    with pytest.raises(UsageError, match="num_completions = 2"):
-        answers_of(generator, asked, GenerationConfig(num_completions=2), None)
 
 
 def test_a_local_model_judges_and_no_answer_can_end_a_turn(generator: Generator, template: ChatTemplate) -> None:

@@ -78,7 +78,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The conversation as one text, for models without a chat template."""
+        """What is said in it, without who says it."""
         return "\n".join(message["content"] for message in self.messages)
 
 
@@ -121,22 +121,6 @@ def _messages(row: dict[str, Any], place: str) -> tuple[Message, ...]:
             "assistant; the last is the user's."
         )
     return tuple({"role": m["role"], "content": m["content"]} for m in messages)
-
-
-def answers_of(
-    generator: Generator, prompts: Sequence[Prompt], config: GenerationConfig, template: ChatTemplate | None
-) -> list[str]:
-    """What a model answers; without a template it continues the text of a prompt. An empty answer is one, too.
-
-    Raises `UsageError` for a configuration with several completions, and as `Generator.generate` does.
-    """
-    if config.num_completions != 1:
-        raise UsageError(
-            f"num_completions = {config.num_completions}, but one answer to a prompt is judged. Set it to 1."
-        )
-    if template is None:
-        return [found.text for found in generator.generate([prompt.text for prompt in prompts], config)]
-    return _written(generator, [prompt.messages for prompt in prompts], config, template)
 
 
 def _written(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.endpoint import Endpoint
-from sheepop.evaluate.judge import Judge, LocalJudge, judge_pairs, judged, read_prompts
-from sheepop.evaluate.questions import json_rows
+from sheepop.evaluate.judge import Judge, LocalJudge, judge_pairs, read_prompts
 from sheepop.evaluate.report import ModelResults
+from sheepop.evaluate.verdicts import judged
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.evaluate import How, Outcome, finished, found_models, output_of
 from sheepop.jobs.generate import load_generator
 from sheepop.tokenizer import ChatTemplate
+from sheepop.train.metrics import read_json_lines
 
 _URLS = ("http://", "https://")
 
@@ -57,11 +59,14 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
     for place in found_models(models):
         generator = load_generator(place.directory, device=how.device, dtype=how.dtype)
         with console.progress(f"Answers of {place.name}", len(prompts), "answers") as progress:
-            texts = [list(prompt.messages) for prompt in prompts]
+            # One question can be asked of a model without a chat template, too.
+            texts = [p.messages[0]["content"] if len(p.messages) == 1 else list(p.messages) for p in prompts]
             answers[place.name] = answers_of(generator, texts, config, on_done=progress.advance)
         generator.close()
-    known_rows = output.with_name(f"{output.name}.verdicts.jsonl")
-    known = [row for _, row in json_rows(known_rows)] if known_rows.exists() else []
+    # Another judge's verdicts are not taken for this one's; a last line that a kill cut off is asked for again.
+    judge_mark = blake2b(f"{asked.judge} {asked.judge_model}".encode(), digest_size=4).hexdigest()
+    known_rows = output.with_name(f"{output.name}.{judge_mark}.verdicts.jsonl")
+    known, _ = read_json_lines(known_rows)
     pairs = len(prompts) * len(models) * (len(models) - 1) // 2
     with (
         _judge(asked, how) as judge,
@@ -77,7 +82,8 @@ def judge_models(models: Sequence[Path], asked: Judging, how: How, console: Cons
 
         verdicts = judge_pairs(judge, prompts, answers, workers=asked.workers, known=known, on_done=keep)
     about = {"judge": asked.judge, "judge_model": asked.judge_model}
-    outcome = finished([ModelResults(", ".join(answers), [judged(verdicts)], about)], output, how)
+    found = zip(verdicts.models, judged(verdicts, asked.data.stem), strict=True)
+    outcome = finished([ModelResults(name, [each], about) for name, each in found], output, how)
     known_rows.unlink(missing_ok=True)
     return outcome
 

@@ -1,0 +1,110 @@
+"""``sheepop eval judge``: models answer, a server judges over HTTP, and what was judged is not asked again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from sheepop.evaluate.report import read_report
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def judge() -> Iterator[tuple[str, list[str], list[str]]]:
+    """A server that says that the answer shown first is better; what it was asked, and replies to give before that."""
+    asked: list[str] = []
+    first: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body["messages"][0]["content"])
+            said = first.pop(0) if first else "The first one says more.\n[[A]]"
+            status = {"refuse": 400, "denied": 401}.get(said, 200)
+            reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, first
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_judge_that_prefers_a_place_finds_no_winner(
+    run: Run, trained: Path, tmp_path: Path, judge: tuple[str, list[str], list[str]]
+) -> None:
+    url, asked, first = judge
+    other, prompts = tmp_path / "other", tmp_path / "prompts.jsonl"
+    shutil.copytree(trained, other)
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Sheep", "Once upon", "a b c")))
+    place = ("eval", "judge", trained, other, "--data", prompts, "--by", url, "--judge-model", "j", "--workers", "1")
+    given = (*place, "--max-new-tokens", "8", "--output", tmp_path / "out", "--device", "cpu")
+    first += ["nonsense", "more nonsense", "[[A]]", "[[A]]", "[[A]]", "refuse"]
+    assert run(*given, "--quiet").code == 0
+    assert len(asked) == 7  # one question was put again
+    (one, two) = read_report(tmp_path / "out")
+    measures = {measure.name: measure.value for measure in one.evaluations[0].measures}
+    assert measures["win_rate"] == 0.5
+    assert measures["position_bias"] == 1.0
+    assert measures["unreadable_rate"] == pytest.approx(2 / 3)
+    assert two.evaluations[0].measure("win_rate").value == 0.5
+    assert not list(tmp_path.glob("*.verdicts.jsonl"))
+
+
+def test_an_interrupted_judgement_goes_on(
+    run: Run, trained: Path, tmp_path: Path, judge: tuple[str, list[str], list[str]]
+) -> None:
+    url, asked, first = judge
+    other, prompts = tmp_path / "other", tmp_path / "prompts.jsonl"
+    shutil.copytree(trained, other)
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Sheep", "Once upon")))
+    place = ("eval", "judge", trained, other, "--data", prompts, "--by", url, "--judge-model", "j", "--workers", "1")
+    given = (*place, "--max-new-tokens", "8", "--output", tmp_path / "out", "--device", "cpu", "--quiet")
+    first += ["[[A]]", "[[A]]", "denied"]
+    ended = run(*given)
+    assert ended.code == 3 and "answered 401" in ended.err
+    (kept,) = tmp_path.glob("out.*.verdicts.jsonl")
+    with kept.open("a") as file:
+        file.write('{"id": "2", "fir')  # as a kill leaves it
+    assert run(*given).code == 0
+    assert len(asked) == 3 + 2  # the first pair is known
+    assert read_report(tmp_path / "out")[0].evaluations[0].measure("position_bias").value == 1.0
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["{one}", "--by", "http://127.0.0.1:9"], "two models or more"),
+        (["{one}", "{one}", "--by", "http://127.0.0.1:9"], "is given twice"),
+        (["{one}", "{two}", "--by", "{one}", "--judge-model", "x"], "are for a judge behind an address"),
+        (["{one}", "{two}", "--by", "{one}"], "chat template"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    run: Run, trained: Path, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    shutil.copytree(trained, tmp_path / "two")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    given = [argument.format(one=trained, two=tmp_path / "two") for argument in arguments]
+    ended = run("eval", "judge", *given, "--data", tmp_path / "p.jsonl", "--max-new-tokens", "2", "--device", "cpu",
+                "--output", tmp_path / "out")  # fmt: skip
+    assert ended.code != 0 and complaint in ended.err, ended.err
+    assert not (tmp_path / "out").exists()
