@@ -16,7 +16,7 @@ from sheepop.core.random import derive_seed
 from sheepop.evaluate.questions import json_rows
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.sandbox import Limits, Sandbox, Verdict
-from sheepop.evaluate.statistics import mean_interval, pass_at_k
+from sheepop.evaluate.statistics import mean_interval, pass_at_k, share_interval
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.tokenizer import ChatTemplate
 
@@ -237,11 +237,15 @@ def _measures(items: Sequence[Item], ks: Sequence[int], samples: int) -> list[Me
     measures = []
     for k in ks:
         values = [item.values[f"pass@{k}"] for item in items]
+        what = "a program passes" if k == 1 else f"at least one of {k} programs passes"
         definition = (
-            f"Share of problems that {k} of the model's programs solve if one of them passes all tests, estimated "
-            f"without bias from {samples} programs each (Chen et al. 2021, equation 1)."
+            f"The chance that {what} all tests of a problem, estimated without bias from {samples} programs each (Chen "
+            "et al. 2021, equation 1)."
         )
-        measures.append(Measure(f"pass@{k}", sum(values) / len(values), definition, len(values), mean_interval(values)))
+        # Resampling values that are all alike would find no spread at all.
+        is_share = set(values) <= {0.0, 1.0}
+        interval = share_interval(round(sum(values)), len(values)) if is_share else mean_interval(values)
+        measures.append(Measure(f"pass@{k}", sum(values) / len(values), definition, len(values), interval))
     return measures
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
+from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, finite, read_json, write_json
 from sheepop.evaluate.calibration import Reliability, reliability_figure
 from sheepop.evaluate.comparison import Compared
@@ -179,8 +180,8 @@ def _add_compared(page: Page, compared: Sequence[Compared]) -> None:
         ],
     )
     page.add_text(
-        f"p is how likely a difference as large would be between equal models. Of {len(compared)} tests at 0.05 about "
-        f"{0.05 * len(compared):.1f} would find a difference where there is none."
+        "The p value is how likely a difference as large would be between equal models. Where there is none, "
+        f"{counted(len(compared), 'test')} at 0.05 would find about {0.05 * len(compared):.1f} all the same."
     )
 
 
