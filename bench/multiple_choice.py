@@ -115,9 +115,9 @@ def silence() -> Iterator[None]:
 
 def evaluators(files: Path, folder: Path, options: argparse.Namespace) -> dict[str, Callable[[int], Evaluate]]:
     """Both systems by name; each takes a batch size, which SheepOp does not need."""
-    from lm_eval.evaluator import evaluate  # type: ignore[import-untyped]
-    from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
-    from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)

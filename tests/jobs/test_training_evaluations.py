@@ -11,6 +11,8 @@ import pytest
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import ConfigError
 from sheepop.evaluate.choices import evaluate_choices
+from sheepop.evaluate.harness import run_tasks
+from sheepop.evaluate.perplexity import Text, evaluate_perplexity
 from sheepop.evaluate.questions import questions_of
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
@@ -69,8 +71,9 @@ def test_a_resumed_run_has_the_same_scores(configured: Callable[..., SheepOpConf
 @pytest.mark.parametrize(
     ("task", "complaint"),
     [
-        ("coping", "evaluation.tasks: coping is none of the tasks copying, brackets, arithmetic, cloze"),
-        ("cloze", "evaluation.tasks: The task cloze asks for words of the text"),
+        ("coping", "evaluation: There is no task coping"),
+        ("coping.jsonl", "evaluation: coping.jsonl is none of the tasks copying, brackets, arithmetic, cloze"),
+        ("cloze", "evaluation: The task cloze asks for words of the text"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_a_step(
@@ -80,6 +83,32 @@ def test_what_cannot_be_asked_is_refused_before_a_step(
     with pytest.raises(ConfigError, match=complaint):
         run_training(configured(tmp_path / "run", *STEPS, *settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_texts_and_tasks_of_lm_eval_are_asked_too(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"q": f"sheep {n}", "c": ["a", "b"]}) + "\n" for n in range(9))
+    )
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/letters.yaml").write_text(
+        f"task: letters\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: "{{c}}"\n'
+        "doc_to_target: 0\nmetric_list: [{metric: acc}]\n"
+    )
+    (tmp_path / "other.txt").write_text("Once there were sheep. " * 5)
+    settings = (f"evaluation.include=[{tmp_path}/tasks]", f"evaluation.texts=[{tmp_path}/other.txt]")
+    run = run_training(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[letters]", *settings)).run
+    last = rows(run)[-1]
+    loaded = load_model(run)
+    generator = Generator(loaded.model, loaded.tokenizer)
+    (letters,) = run_tasks(generator, ["letters"], include=[tmp_path / "tasks"])
+    expected = evaluate_perplexity(generator, [Text("other.txt", (tmp_path / "other.txt").read_text())])
+    final = json.loads((RunDirectory(run).checkpoint(4) / "provenance.json").read_text())["evaluations"]
+    assert {score["name"] for score in final if score["kind"] != "validation"} == {"letters", "other.txt"}
+    if loaded.provenance["step"] == 4:
+        assert last["letters/acc"] == letters.measure("acc").value
+        assert last["other.txt/bits_per_byte"] == pytest.approx(expected.measure("bits_per_byte").value, rel=1e-5)
 
 
 def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:

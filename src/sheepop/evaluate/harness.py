@@ -38,7 +38,7 @@ _USUAL = ("using default", "fewshot_split is None")
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class LoadedTask:
     """What one name stands for: a task, the tasks of a tag, or a group with its parts."""
 
     name: str
@@ -47,12 +47,42 @@ class _Loaded:
     notes: Sequence[str]
 
 
-def run_tasks(
+def load_tasks(
+    tasks: Sequence[str], *, include: Sequence[Path] = (), num_fewshot: int | None = None, seed: int = 0
+) -> list[LoadedTask]:
+    """Tasks ready to be asked: names that lm-eval knows, those of task files in `include`, or such files.
+
+    Each gets `num_fewshot` examples, or its own number. With `seed` 0 these are those that lm-eval chooses by default.
+    All are loaded, so that none is asked when another cannot be. Raises `UsageError` for an unknown task, one that is
+    named twice and one that runs code, and `DataError` for one that cannot be loaded, among others because its dataset
+    is not here.
+    """
+    try:
+        import lm_eval.evaluator  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f'Tasks of lm-eval need more packages: pip install "sheepop[eval]" ({error})') from None
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # what lm-eval would fork has our threads and memory
+    for directory in include:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is no directory. Name one with task files of lm-eval, NAME.yaml.")
+    with _undisturbed(seed):
+        manager = _manager(tasks, include)
+    found = []
+    for name in tasks:
+        with _undisturbed(seed) as warnings:
+            loaded = _load(manager, name, include)
+            notes = [note for task in loaded["tasks"].values() if (note := _set_up(task, num_fewshot, seed))]
+        found.append(LoadedTask(name, loaded["tasks"], loaded["groups"], [*warnings, *notes]))
+    counts = Counter(task for loaded in found for task in (*loaded.tasks, *loaded.groups))
+    if twice := [task for task, count in counts.items() if count > 1]:
+        raise UsageError(f"{first_few(twice, 3)} would be asked twice. Leave out the name or the group.")
+    return found
+
+
+def ask_tasks(
     generator: Generator,
-    tasks: Sequence[str],
+    tasks: Sequence[LoadedTask],
     *,
-    include: Sequence[Path] = (),
-    num_fewshot: int | None = None,
     limit: int | None = None,
     chat: bool = False,
     seed: int = 0,
@@ -60,25 +90,18 @@ def run_tasks(
 ) -> list[Evaluation]:
     """One evaluation of each task, and one of each group that has scores of its own.
 
-    `tasks` are names that lm-eval knows, those of task files in the directories of `include`, or such files. Each gets
-    `num_fewshot` examples, or its own number, and its first `limit` questions; `chat` puts them in the chat template.
-    With `seed` 0 examples are those that lm-eval chooses by default. `on_progress` hears how many more texts are
-    scored or written.
-
-    Raises `UsageError` for an unknown task, one that runs code, and a model that does not continue text; `DataError`
-    for a task that cannot be loaded or asked, among others because its dataset is not here.
+    The first `limit` questions are asked; `chat` puts them in the chat template. `on_progress` hears how many more
+    texts are scored or written. Raises `UsageError` for a model that does not continue text, and `DataError` for a task
+    that cannot be asked.
     """
-    try:
-        from lm_eval.evaluator import evaluate  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise UsageError(f'Tasks of lm-eval need more packages: pip install "sheepop[eval]" ({error})') from None
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # what lm-eval would fork has our threads and memory
+    from lm_eval.evaluator import evaluate
+
     with ExitStack() as stack:
         template = stack.enter_context(ChatTemplate.of(generator.tokenizer)) if chat else None
         answers = Answers(generator, template, seed, on_progress)
         settings = {"lm_eval": version("lm_eval"), "limit": limit, "seed": seed, "chat": chat}
         found: list[Evaluation] = []
-        for loaded in _load_all(tasks, include, num_fewshot, seed):
+        for loaded in tasks:
             with _undisturbed(seed) as warnings, _explained(f"The task {loaded.name} cannot be asked"):
                 results = evaluate(
                     language_model(answers),
@@ -93,28 +116,25 @@ def run_tasks(
         return found
 
 
-def _load_all(names: Sequence[str], include: Sequence[Path], num_fewshot: int | None, seed: int) -> list[_Loaded]:
-    """All tasks, so that none is asked when another cannot be; raises `UsageError` for one that is named twice."""
-    for directory in include:
-        if not directory.is_dir():
-            raise UsageError(f"{directory} is no directory. Name one with task files of lm-eval, NAME.yaml.")
-    with _undisturbed(seed):
-        manager = _manager(names, include)
-    found = []
-    for name in names:
-        with _undisturbed(seed) as warnings:
-            loaded = _load(manager, name, include)
-            notes = [note for task in loaded["tasks"].values() if (note := _set_up(task, num_fewshot, seed))]
-        found.append(_Loaded(name, loaded["tasks"], loaded["groups"], [*warnings, *notes]))
-    counts = Counter(task for loaded in found for task in (*loaded.tasks, *loaded.groups))
-    if twice := [task for task, count in counts.items() if count > 1]:
-        raise UsageError(f"{first_few(twice, 3)} would be asked twice. Leave out the name or the group.")
-    return found
+def run_tasks(
+    generator: Generator,
+    tasks: Sequence[str],
+    *,
+    include: Sequence[Path] = (),
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Evaluation]:
+    """What `ask_tasks` finds of the tasks that `load_tasks` loads; arguments and errors are theirs."""
+    loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, seed=seed)
+    return ask_tasks(generator, loaded, limit=limit, chat=chat, seed=seed, on_progress=on_progress)
 
 
 def _manager(names: Sequence[str], include: Sequence[Path]) -> Any:
     """What finds tasks: in `include`, and only where these are not all that is needed among lm-eval's thousands."""
-    from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
+    from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=[str(directory) for directory in include], include_defaults=False)
     if not all(_is_complete(name, manager.task_index) or _file_of(name, include) for name in names):

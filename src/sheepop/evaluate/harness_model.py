@@ -58,7 +58,7 @@ class Answers:
 
     def roll(self, texts: Sequence[str]) -> list[float]:
         """The log-probability of each whole text, in windows of the model's context that lm-eval cuts."""
-        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-untyped]
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         windows = [
             (number, make_disjoint_window(window))
@@ -171,7 +171,7 @@ def generation_config(asked: Mapping[str, Any], end: Sequence[str]) -> Generatio
 
 def language_model(answers: Answers) -> Any:
     """`answers` behind the interface that lm-eval asks; it cuts contexts and continuations for its backends itself."""
-    from lm_eval.api.model import TemplateLM  # type: ignore[import-untyped]
+    from lm_eval.api.model import TemplateLM
 
     class SheepOp(TemplateLM):  # type: ignore[misc]
         @property

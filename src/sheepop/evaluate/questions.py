@@ -121,6 +121,11 @@ def cloze_questions(texts: Iterable[str], count: int, seed: int) -> list[Questio
     return questions
 
 
+def is_own(task: str) -> bool:
+    """Whether a task is asked without lm-eval."""
+    return task in MADE or task == CLOZE or task.endswith(".jsonl")
+
+
 def questions_of(task: str, limit: int | None, seed: int, held_out: Iterable[str] | None) -> list[Question]:
     """The questions of a task: one of `MADE`, ``cloze`` of held-out texts, or a file of questions.
 

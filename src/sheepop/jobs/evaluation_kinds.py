@@ -7,43 +7,27 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, UsageError
+from sheepop.core.errors import UsageError
 from sheepop.core.machine import usable_cores
-from sheepop.data import Corpus, is_corpus
+from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.code import evaluate_code, read_problems
 from sheepop.evaluate.contamination import shares_in_training, with_contamination
 from sheepop.evaluate.honesty import holds_requests, judge_conduct, read_requests
-from sheepop.evaluate.perplexity import Text, evaluate_perplexity
-from sheepop.evaluate.questions import CLOZE, MADE, json_rows, questions_of
+from sheepop.evaluate.perplexity import evaluate_perplexity
+from sheepop.evaluate.questions import CLOZE, MADE, is_own, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
 from sheepop.evaluate.sandbox import Limits, Sandbox
+from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.baselines import Texts, compress
 from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations
 from sheepop.tokenizer import ChatTemplate
 
 _ANSWER_TOKENS = 128
-
-
-@dataclass(frozen=True)
-class Held:
-    """Texts to predict: how many there are, and a way to read them again."""
-
-    count: int
-    read: Callable[[], Iterator[Text]]
-
-    def sample(self, limit: int | None) -> Held:
-        """About `limit` of them, evenly from the whole."""
-        if limit is None or limit >= self.count:
-            return self
-        chosen = set(np.linspace(0, self.count - 1, limit).round().astype(int).tolist())
-        return Held(len(chosen), lambda: (text for place, text in enumerate(self.read()) if place in chosen))
 
 
 @dataclass(frozen=True)
@@ -254,80 +238,7 @@ def compare_models(
     return run_evaluations(models, evaluate, how, console)
 
 
-def is_own(task: str) -> bool:
-    """Whether a task is asked without lm-eval."""
-    return task in MADE or task == CLOZE or task.endswith(".jsonl")
-
-
-def held_texts(paths: Sequence[Path]) -> Held:
-    """The texts of files, folders and corpora: of a corpus what it holds out, of JSON lines the field ``text``.
-
-    Raises `DataError` for what is not there or no UTF-8 text.
-    """
-    files = [(path, file) for path in paths for file in _files(path)]
-    counts = [_count(file) for _, file in files]
-
-    def read() -> Iterator[Text]:
-        return (text for path, file in files for text in _texts(path, file))
-
-    return Held(sum(counts), read)
-
-
 def _held_out(corpus: Corpus | None, model: str) -> Held:
     if corpus is None or corpus.validation.num_documents == 0:
         raise UsageError(f"There is no text that the run of {model} held out. Say what to predict with --data PATH.")
-    return Held(corpus.validation.num_documents, lambda: _of_corpus(corpus))
-
-
-def _of_corpus(corpus: Corpus) -> Iterator[Text]:
-    for number, document in enumerate(corpus.documents("validation")):
-        yield Text(f"{number}:{document.source}", document.text, _folder(document.source))
-
-
-def _files(path: Path) -> list[Path]:
-    if is_corpus(path) or path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DataError(f"{path} does not exist. Give a file, a folder or a corpus to predict.")
-    found = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-    if not found:
-        raise DataError(f"{path} holds no files.")
-    return found
-
-
-def _count(file: Path) -> int:
-    if is_corpus(file):
-        return Corpus.open(file, verify=False).validation.num_documents
-    return sum(1 for _ in json_rows(file)) if file.suffix == ".jsonl" else 1
-
-
-def _texts(path: Path, file: Path) -> Iterator[Text]:
-    if is_corpus(file):
-        yield from _of_corpus(Corpus.open(file, verify=False))
-        return
-    name = file.name if file == path else str(file.relative_to(path))
-    if file.suffix != ".jsonl":
-        yield Text(name, _decoded(file), _folder(name))
-        return
-    for number, row in json_rows(file):
-        text = row.get("text")
-        if not isinstance(text, str):
-            raise DataError(f'{file}, line {number}: "text" must be a text, not {text!r}.')
-        yield Text(f"{name}:{row.get('id', number)}", text, name)
-
-
-def _decoded(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{file} is not UTF-8 text. Other files become text with: sheepop data build {file} --output CORPUS"
-        ) from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {(error.strerror or '').lower()}.") from None
-
-
-def _folder(source: str) -> str:
-    """What texts of one origin share: the first folder of their name, or what kind of file they are."""
-    parts = Path(source).parts
-    return parts[0] if len(parts) > 1 else Path(source).suffix or source
+    return Held.of(corpus)

@@ -13,7 +13,6 @@ from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
 from sheepop.data import Batches, Corpus, StepPlan, is_corpus
-from sheepop.evaluate.questions import Question
 from sheepop.jobs.architecture import fit_data_to_architecture, require_fitting_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -28,7 +27,7 @@ from sheepop.jobs.training_data import (
     refuse_ignored_settings,
     warn_of_long_pairs,
 )
-from sheepop.jobs.training_evaluations import task_questions
+from sheepop.jobs.training_evaluations import Asked
 from sheepop.jobs.training_samples import (
     TrainingSamples,
     check_samples,
@@ -174,9 +173,9 @@ class CorpusData(RunData):
         """How many documents it was trained on."""
         return {"data": {"documents": self.corpus.train.num_documents}}
 
-    def questions(self, config: SheepOpConfig) -> dict[str, list[Question]]:
-        """Those of `evaluation.tasks`; some may ask for words of the held-out text."""
-        return task_questions(config, self.corpus)
+    def asked(self, config: SheepOpConfig) -> Asked | None:
+        """What `evaluation` asks, for words of the held-out text too."""
+        return Asked.of(config, self.corpus)
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """Continues the beginning of a held-out document; that of a pair holds its target too."""

@@ -10,11 +10,10 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm
 from sheepop.core.console import Console
 from sheepop.data import Batches, StepPlan
-from sheepop.evaluate.questions import Question
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_record import StoredRun
-from sheepop.jobs.training_evaluations import TrainingEvaluations, task_questions
+from sheepop.jobs.training_evaluations import Asked, TrainingEvaluations
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
@@ -30,7 +29,7 @@ class RunData(Protocol):
     """What a run learns from, opened, and what follows from it: steps, objective, scores, samples.
 
     `fingerprint` names the data: a run goes on with the same data only. With 0 `held_out_tokens` nothing is scored.
-    `begin`, `score`, `evaluations`, `provenance` and `questions` have a body for the usual case; inherit them.
+    `begin`, `score`, `evaluations`, `provenance` and `asked` have a body for the usual case; inherit them.
     """
 
     @property
@@ -112,16 +111,16 @@ class RunData(Protocol):
 
     def evaluations(self, model: Transformer, config: SheepOpConfig, device: str) -> Evaluations | None:
         """Measures a model while it learns, as `evaluation` says; None where nothing is asked for."""
-        questions = self.questions(config)
-        return TrainingEvaluations(model, self.tokenizer(), questions, device) if questions else None
+        asked = self.asked(config)
+        return None if asked is None else TrainingEvaluations(model, self.tokenizer(), asked, device)
 
     def provenance(self) -> dict[str, Any]:
         """What a model says of the data that it was made from, beside the fingerprint."""
         return {}
 
-    def questions(self, config: SheepOpConfig) -> dict[str, list[Question]]:
-        """What `evaluation.tasks` asks, by task; raises `ConfigError` for what cannot be asked."""
-        return task_questions(config)
+    def asked(self, config: SheepOpConfig) -> Asked | None:
+        """What `evaluation` asks; raises `ConfigError` for what cannot be asked."""
+        return Asked.of(config)
 
     def try_out(self, run: Path, config: SheepOpConfig) -> str:
         """What to type to try the finished model of `run`."""

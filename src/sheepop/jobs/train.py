@@ -346,7 +346,7 @@ def _check_settings(config: SheepOpConfig, data: RunData, device: str) -> None:
             "training.early_stopping watches the loss on held-out text, but no text is held out. "
             "Raise data.validation_fraction in a new run, or leave early_stopping out."
         )
-    data.questions(config)
+    data.asked(config)
 
 
 def _require_arithmetic(config: SheepOpConfig, device: str) -> None:
