@@ -20,6 +20,7 @@ from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import RunRecord
 from sheepop.jobs.run_report import write_run_report
 from sheepop.jobs.train import run_training
+from sheepop.jobs.training_evaluations import Asked
 from sheepop.train.metrics import read_json_lines
 
 STEPS = (
@@ -109,6 +110,16 @@ def test_texts_and_tasks_of_lm_eval_are_asked_too(configured: Callable[..., Shee
     if loaded.provenance["step"] == 4:
         assert last["letters/acc"] == letters.measure("acc").value
         assert last["other.txt/bits_per_byte"] == pytest.approx(expected.measure("bits_per_byte").value, rel=1e-5)
+
+
+def test_models_that_answer_nothing_are_not_asked(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    for settings, complaint in (
+        ("model.architecture=encoder_decoder", "an encoder-decoder writes targets"),
+        ("tuning.method=reward", "a reward model judges answers"),
+    ):
+        with pytest.raises(ConfigError, match=f"evaluation: {complaint}"):
+            Asked.of(configured(tmp_path / "run", *STEPS, settings))
+    assert Asked.of(configured(tmp_path / "run")) is None
 
 
 def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class Asked:
             return None
         if config.model.architecture == "encoder_decoder":
             raise ConfigError(f"{_KEY}: an encoder-decoder writes targets of sources and answers no questions.")
+        if config.tuning.method == "reward":
+            raise ConfigError(f"{_KEY}: a reward model judges answers and gives none. Leave it out.")
         held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
         try:
             questions = {
