@@ -18,6 +18,7 @@ from sheepop.jobs.doctor import (
     check_memory,
     check_platform,
     check_processor,
+    check_sandbox,
     doctor,
     render_doctor,
 )
@@ -95,6 +96,13 @@ def test_the_text_holds_every_check_and_counts_those_that_want_a_look():
 
 def test_nothing_missing_says_so():
     assert render_doctor(DoctorReport((Check("A", "ok", "x"),), LAPTOP, {})).endswith("Everything is in place.")
+
+
+def test_without_isolation_no_program_of_a_model_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    found = check_sandbox()
+    assert (found.status, found.consequence) == ("missing", "sheepop eval code runs nothing here.")
+    assert "only in isolation, on Linux" in found.remedy
 
 
 def test_the_doctor_looks_at_this_machine(tmp_path: Path):

@@ -79,6 +79,7 @@ def doctor(place: str | Path = ".") -> DoctorReport:
         check_headers(has_python_headers()),
         _check_torch(),
         check_bfloat16(peaks),
+        check_sandbox(),
         *(_check_package(name, "parts of SheepOp do not work", "pip install sheepop") for name in LIBRARIES),
         *(
             _check_package(name, loss, f'pip install "sheepop[{extra}]"')
@@ -134,6 +135,16 @@ def check_bfloat16(peaks: dict[str, float]) -> Check:
         return Check("bfloat16", "ok", value)
     consequence = "precision: auto trains in float32 here; processors with AMX or AVX-512 BF16, and GPUs, are faster."
     return Check("bfloat16", "missing", value, consequence)
+
+
+def check_sandbox() -> Check:
+    """Whether programs that models write can be run in isolation."""
+    from sheepop.evaluate.sandbox import IsolationError, Sandbox
+
+    try:
+        return Check("Sandbox", "ok", f"programs of models run in isolation, by {Sandbox.find().launcher}")
+    except IsolationError as error:
+        return Check("Sandbox", "missing", "none", "sheepop eval code runs nothing here.", str(error))
 
 
 def check_python(machine: Machine) -> Check:
