@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import write_checksums
-from sheepop.data import Corpus, is_corpus
+from sheepop.data import Corpus, DataConfig, build_corpus, is_corpus
 from sheepop.data.report import _largest
-from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer import CharTokenizer, TokenizerConfig
 
 Tree = Callable[..., Path]
 Build = Callable[..., Corpus]
@@ -151,3 +152,22 @@ def test_one_language_beyond_those_drawn_is_called_so() -> None:
     counts = {f"l{place:02d}": 100 - place for place in range(26)}
     assert list(_largest(counts).items())[-2:] == [("l24", 76), ("1 other", 75)]
     assert list(_largest({**counts, "l26": 1}).items())[-1] == ("2 others", 76)
+
+
+def test_licences_are_counted_that_origins_state(tmp_path: Path) -> None:
+    repository, plain = tmp_path / "project", tmp_path / "plain"
+    for folder in (repository, plain):
+        folder.mkdir()
+        for number in range(3):
+            (folder / f"{number}.txt").write_text(f'{folder.name} {number}: "license" is a word here.\n' * 3)
+    (repository / "LICENSE").write_text(
+        "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy of this software.\n"
+        "The above copyright notice and this permission notice shall be included in all copies.\n"
+    )
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    data = DataConfig(paths=(f"git+{repository}", str(plain)), validation_fraction=0)
+    corpus = build_corpus(data, TokenizerConfig(algorithm="char"), tmp_path / "corpus", seed=0)
+    stated = [document.facts.get("license") for document in corpus.documents("train")]
+    assert corpus.train.num_documents == len(stated) == 7
+    assert corpus.licenses == {"MIT": stated.count("MIT")} == {"MIT": 4}

@@ -263,11 +263,12 @@ while not os.path.exists("is-up"):
     time.sleep(0.01)
 """
 
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     verdict = sandbox.run(program)
 
     assert verdict.outcome == "passed", verdict
     assert not [process for process in psutil.process_iter() if mark in " ".join(arguments(process))]
-    assert {child.name() for child in psutil.Process().children(recursive=True)} <= {"sleep"}
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
 def arguments(process: psutil.Process) -> list[str]:

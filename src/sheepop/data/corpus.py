@@ -86,6 +86,11 @@ class Corpus:
         """The documents of a split, in the order of its tokens."""
         return read_documents(self.directory / DOCUMENTS, FILE_PREFIX[split])
 
+    @property
+    def licenses(self) -> dict[str, int]:
+        """The licences that the origins of training documents state, and how many state each."""
+        return dict(self._summary("train").get("licenses", {}))
+
     def documents_files(self, split: SplitName) -> list[tuple[str, int]] | None:
         """The files of a split's documents and how many each holds; None for a corpus of format 1, without them."""
         files = self._summary(split).get("files")

@@ -170,8 +170,11 @@ class CorpusData(RunData):
         return TrainingSamples(model, self.tokenizer(), config, device, prompts) if prompts else None
 
     def provenance(self) -> dict[str, Any]:
-        """How many documents it was trained on."""
-        return {"data": {"documents": self.corpus.train.num_documents}}
+        """How many documents it was trained on, and which licences they state."""
+        count, stated = self.corpus.train.num_documents, self.corpus.licenses
+        silent = count - sum(stated.values())
+        licenses = {**stated, **({"": silent} if silent else {})} if stated else {}
+        return {"data": {"documents": count, "licenses": licenses}}
 
     def asked(self, config: SheepOpConfig) -> Asked | None:
         """What `evaluation` asks, for words of the held-out text too."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.data.document_sources import DocumentSources
-from sheepop.data.documents import batched_by_size, read_stored
+from sheepop.data.documents import StoredDocument, batched_by_size, read_stored
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.pair import KIND
 from sheepop.data.pairs import Pair
@@ -39,16 +41,17 @@ class Encode:
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes one shard with its index and the files of its documents, and what is in them."""
         documents = read_stored(part_path(self.source, self.files[rank]), DOCUMENTS_PREFIX)
-        unknown, sources = 0, []
+        unknown, sources, licenses = 0, [], Counter[str]()
         with TokenWriter(staging, _PREFIX, np.dtype(self.dtype), shard_tokens=2**62) as writer:
             for batch in batched_by_size(documents, _ENCODE_BYTES):
                 sources.append(DocumentSources.of(batch))
+                licenses.update(stated for document in batch if (stated := _license(document)))
                 for token_ids, num_bytes in self.encoder(batch):
                     writer.write(token_ids, num_bytes)
                     if self.unknown_id is not None:
                         unknown += int(np.count_nonzero(token_ids == self.unknown_id))
         entry = DocumentSources.joined(sources).write(staging, _PREFIX)
-        write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown, "sources": entry})
+        write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown, "sources": entry, "licenses": licenses})
 
 
 def place_documents(source: Path, files: Sequence[int], directory: Path, prefix: str) -> list[dict[str, Any]]:
@@ -66,6 +69,7 @@ def place_documents(source: Path, files: Sequence[int], directory: Path, prefix:
 def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: str) -> dict[str, Any]:
     """Puts the shards that `Encode` wrote in place and joins the rest; returns the split's manifest entry."""
     sources: list[DocumentSources] = []
+    licenses = Counter[str]()
     shards: list[dict[str, Any]] = []
     total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
     index = directory / f"{prefix}.idx"
@@ -81,6 +85,7 @@ def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: st
             offsets = np.fromfile(encoded / account["index"]["file"], _INDEX_TYPE)
             file.write((offsets[1:] + total["tokens"]).astype(_INDEX_TYPE).tobytes())
             sources.append(DocumentSources.read(encoded, account["sources"], account["documents"]))
+            licenses.update(account["licenses"])
             for key in total:
                 total[key] += account[key]
     entry = {"file": index.name, "sha256": sha256_file(index)}
@@ -92,7 +97,16 @@ def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: st
         "index": entry,
         "sources": DocumentSources.joined(sources).write(directory, prefix),
         "unknown": total["unknown"],
+        "licenses": dict(sorted(licenses.items())),
     }
+
+
+def _license(document: StoredDocument) -> str:
+    """The licence that a document's origin states, "" for none."""
+    # Few documents state one, and the others need not be parsed for it.
+    if b'"license"' not in document.line:
+        return ""
+    return str(orjson.loads(document.line).get("facts", {}).get("license", ""))
 
 
 def place_file(source: Path, target: Path) -> None:
