@@ -161,7 +161,7 @@ def test_licences_are_counted_that_origins_state(tmp_path: Path) -> None:
         for number in range(3):
             (folder / f"{number}.txt").write_text(f'{folder.name} {number}: "license" is a word here.\n' * 3)
     (repository / "LICENSE").write_text(
-        "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy of this software.\n"
+        "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy of this software\n"
         "The above copyright notice and this permission notice shall be included in all copies.\n"
     )
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
