@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def test_scores_are_those_of_the_checkpoints(configured: Callable[..., SheepOpCo
         stated = [score for score in loaded.provenance["evaluations"] if score["kind"] == "tasks"]
         assert [score["value"] for score in stated] == [row[f"copying/{measure.name}"] for measure in expected.measures]
         assert {score["step"] for score in stated} == {row["step"]}
+        (name,) = {score["name"] for score in loaded.provenance["evaluations"] if score["kind"] == "validation"}
+        assert re.fullmatch(r"held out, [\d,]+ tokens", name)  # a sample is told by its size
     between = json.loads((run.checkpoint(3) / "provenance.json").read_text())["evaluations"]
     assert {score["step"] for score in between if score["kind"] == "tasks"} == {2}
 

@@ -183,10 +183,10 @@ class Trainer:
         with self._evaluating():
             scores = self.validate()
         self.state = self.agenda.after_validation(self.state.after(due=rest), scores.loss)
+        # How much was read stands in the name, since it may be a sample.
+        about = {"kind": "validation", "name": f"held out, {scores.extent}"}
         measured = scores.metrics().items()
-        self.state = self.state.scored(
-            [{"kind": "validation", "name": "held out", "measure": name, "value": value} for name, value in measured]
-        )
+        self.state = self.state.scored([{**about, "measure": name, "value": value} for name, value in measured])
         self.journal.validated(self.state, scores)
 
     def _evaluate(self, rest: tuple[str, ...]) -> None:
