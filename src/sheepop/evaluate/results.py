@@ -110,4 +110,5 @@ def over_seeds(found: Sequence[Evaluation]) -> Evaluation:
     names = [measure.name for measure in measures]
     rows = [[number, *(each.measure(name).value for name in names)] for number, each in enumerate(found)]
     tables = [Table("By seed", ("Seed", *names), rows), *found[0].tables]
-    return replace(found[0], measures=measures, items=items, tables=tables)
+    notes = [*found[0].notes, "Other tables than the one by seed, and the picture, are those of the first seed."]
+    return replace(found[0], measures=measures, items=items, tables=tables, notes=notes)
