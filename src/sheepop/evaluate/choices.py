@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.calibration import reliability
+from sheepop.evaluate.calibration import Reliability, reliability
 from sheepop.evaluate.questions import Question
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import mean_interval, share_interval
@@ -100,12 +100,13 @@ def evaluate_choices(
     if not written:
         raise DataError(f"The tokenizer can write none of the {len(questions)} questions of {name}.")
     answered = ask(generator, written, on_done=on_done)
-    measures, tables = _measures(answered), [_abstention(answered)]
+    right = [found.chosen == found.question.answer for found in answered]
+    calibration = reliability([max(found.probabilities) for found in answered], right)
+    measures, tables = _measures(answered, calibration), [_abstention(answered)]
     if robustness:
         steadiness, by_wording = _robustness(generator, written, answered, on_done)
         measures.append(steadiness)
         tables.append(by_wording)
-    right = [found.chosen == found.question.answer for found in answered]
     return Evaluation(
         "tasks",
         name,
@@ -114,7 +115,7 @@ def evaluate_choices(
         tables,
         notes,
         {"questions": len(written)},
-        reliability([max(found.probabilities) for found in answered], right),
+        calibration,
     )
 
 
@@ -136,15 +137,12 @@ def _item(found: Answered) -> Item:
     return Item(question.id, values, shown=shown)
 
 
-def _measures(answered: Sequence[Answered]) -> list[Measure]:
+def _measures(answered: Sequence[Answered], calibration: Reliability) -> list[Measure]:
     values = [_item(found).values for found in answered]
     count = len(answered)
     chance = sum(1 / len(found.question.choices) for found in answered) / count
     right, by_byte = (int(sum(row[name] for row in values)) for name in ("accuracy", "accuracy_by_byte"))
     bits = [row["bits_of_the_answer"] for row in values]
-    calibration = reliability(
-        [max(found.probabilities) for found in answered], [bool(row["accuracy"]) for row in values]
-    )
     guessing = sum(math.log2(len(found.question.choices)) for found in answered) / count
     return [
         Measure(
