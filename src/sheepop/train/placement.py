@@ -6,7 +6,7 @@ one; whoever spreads a model over several devices writes another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -58,8 +58,8 @@ class Placement(Network, Protocol):
     def arithmetic(self) -> AbstractContextManager[None]:
         """The context that forward passes and losses are computed in."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of `loss` to those that are there."""
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Adds the gradients of `loss` to those that are there; behind one that `is_last` they are looked at."""
 
     def reduce_gradients(self) -> None:
         """Adds up the gradients of all ranks, after the last micro-batch of a step."""
@@ -75,6 +75,9 @@ class Placement(Network, Protocol):
 
     def agree(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank; the same answer on all of them."""
+
+    def slowest(self, seconds: float) -> float:
+        """The longest of the times that ranks measured."""
 
     def zero_gradients(self) -> None:
         """Forgets all gradients."""
@@ -108,7 +111,7 @@ class OneDevice(Placement):
         self._place_head(dtype)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
         if dtype is not None or sparse:
-            self._modules.embedding = _Embedding(model.embedding, dtype, sparse)
+            self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse)
         if torch.device(device).type == "cuda":
             # On a CPU a wider product may round otherwise, and nothing is gained.
             self._modules.pack_projections()
@@ -149,7 +152,7 @@ class OneDevice(Placement):
         """The hidden states of such a pass."""
         return self.run(inputs).hidden_states
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
         """Puts the gradients into the weights of `model`."""
         torch.autograd.backward(loss)
 
@@ -171,6 +174,10 @@ class OneDevice(Placement):
     def agree(self, flag: bool) -> bool:
         """Nobody else is asked."""
         return flag
+
+    def slowest(self, seconds: float) -> float:
+        """Nobody else measures."""
+        return seconds
 
     def zero_gradients(self) -> None:
         """Forgets the gradients of `model`; the working weights keep none."""
@@ -215,7 +222,7 @@ class OneDevice(Placement):
         return working
 
 
-class _Embedding(nn.Embedding):
+class CastEmbedding(nn.Embedding):
     """Looks up float32 vectors and casts what was found to `dtype`, if one is given.
 
     A gradient of the vectors in bfloat16 would lose its smaller parts where one token occurs often. Where the output
@@ -223,7 +230,7 @@ class _Embedding(nn.Embedding):
     added to it: `sparse` does so.
     """
 
-    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype | None, sparse: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype | None, *, sparse: bool = False) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
         self.weight, self._dtype = embedding.weight, dtype
         if sparse and embedding.weight.requires_grad:
@@ -234,17 +241,21 @@ class _Embedding(nn.Embedding):
             )
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        """The vectors of the tokens."""
         found = super().forward(input_ids)
         return found if self._dtype is None else found.to(self._dtype)
 
 
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[Tensor], max_norm: float | None, total: Callable[[Tensor], Tensor] = lambda norm: norm
+) -> Tensor:
     """Scales all gradients by one factor so that their global norm is at most `max_norm`; returns the norm before.
 
-    With `max_norm` None the norm is only measured (Pascanu et al. 2013, algorithm 1, over all parameters).
+    With `max_norm` None the norm is only measured (Pascanu et al. 2013, algorithm 1, over all parameters). Where these
+    are a part of them, `total` makes the norm of all of that of the part.
     """
     gradients = _gradients(parameters)
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = total(torch.nn.utils.get_total_norm(gradients))
     # On a CPU the norm is known at once, and a factor of 1 would only cost time.
     if max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
         factor = torch.clamp(max_norm / norm, max=1.0)

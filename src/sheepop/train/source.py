@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -18,7 +18,8 @@ class PreparedStep:
 
     `num_tokens` normalises the objective: what counts in the whole step, on all ranks, tokens or pairs. `num_reported`
     is what the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with,
-    padding too, and what speed is measured by. `measured` is what the source has to say of the data, for the log.
+    padding too, and what speed is measured by. `measured` is what the source has to say of the data, for the log. Where
+    ranks share the step, these micro-batches are those of one rank, from number `first` of the step on.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -27,6 +28,11 @@ class PreparedStep:
     num_computed: int
     batch_hash: str | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
+    first: int = 0
+
+    def part(self, numbers: range) -> PreparedStep:
+        """The same step with the micro-batches of these numbers only."""
+        return replace(self, micro_batches=self.micro_batches[numbers.start : numbers.stop], first=numbers.start)
 
     @property
     def row_length(self) -> int:

@@ -114,11 +114,12 @@ class StepRunner:
         first = prepared.micro_batches[:1] if verified else ()
         for number, micro_batch in enumerate((*first, *prepared.micro_batches), start=-len(first)):
             if before_forward is not None:
-                before_forward(max(0, number))
+                before_forward(prepared.first + max(0, number))
             with placement.arithmetic():
                 losses = self.objective.loss_sums(placement, micro_batch.to(placement.device))
             # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
-            placement.backward(losses.objective / divisor * loss_scale)
+            looked_at = (verified and number <= 0) or number == len(prepared.micro_batches) - 1
+            placement.backward(losses.objective / divisor * loss_scale, is_last=looked_at)
             if recomputation is not None and number < 0:
                 recomputation.take(float(losses.objective.detach()))
                 continue

@@ -1,0 +1,29 @@
+"""How a model and its batches are laid out over ranks; the ranks themselves are started by torchrun."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from sheepop.core.config import Config
+
+
+class ParallelConfig(Config):
+    """How many ranks share a step, and which parts of the training state each of them keeps."""
+
+    data: int | None = Field(None, ge=1, strict=True)
+    """Ranks that each compute their share of every batch; `null` is all ranks there are."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
+    gradients, `3` also weights (FSDP)."""
+    shard: int | None = Field(None, ge=2, strict=True)
+    """Ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all ranks."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shard is not None and self.zero == 0:
+            raise ValueError("shard is for parallel.zero of 1, 2 or 3; at 0 every rank keeps everything")
+        if self.shard is not None and self.data is not None and self.data % self.shard:
+            raise ValueError(f"data = {self.data} ranks do not make whole groups of shard = {self.shard}")
+        return self

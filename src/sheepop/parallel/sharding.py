@@ -1,0 +1,139 @@
+"""Data parallelism, as torch's FSDP2 lays it out: DDP, ZeRO 1 to 3 and HSDP are one mesh and two switches.
+
+The mesh is (replicas, pieces of a copy). Weights, optimizer state and gradients are cut along their first dimension
+(Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP"); with pieces of 1 every rank has all of it, and what
+is left is the all-reduce of gradients that DDP is (Li et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from sheepop.model import Transformer
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.ranks import Ranks
+
+
+def data_mesh(config: ParallelConfig, ranks: Ranks, device: str) -> DeviceMesh:
+    """The ranks as (replicas, pieces of one copy)."""
+    pieces = 1 if config.zero == 0 else config.shard or ranks.size
+    return init_device_mesh(device, (ranks.size // pieces, pieces), mesh_dim_names=("replica", "piece"))
+
+
+def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: torch.dtype | None) -> FSDPModule:
+    """Lays `model` out over `mesh`, in place: one group of parameters a block, and one of what is outside of them.
+
+    With `dtype` blocks compute in it, from float32 weights, and gradients are added up in float32. Embedding, output
+    head and what is exact stay float32. Gradients are summed over the ranks.
+    """
+    computes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    frees = config.zero == 3
+    for mixture in model.mixtures.values():
+        fully_shard(mixture.router, mesh=mesh, reshard_after_forward=frees, mp_policy=_EXACT)
+    for block in model.layers:
+        fully_shard(block, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
+    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams}
+    for child in model.children():
+        if child not in apart and any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
+    # The loss is computed with the head's weight behind the forward pass, so these stay whole until the backward pass.
+    root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=_EXACT)
+    register_fsdp_forward_method(model, "run")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    return root
+
+
+_EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """This rank's pieces of the parameters of a model, and how whole tensors are made of pieces and cut into them.
+
+    A tensor is named after its parameter, or ``parameter/slot``; one of another shape than the parameter's piece is
+    whole already, such as a count of steps.
+    """
+
+    parameters: Mapping[str, DTensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Pieces:
+        """Those of a model that was laid out by `shard`."""
+        found = {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
+        return cls(found)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh that all of them lie on."""
+        return next(iter(self.parameters.values())).device_mesh
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether every rank has all of everything."""
+        return self.mesh["piece"].size() == 1
+
+    def whole(self, name: str, piece: Tensor) -> Tensor:
+        """The tensor that all ranks have a piece of. All ranks must ask for the same ones in the same order."""
+        parameter = self._parameter(name)
+        if self.are_whole or parameter is None or piece.shape != parameter.to_local().shape:
+            return piece.detach()
+        spread = DTensor.from_local(
+            piece.detach(),
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        return spread.full_tensor()
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank has of `whole`."""
+        parameter = self._parameter(name)
+        if self.are_whole or parameter is None or whole.shape != parameter.shape:
+            return whole
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))].contiguous()
+
+    def norm(self, local: Tensor) -> Tensor:
+        """The norm of everything, of which `local` is that of this rank's pieces."""
+        if self.are_whole:
+            return local
+        squares = local.square()
+        dist.all_reduce(squares, group=self.mesh["piece"].get_group())
+        return squares.sqrt()
+
+    def _parameter(self, name: str) -> DTensor | None:
+        name = name if name in self.parameters else name.rpartition("/")[0]
+        return self.parameters.get(name)
+
+
+def share(count: int, ranks: Ranks) -> range:
+    """Which of `count` micro-batches of a step are this rank's: as many for all ranks, side by side.
+
+    Raises `ValueError` where they cannot have as many.
+    """
+    if count % ranks.size:
+        raise ValueError(f"{count} micro-batches cannot be shared evenly by {ranks.size} ranks")
+    each = count // ranks.size
+    return range(ranks.rank * each, (ranks.rank + 1) * each)
+
+
+def same_on_all(parameters: Iterable[Tensor]) -> None:
+    """Gives every rank the values of the first, in place."""
+    for parameter in parameters:
+        dist.broadcast(parameter.detach(), 0)

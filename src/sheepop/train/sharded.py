@@ -1,0 +1,142 @@
+"""A model whose steps several ranks compute together, each on its rows: data parallelism as a `Placement`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from sheepop.model import Outputs, Transformer
+from sheepop.model.head import OutputHead
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.sharding import Pieces, data_mesh, same_on_all, shard
+from sheepop.train.placement import CastEmbedding, Placement, clip_gradients
+from sheepop.train.precision import autocast, working_dtype
+
+
+class ShardedModel(Placement):
+    """`model` laid out over ranks; between evaluations its parameters are this rank's pieces of the float32 weights.
+
+    Optimizers and averages move those pieces. `modules` compute, and get whole weights together when they need them.
+    All ranks begin with the weights that the first one has.
+    """
+
+    def __init__(
+        self, model: Transformer, config: ParallelConfig, ranks: Ranks, *, precision: str, device: str, compiled: bool
+    ) -> None:
+        self.model, self.precision, self.device, self._ranks = model.eval(), precision, device, ranks
+        self._adds_up_each_time = config.zero >= 2
+        same_on_all(model.parameters())
+        self._dtype = working_dtype(precision)
+        self._modules = model.sharing_copy().train()
+        if self._dtype is not None:
+            self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
+        if compiled:
+            self._modules.compile_blocks()
+        self._root = shard(self._modules, data_mesh(config, ranks, device), config, self._dtype)
+        self.pieces = Pieces.of(self._modules)
+        self._parameters = [(weight, self.pieces.parameters[name]) for name, weight in model.named_parameters()]
+        self._take_pieces()
+
+    @property
+    def modules(self) -> Transformer:
+        """The modules that steps run."""
+        return self._modules
+
+    @property
+    def head(self) -> OutputHead:
+        """The output projection of `modules`, whose weight is whole between a forward pass and its backward pass."""
+        return self._modules.lm_head
+
+    @property
+    def may_be_left(self) -> bool:
+        """The others would wait."""
+        return False
+
+    def begin_step(self) -> None:
+        """Nothing: weights are cast as they are gathered."""
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Autocast, unless weights are cast as they are gathered."""
+        return autocast(self.device, "fp32" if self._dtype is not None else self.precision)
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """What `modules` give."""
+        found = self._modules.run(**inputs)
+        if self._dtype is not None:
+            self.head.cast = self.head.weight.detach().to(self._dtype)
+        return found
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states of such a pass."""
+        return self.run(inputs).hidden_states
+
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Adds to the gradients of the pieces; before ZeRO 2 ranks add theirs up behind the last micro-batch only."""
+        meets = is_last or self._adds_up_each_time
+        self._root.set_requires_gradient_sync(meets)
+        self._root.set_is_last_backward(meets)
+        torch.autograd.backward(loss)
+        if meets:
+            self._hand_over()
+
+    def reduce_gradients(self) -> None:
+        """The last backward pass did so."""
+
+    def unscale(self, scale: float) -> None:
+        """Divides all gradients by `scale`."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / scale)
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        """See `clip_gradients`; the norm is that of all pieces."""
+        return clip_gradients(self.model.parameters(), max_norm, self.pieces.norm)
+
+    def reduce(self, sums: Tensor) -> Tensor:
+        """The sums of all ranks."""
+        return self._ranks.total(sums)
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return bool(self._ranks.greatest(float(flag)))
+
+    def slowest(self, seconds: float) -> float:
+        """The longest time of a rank."""
+        return self._ranks.greatest(seconds)
+
+    def zero_gradients(self) -> None:
+        """Forgets the gradients of the pieces; `modules` keep none."""
+        self.model.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block every rank has all weights in `model`."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data = self.pieces.whole(name, parameter.data)
+        try:
+            yield
+        finally:
+            self._take_pieces()
+
+    def _take_pieces(self) -> None:
+        for parameter, spread in self._parameters:
+            parameter.data = spread.to_local().detach()
+
+    def _hand_over(self) -> None:
+        """Moves the gradients that have come together to the pieces."""
+        for parameter, spread in self._parameters:
+            found, spread.grad = spread.grad, None
+            if found is None:
+                continue
+            assert isinstance(found, DTensor)
+            local = found.to_local()
+            if parameter.grad is None:
+                parameter.grad = local
+            else:
+                parameter.grad.add_(local)

@@ -1,0 +1,115 @@
+"""Steps that ranks take together, against the same steps on one device."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from sheepop.core.errors import ConfigError
+from sheepop.model import ModelConfig, build_model
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.sharding import share
+from sheepop.train import TrainingConfig, build_optimizers
+from sheepop.train.evaluation_weights import TrainedWeights
+from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.placement import OneDevice
+from sheepop.train.sharded import ShardedModel
+from sheepop.train.source import PreparedStep
+from sheepop.train.step import StepRunner
+
+_NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=2, num_heads=4, max_seq_len=16, dropout=0.0)
+_STEPS, _ROWS, _LENGTH = 20, 8, 16
+
+
+def _steps() -> list[PreparedStep]:
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for _ in range(_STEPS):
+        ids = torch.randint(0, 67, (_ROWS, _LENGTH + 1), generator=generator)
+        pieces = [ids[start : start + 2] for start in range(0, _ROWS, 2)]
+        batches = [
+            TensorBatch({"input_ids": p[:, :-1].contiguous()}, p[:, 1:].contiguous(), slice(None)) for p in pieces
+        ]
+        count = _ROWS * _LENGTH
+        found.append(PreparedStep(batches, num_tokens=count, num_reported=count, num_computed=count))
+    return found
+
+
+def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any], str]], folder: str) -> None:
+    """Trains in every layout and on one device; what differs by more than rounding is written into a file."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ["LOCAL_RANK"] = str(rank)
+    torch.set_num_threads(1)
+    with Ranks.joined("cpu") as ranks:
+        assert ranks.told({"from": rank}) == {"from": 0}
+        assert ranks.greatest(rank) == world - 1
+        assert ranks.disagreeing("ab" * 32 if rank != 1 else "cd" * 32) == [1]
+        for layout, optimizer in layouts:
+            training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
+            runners = []
+            for spreads in (True, False):
+                model = build_model(_NETWORK, seed=2 if spreads and rank else 1)
+                optimizers = build_optimizers(model, training)
+                placement = (
+                    ShardedModel(model, ParallelConfig(**layout), ranks, precision="fp32", device="cpu", compiled=False)
+                    if spreads
+                    else OneDevice(model, precision="fp32", device="cpu")
+                )
+                runners.append(StepRunner(placement, NextToken(), optimizers, TrainedWeights(), 0.5))
+            spread, alone = runners
+            for number, step in enumerate(_steps()):
+                part = step.part(share(len(step.micro_batches), ranks))
+                if number == 0:
+                    spread.gradients(part, verified=True)
+                    alone.gradients(step)
+                    gradients = {name: p.grad for name, p in alone.placement.model.named_parameters()}
+                    for name, parameter in spread.placement.model.named_parameters():
+                        found = spread.placement.pieces.whole(name, parameter.grad)
+                        torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6)
+                ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
+                assert abs(ours.loss - theirs.loss) < 2e-4, (layout, optimizer, number, ours.loss, theirs.loss)
+                assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
+            with spread.placement.evaluating():
+                for one, other in zip(
+                    spread.placement.model.parameters(), alone.placement.model.parameters(), strict=True
+                ):
+                    torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=2e-3)
+    Path(folder, f"rank-{rank}").touch()
+
+
+def _run(world: int, layouts: list[tuple[dict[str, Any], str]], folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    mp.spawn(_compare, (world, port, layouts, str(folder)), nprocs=world)
+    assert len(list(folder.iterdir())) == world
+
+
+def test_two_ranks_learn_what_one_device_learns_with_every_zero_stage(tmp_path: Path) -> None:
+    layouts = [({"zero": 0}, "adamw"), ({"zero": 1}, "lion"), ({"zero": 2}, "adamw"), ({"zero": 3}, "adamw")]
+    _run(2, [*layouts, ({"zero": 0}, "muon")], tmp_path)
+
+
+def test_replicas_of_sharded_copies_learn_the_same(tmp_path: Path) -> None:
+    _run(4, [({"zero": 3, "shard": 2}, "adamw")], tmp_path)
+
+
+def test_a_rank_has_its_share_of_micro_batches_and_an_uneven_share_is_refused() -> None:
+    assert [list(share(6, Ranks(rank, 3))) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="5 micro-batches cannot be shared evenly by 2 ranks"):
+        share(5, Ranks(0, 2))
+
+
+def test_layouts_that_do_not_fit_the_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.data = 4"):
+        Ranks(0, 2).check(ParallelConfig(data=4))
+    with pytest.raises(ConfigError, match="shard = 3 does not divide the 4"):
+        Ranks(0, 4).check(ParallelConfig(zero=2, shard=3))
+    with pytest.raises(ConfigError, match="shard is for"):
+        ParallelConfig(shard=2)
