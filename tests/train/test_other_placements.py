@@ -67,8 +67,8 @@ class TwoRanks(Placement):
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         return self.run(inputs).hidden_states
 
-    def backward(self, loss: Tensor) -> None:
-        self.ranks[self.turn].backward(loss)
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        self.ranks[self.turn].backward(loss, is_last=is_last)
         self.turn = 1 - self.turn
 
     def reduce_gradients(self) -> None:
