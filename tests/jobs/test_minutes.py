@@ -32,9 +32,9 @@ def timed(tiny: tuple[str, ...], text_folder: Path, tmp_path: Path, monkeypatch:
     for name in ("_LEAST_MEASURING_SECONDS", "_MEASURE_SHARE"):
         monkeypatch.setattr(budget, name, 0.01)
     monkeypatch.setattr(
-        "sheepop.jobs.train.loop_seconds", lambda config, timing: None if config.max_minutes is None else 0.12
+        "sheepop.jobs.settling.loop_seconds", lambda config, timing: None if config.max_minutes is None else 0.12
     )
-    monkeypatch.setattr("sheepop.jobs.train.most_steps", lambda *sizes: None)
+    monkeypatch.setattr("sheepop.jobs.settling.most_steps", lambda *sizes: None)
     asked = [*tiny, "training.max_minutes=5", f"training.max_steps={PLAN}", "training.log_interval=1"]
     places = {"data": {"paths": [str(text_folder)]}, "output_dir": str(tmp_path / "run"), "device": "cpu"}
     return load_config(None, asked, options=places)

@@ -250,8 +250,8 @@ def test_what_was_measured_is_stored_and_not_measured_again(
     def measuring(*_: Any, **__: Any) -> None:
         raise AssertionError("a resumed run measures nothing")
 
-    monkeypatch.setattr("sheepop.jobs.train.measure_step", measuring)
-    monkeypatch.setattr("sheepop.jobs.train.matrix_peak", measuring)
+    monkeypatch.setattr("sheepop.jobs.settling.measure_step", measuring)
+    monkeypatch.setattr("sheepop.jobs.settling.matrix_peak", measuring)
     resume(run, f"training.max_steps={stored['max_steps'] + 2}")
     rows, _ = read_json_lines(run / "metrics.jsonl")
     assert rows[-1]["step"] == stored["max_steps"] + 2

@@ -38,7 +38,7 @@ class TwoRanks(Placement):
         self.model = model
         self.ranks = [OneDevice(each, precision="fp32", device="cpu") for each in (model, copy.deepcopy(model))]
         self.turn = 0
-        self.asked: list[bool] = []
+        self.asked: list[float] = []
 
     @property
     def modules(self) -> Transformer:
@@ -86,9 +86,9 @@ class TwoRanks(Placement):
     def reduce(self, sums: Tensor) -> Tensor:
         return sums  # one process added them up
 
-    def agree(self, flag: bool) -> bool:
-        self.asked.append(flag)
-        return flag
+    def greatest(self, value: float) -> float:
+        self.asked.append(value)
+        return value
 
     def zero_gradients(self) -> None:
         for rank in self.ranks:
@@ -126,8 +126,8 @@ def test_ranks_end_together_between_two_steps(make_trainer: MakeTrainer) -> None
     placement.clip = signalled  # type: ignore[method-assign]
     with pytest.raises(Interrupted, match="after step 5 of 12"):
         trainer.run()
-    # At every boundary whether the run is over, then whether a signal came.
-    assert placement.asked == [False] * 11 + [True]
+    # At every boundary whether the run is over, then which signal came.
+    assert placement.asked == [0] * 11 + [15]
     assert trainer.checkpointer.run.pointer("latest") == 5
 
 

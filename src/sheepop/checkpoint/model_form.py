@@ -35,6 +35,9 @@ VALUES = "values.safetensors"
 class ModelForm(Protocol):
     """How the weights of one network are kept."""
 
+    is_divisible: bool
+    """Whether its tensors may be divided over several files."""
+
     def weights(self, model: Transformer) -> dict[str, Tensor]:
         """What is stored of `model`, by name; the tensors are the network's own."""
 
@@ -42,6 +45,10 @@ class ModelForm(Protocol):
         self, directory: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, provenance: Mapping[str, Any]
     ) -> None:
         """Writes a model directory, complete in itself, which the caller makes durable and checksums."""
+
+    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+        """Writes what there is beside the weights of one that is divided."""
+        raise ValueError("these weights are not divided")
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """The same tensors read back from such a directory."""
@@ -55,6 +62,7 @@ class WholeModel(ModelForm):
     """All weights."""
 
     model: Transformer
+    is_divisible = True
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
         """Every weight once."""
@@ -65,6 +73,11 @@ class WholeModel(ModelForm):
     ) -> None:
         """Writes them all."""
         write_model(directory, self.model.config, weights, tokenizer, provenance)
+
+    def describe(self, directory: Path, tokenizer: Tokenizer, provenance: Mapping[str, Any]) -> None:
+        """Writes configuration, tokenizer and provenance."""
+        judges = hasattr(self.model, REWARD_HEAD)
+        describe_model(directory, self.model.config, tokenizer, provenance, has_reward_head=judges)
 
     def read(self, directory: Path) -> dict[str, Tensor]:
         """Reads them all."""
@@ -82,6 +95,7 @@ class AdaptedModel(ModelForm):
     base: Path
     model: Transformer
     config: LoraConfig
+    is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
         """Those of the change."""
@@ -120,6 +134,7 @@ class WithValues(ModelForm):
     """A policy in the form `policy`, and beside it what judges its states, which only training needs."""
 
     policy: ModelForm
+    is_divisible = False
 
     def weights(self, model: Transformer) -> dict[str, Tensor]:
         """Those of both."""

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sheepop.checkpoint.counters import COUNTERS, FORMAT_VERSION, STATE, read_state_record
 from sheepop.checkpoint.model_directory import read_weights
+from sheepop.checkpoint.weight_files import WHOLE, Part, write_part
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
-OPTIMIZER = "optimizer.safetensors"
-TRAINED = "weights.safetensors"
-SOURCE = "source.safetensors"
+OPTIMIZER, TRAINED, SOURCE = "optimizer", "weights", "source"
+"""The files of tensors, without the ending: each may be divided over several."""
 _MOST_NAMES = 5
 
 # The slots that an optimizer has for a member of one of its groups: the shape of each, None for a number.
@@ -40,19 +40,18 @@ def write_training_state(
     counters: dict[str, Any],
     trained_weights: Mapping[str, Tensor] | None = None,
     source: Mapping[str, Tensor] | None = None,
+    part: Part = WHOLE,
 ) -> None:
     """Writes ``state/`` below `directory`; all tensors are on the CPU.
 
     `trained_weights` are given when the model in `directory` has others, such as their moving average; `source` is the
-    state of where steps come from, where it has one.
+    state of where steps come from, where it has one. Of tensors that are divided over several files, others write their
+    parts with `write_part_of_state`.
     """
     folder = directory / STATE
-    folder.mkdir()
-    save_file(optimizer.tensors, folder / OPTIMIZER)
-    if trained_weights is not None:
-        save_file(dict(trained_weights), folder / TRAINED)
+    write_part_of_state(directory, optimizer.tensors, trained_weights, part)
     if source:
-        save_file(dict(source), folder / SOURCE)
+        save_file(dict(source), folder / WHOLE.file(SOURCE))
     write_json(
         folder / COUNTERS,
         {
@@ -64,17 +63,33 @@ def write_training_state(
     )
 
 
+def write_part_of_state(
+    directory: Path, optimizer: Mapping[str, Tensor], trained_weights: Mapping[str, Tensor] | None, part: Part
+) -> None:
+    """Writes one part of the tensors of optimizers and of the trained weights."""
+    folder = directory / STATE
+    folder.mkdir(exist_ok=True)
+    write_part(folder, OPTIMIZER, optimizer, part)
+    if trained_weights is not None:
+        write_part(folder, TRAINED, trained_weights, part)
+
+
 def read_training_state(
-    directory: Path, optimizers: Sequence[torch.optim.Optimizer], names: dict[Tensor, str], slots: Slots
+    directory: Path,
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: dict[Tensor, str],
+    slots: Slots,
+    piece: Callable[[str, Tensor], Tensor] = lambda name, whole: whole,
 ) -> dict[str, Any]:
-    """Restores the optimizers in place and returns the counters.
+    """Restores the optimizers in place, each tensor to its `piece`, and returns the counters.
 
     Raises `CheckpointError` when a slot that the optimizers have by `slots` is missing, when one does not belong to
     them, and when a parameter had no state although the optimizer steps it.
     """
     folder = directory / STATE
     record = read_state_record(directory)
-    found = {**read_weights(folder / OPTIMIZER), **record["optimizer_scalars"]}
+    tensors = {name: piece(name, whole) for name, whole in _read_parts(folder, OPTIMIZER).items()}
+    found = {**tensors, **record["optimizer_scalars"]}
     without = set(record.get("without_optimizer_state", ()))  # version 1 had no such list
     states: list[tuple[dict[str, Any], dict[str, Any]]] = []
     missing = []
@@ -108,20 +123,31 @@ def read_trained_weights(directory: Path, *, expected: bool) -> dict[str, Tensor
 
     Raises `CheckpointError` when there are such weights and none are expected, or the other way round.
     """
-    file = directory / STATE / TRAINED
+    folder = directory / STATE
     if expected:
-        return read_weights(file)
-    if file.exists():
+        return _read_parts(folder, TRAINED)
+    if files := sorted(folder.glob(f"{TRAINED}*.safetensors")):
         raise CheckpointError(
-            f"{directory} has averaged weights, and the trained ones in {file}, but this run does not average weights."
+            f"{directory} has averaged weights, and the trained ones in {files[0]}, but this run does not average "
+            "weights."
         )
     return None
 
 
 def read_source_state(directory: Path) -> dict[str, Tensor]:
     """The state of where steps come from; nothing where it had none."""
-    file = directory / STATE / SOURCE
+    file = directory / STATE / WHOLE.file(SOURCE)
     return read_weights(file) if file.exists() else {}
+
+
+def _read_parts(folder: Path, stem: str) -> dict[str, Tensor]:
+    """The tensors of a file, or of all the files that they are divided over."""
+    first = next(folder.glob(f"{stem}-{'[0-9]' * 5}-of-{'[0-9]' * 5}.safetensors"), None)
+    count = 1 if first is None else int(first.stem.rpartition("-")[2])
+    found = {}
+    for number in range(count):
+        found.update(read_weights(folder / Part(number, count).file(stem)))
+    return found
 
 
 def _check_shape(value: Any, expected: tuple[int, ...] | None, what: str) -> None:

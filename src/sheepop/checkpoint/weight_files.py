@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sheepop.checkpoint.lazy_tensor import LazyTensor, total_bytes
@@ -13,7 +15,26 @@ from sheepop.checkpoint.source_directory import read_table, refuse_pickles, sour
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_METADATA = {"format": "pt"}  # which transformers asks for
+STEM = "model"
+WEIGHTS, INDEX = f"{STEM}.safetensors", f"{STEM}.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` files that tensors are divided over, by its `number` from 0 on."""
+
+    number: int = 0
+    count: int = 1
+
+    def file(self, stem: str) -> str:
+        """What it is called: as usual when it is alone."""
+        if self.count == 1:
+            return f"{stem}.safetensors"
+        return f"{stem}-{self.number + 1:05}-of-{self.count:05}.safetensors"
+
+
+WHOLE = Part()
 
 
 def open_weights(directory: Path) -> dict[str, LazyTensor]:
@@ -50,11 +71,21 @@ def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_
         write_safetensors(directory / WEIGHTS, shards[0])
         return
     places = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+    for number, shard in enumerate(shards):
+        name = Part(number, len(shards)).file(STEM)
         write_safetensors(directory / name, shard)
         places.update(dict.fromkeys(shard, name))
-    write_json(directory / INDEX, {"metadata": {"total_size": total_bytes(tensors)}, "weight_map": places})
+    write_index(directory, places, total_bytes(tensors))
+
+
+def write_part(directory: Path, stem: str, tensors: Mapping[str, Tensor], part: Part) -> None:
+    """Writes one of the files that tensors in memory are divided over."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / part.file(stem), _METADATA)
+
+
+def write_index(directory: Path, places: Mapping[str, str], num_bytes: int) -> None:
+    """Writes in which file every tensor is."""
+    write_json(directory / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": dict(places)})
 
 
 def listed(problems: list[str], most: int = 20) -> str:

@@ -24,6 +24,7 @@ from sheepop.cli import (
     evaluate,
     exchange,
     generate,
+    launch,
     quantize,
     quickstart,
     runs,
@@ -56,6 +57,9 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
+app.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    launch.launch
+)
 app.add_typer(tune.app, name="tune")
 app.command("runs")(runs.runs)
 app.command("generate", cls=ConfiguredCommand)(generate.generate)

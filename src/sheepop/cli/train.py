@@ -127,19 +127,24 @@ def run_command(
     `options` is the tree of what the options of the command set, `resume` what ``--resume`` was given.
     """
     from sheepop.jobs.start import start
+    from sheepop.parallel.ranks import Ranks
 
-    outcome = start(
-        options,
-        overrides=overrides,
-        config=config,
-        output=output,
-        resume=resume,
-        fork=fork,
-        overwrite=overwrite,
-        console=make_console(quiet),
-        command=typed_command(),
-        profile_steps=profile_steps,
-    )
+    with Ranks.joined() as ranks:
+        outcome = start(
+            options,
+            overrides=overrides,
+            config=config,
+            output=output,
+            resume=resume,
+            fork=fork,
+            overwrite=overwrite,
+            console=make_console(quiet),
+            command=typed_command(),
+            profile_steps=profile_steps,
+            ranks=ranks,
+        )
+    if not ranks.is_first:
+        return
     if as_json:
         print_json(_result(outcome))
     elif not quiet:

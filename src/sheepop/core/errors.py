@@ -58,6 +58,10 @@ class TrainingError(SheepOpError):
     """Training cannot continue: values became NaN or infinite."""
 
 
+class RanksError(SheepOpError):
+    """Processes of one run lost each other."""
+
+
 class StorageError(SheepOpError):
     """The file system refused a write: full, read-only, or not permitted."""
 

@@ -25,6 +25,7 @@ from sheepop.generate import GenerationConfig
 from sheepop.interpret.config import TraceConfig
 from sheepop.jobs.original import is_original, translate_original
 from sheepop.model import ModelConfig
+from sheepop.parallel.config import ParallelConfig
 from sheepop.posttrain.config import TuningConfig
 from sheepop.serve.config import ServerConfig
 from sheepop.tokenizer import TokenizerConfig
@@ -52,6 +53,8 @@ class SheepOpConfig(Config):
     """What a model is asked while it trains."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)
     """How models are served over HTTP."""
+    parallel: MayChange[ParallelConfig] = Field(default_factory=ParallelConfig)
+    """How a run is laid out over several processes."""
     device: MayChange[DeviceName] = "auto"
     """What to compute on: `cpu`, `cuda`, `mps`, or `auto` for the best one present; an absent one is refused."""
     seed: int = Field(0, ge=0)

@@ -18,7 +18,8 @@ from sheepop.data import RowSource, SampleOrder, StepPlan
 from sheepop.data.stages import Stages
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_kind import with_training
-from sheepop.jobs.train import kind_of, prepare_process
+from sheepop.jobs.settling import prepare_process
+from sheepop.jobs.train import kind_of
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.report import range_test_figure, save_png
 from sheepop.train import build_evaluation_weights, build_optimizers

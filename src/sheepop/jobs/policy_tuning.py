@@ -26,6 +26,7 @@ from sheepop.jobs.preference_tuning import without_dropout
 from sheepop.jobs.run_kind import evaluation_batch
 from sheepop.jobs.tuned_data import TunedData, row_length
 from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.grpo import GroupPolicy
@@ -237,6 +238,7 @@ class PolicyData(TunedData):
         *,
         max_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> Scores:
         """How answers to held-out prompts are judged; the draws are the same every time."""
         assert isinstance(held_out, PromptRows)

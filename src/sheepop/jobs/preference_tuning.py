@@ -20,6 +20,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run_kind import Samples, evaluation_batch
 from sheepop.jobs.tuned_data import TunedData, row_length
 from sheepop.model import ModelConfig, Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import REFERENCE_FREE
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.group_batches import GroupedExamples
@@ -103,6 +104,7 @@ class PreferenceData(TunedData):
         *,
         max_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> Scores:
         """The same loss on held-out answers, and what else was measured on the way."""
         found = mean_losses(
@@ -114,6 +116,7 @@ class PreferenceData(TunedData):
             device=device,
             max_tokens=max_tokens,
             on_batch=on_batch,
+            ranks=ranks,
         )
         return self.scores(found)
 

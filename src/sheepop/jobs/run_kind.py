@@ -15,6 +15,7 @@ from sheepop.jobs.fork import Fork
 from sheepop.jobs.run_record import StoredRun
 from sheepop.jobs.training_evaluations import Asked, TrainingEvaluations
 from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
 from sheepop.train.objective import Objective
@@ -90,10 +91,11 @@ class RunData(Protocol):
         *,
         max_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> Scores:
         """The scores of a model on those rows, or on about `max_tokens` of them; `on_batch` hears of finished rows.
 
-        They say how well the labels are predicted, unless a kind of run has others.
+        They say how well the labels are predicted, unless a kind of run has others. Several `ranks` share the rows.
         """
         return validate(
             model,
@@ -104,6 +106,7 @@ class RunData(Protocol):
             device=device,
             max_tokens=max_tokens,
             on_batch=on_batch,
+            ranks=ranks,
         )
 
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:

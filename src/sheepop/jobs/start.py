@@ -11,9 +11,11 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.data.discovery import require_paths
 from sheepop.jobs.config import load_config, read_settings
+from sheepop.jobs.layout import check_layout, require_agreement
 from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.resume import find_resumable, why_no_run
 from sheepop.jobs.run_record import Request
+from sheepop.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from sheepop.jobs.train import TrainOutcome
@@ -31,18 +33,25 @@ def start(
     console: Console,
     command: str | None = None,
     profile_steps: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainOutcome:
     """Starts or resumes a run of whatever kind its settings are, to its end.
 
     `options` is a tree of settings that win over those of the file `config`; ``key=value`` `overrides` win over both.
     What they leave open is chosen by the recipe. `resume` is ``auto``, for the run at `output` if there is one, or the
     path of a run. Raises `UsageError` where these contradict each other, and what `sheepop.jobs.train` raises.
+
+    With several `ranks` all of them call this with the same arguments, and the first decides.
     """
+    if ranks.restarts and resume is None:
+        resume, overwrite = "auto", False
     path = _run_path(output, resume, overwrite)
     if path is not None:
         options = {**options, "output_dir": str(path)}
     given = read_settings(config, overrides, options=options)
+    require_agreement(ranks, given)
     settings = draft(given, keeps_model=fork is not None)
+    check_layout(settings, ranks)
     require_paths(Path(place) for place in options.get("data", {}).get("paths", ()) if "://" not in place)
     request = Request(command)
     stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
@@ -50,15 +59,16 @@ def start(
         raise UsageError("--resume auto needs the run directory: give --output DIR.")
     if stored is not None:
         settings = load_config(config, overrides, base=stored.record.asked, options=options)
-    elif settings.output_dir is not None:
+    elif settings.output_dir is not None and ranks.is_first:
         RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
     # These load torch, which nothing above needs.
     from sheepop.jobs.bench import training_speed
     from sheepop.jobs.train import train
 
-    if stored is None:
-        completed = complete(given, training_speed, console, fork=fork)
-        settings, request = completed.config, Request(command, completed.chosen)
+    with ranks.together():
+        if stored is None and ranks.is_first:
+            completed = complete(given, training_speed, console, fork=fork)
+            settings, request = completed.config, Request(command, completed.chosen)
     return train(
         settings,
         resume=resume is not None,
@@ -67,6 +77,7 @@ def start(
         console=console,
         request=request,
         profile_steps=profile_steps,
+        ranks=ranks,
     )
 
 

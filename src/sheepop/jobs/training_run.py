@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, StorageError
+from sheepop.core.errors import CheckpointError, RanksError, StorageError
 from sheepop.data import StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -20,6 +22,8 @@ from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.parallel.sharding import Pieces
 from sheepop.train import (
     Checkpointer,
     Schedule,
@@ -33,12 +37,14 @@ from sheepop.train.activation_checkpointing import StepBytes, apply_activation_c
 from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.config import TrainingConfig
 from sheepop.train.journal import Journal, Throughput
-from sheepop.train.metrics import JsonLines
+from sheepop.train.metrics import JsonLines, NoLines
 from sheepop.train.pace import Deadline, Pace
-from sheepop.train.placement import OneDevice
+from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.sharded import ShardedModel
 from sheepop.train.sinks import RunDescription, open_sinks
+from sheepop.train.source import SharedSource
 from sheepop.train.step import StepRunner
 
 
@@ -57,8 +63,10 @@ class ReadyRun:
     resumes: bool = False
 
 
-def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: int | None = None) -> SheepOpConfig:
-    """Trains a run to its end; raises `Interrupted`, with everything saved, after a signal.
+def run_loop(
+    ready: ReadyRun, device: str, console: Console, *, ranks: Ranks = ALONE, profile_steps: int | None = None
+) -> SheepOpConfig:
+    """Trains a run to its end, with the other `ranks`; raises `Interrupted`, with everything saved, after a signal.
 
     Returns the settings that the run has at its end: where the clock changed its steps, they are others than before.
     """
@@ -69,21 +77,32 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     has_begun = ready.resumes and bool(run.steps())
     if fork is not None:
         fork.forget()
-    is_given = fork is not None or (not has_begun and data.begin(model, config, console))
+    is_given = ranks.told(fork is not None or (ranks.is_first and not has_begun and data.begin(model, config, console)))
     optimizers = build_optimizers(model, config.training)
-    evaluation = build_evaluation_weights(model, optimizers, config.training)
     form = data.form(model, config)
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
     evaluate = data.evaluations(model, config, device)
     if config.trace.prompt is not None:
         sample = TrainingTraces(model, tokenizer, config.trace, run.traces, sample)
-    placement = OneDevice(model, precision=settings.precision, device=device, compiled=settings.compile)
+    placement, pieces = _placed(model, optimizers, config, ranks, device)
+    evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = data.objective(config)
     plan = data.plan(config, run, console)
     source = data.source(config, plan, objective, placement)
+    if ranks.are_several:
+        source = SharedSource(source, ranks)
     checkpointer = Checkpointer(
-        run, model, tokenizer, optimizers, evaluation, {**record.provenance(), **data.provenance()}, form, source
+        run,
+        model,
+        tokenizer,
+        optimizers,
+        evaluation,
+        {**record.provenance(), **data.provenance()},
+        form,
+        source,
+        ranks,
+        pieces,
     )
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restore(run, checkpointer, record, console, fresh) if ready.resumes else fresh
@@ -95,31 +114,31 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
     def write_pace(pace: Pace) -> None:
         nonlocal ended_with
         ended_with = with_training(config, config.training.at_pace(pace))
-        write_run_config(run, ended_with)
+        if ranks.is_first:
+            write_run_config(run, ended_with)
 
     with ExitStack() as stack:
-        metrics = JsonLines(run.metrics_file, state.metrics_bytes)
+        metrics = JsonLines(run.metrics_file, state.metrics_bytes) if ranks.is_first else NoLines()
         stack.callback(metrics.close)
-        samples = JsonLines(run.samples_file, state.samples_bytes)
+        samples = JsonLines(run.samples_file, state.samples_bytes) if ranks.is_first else NoLines()
         stack.callback(samples.close)
+        sinks = config.training.sinks if ranks.is_first else ()
         journal = Journal(
             metrics,
             samples,
             Throughput(
-                partial(training_flops_per_token, config.model), record.matrix_peak_flops, record.nominal_peak_flops
+                partial(training_flops_per_token, config.model),
+                ranks.size * record.matrix_peak_flops,
+                None if record.nominal_peak_flops is None else ranks.size * record.nominal_peak_flops,
             ),
             device=device,
             precision=settings.precision,
-            sinks=[
-                stack.enter_context(
-                    open_sinks(config.training.sinks, _description(run, record, config, state), console)
-                )
-            ],
+            sinks=[stack.enter_context(open_sinks(sinks, _description(run, record, config, state), console))],
             console=console,
             is_sampled=config.training.eval_tokens is not None,
         )
         around_step: AroundStep = unobserved
-        if profile_steps is not None:
+        if profile_steps is not None and ranks.is_first:
             around_step = StepProfiler(
                 run.profile,
                 profile_steps,
@@ -130,7 +149,9 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             stack.callback(around_step.close)
         validation: Callable[[], Scores] | None = None
         if (held_out := data.held_out(config)) is not None:
-            validation = partial(data.score, model, held_out, config, device, max_tokens=config.training.eval_tokens)
+            validation = partial(
+                data.score, model, held_out, config, device, max_tokens=config.training.eval_tokens, ranks=ranks
+            )
         trainer = Trainer(
             runner=StepRunner(
                 placement,
@@ -158,8 +179,9 @@ def run_loop(ready: ReadyRun, device: str, console: Console, *, profile_steps: i
             journal=journal,
             checkpointer=checkpointer,
             validate=validation,
-            sample=sample or (lambda step: []),
-            evaluate=evaluate,
+            # Others wait for the first rank at the next step.
+            sample=sample if sample and ranks.is_first else (lambda step: []),
+            evaluate=evaluate if ranks.is_first else None,
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,
@@ -179,13 +201,30 @@ def _saying_what_is_saved(run: RunDirectory) -> Iterator[None]:
     """A refused write within the block says at its end from where the run can go on."""
     try:
         yield
-    except StorageError as error:
+    except (StorageError, RanksError) as error:
         step = run.pointer("latest")
         if step is None:
-            raise StorageError(f"{error} No checkpoint of this run had been written.") from error
-        raise StorageError(
+            raise type(error)(f"{error} No checkpoint of this run had been written.") from error
+        raise type(error)(
             f"{error} Everything up to step {step:,} is saved; resume from there with: {resume_command(run.path)}"
         ) from error
+
+
+def _placed(
+    model: Transformer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    config: SheepOpConfig,
+    ranks: Ranks,
+    device: str,
+) -> tuple[Placement, Pieces | None]:
+    """The model where its steps are computed, and the pieces that this rank has of its parameters."""
+    settings = config.training.resolved()
+    precision, compiled = settings.precision, settings.compile
+    if not ranks.are_several:
+        return OneDevice(model, precision=precision, device=device, compiled=compiled), None
+    placement = ShardedModel(model, config.parallel, ranks, precision=precision, device=device, compiled=compiled)
+    placement.take_over(optimizers)
+    return placement, placement.pieces
 
 
 def build_network(data: RunData, config: SheepOpConfig, device: str) -> Transformer:
@@ -216,7 +255,6 @@ def _restore(
     run: RunDirectory, checkpointer: Checkpointer, record: RunRecord, console: Console, fresh: TrainingState
 ) -> TrainingState:
     """The state of the last good checkpoint, read back; `fresh` for a run that has none yet."""
-    run.remove_leftovers()
     step = run.latest_good(console.warn)
     if step is None:
         if run.steps():

@@ -24,14 +24,17 @@ class NgramEmbedding(nn.Module):
     def __init__(self, config: NgramConfig, d_model: int) -> None:
         super().__init__()
         self.orders, self.rows = config.orders, config.rows
+        self.is_sparse = True
         self.table = nn.Parameter(torch.empty(len(config.orders) * config.rows, d_model))
 
     def forward(self, input_ids: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The sum of the vectors of every token (B, T, D); its gradient is sparse, of the rows that were looked up.
+        """The sum of the vectors of every token (B, T, D).
+
+        While it `is_sparse` the gradient is, of the rows that were looked up.
 
         `document_ids` (B, T) number the documents of a row; `cache` knows the tokens before `input_ids` (B, T).
         """
-        sparse = self.table.requires_grad and torch.is_grad_enabled()
+        sparse = self.is_sparse and self.table.requires_grad and torch.is_grad_enabled()
         places_NBT = self.places(input_ids, document_ids, cache)
         return functional.embedding(places_NBT, self.table, sparse=sparse).sum(0)
 

@@ -1,31 +1,43 @@
-"""The processes of one run: who is there, and what they say to each other."""
+"""The processes of one run: who is there, what they say to each other, and that an error is said once."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from sheepop.core.errors import ConfigError, DeviceError
+from sheepop.core.errors import ConfigError, DeviceError, RanksError, SheepOpError
 from sheepop.parallel.config import ParallelConfig
 
-_PATIENCE = timedelta(minutes=30)
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+_ARRIVAL = timedelta(minutes=5)
+_PATIENCE = timedelta(hours=2)
+_POLL_SECONDS = 0.02
+_LINGER_SECONDS = 3.0
+_SPOKE, _FAILED = "spoke", "failed"
 
 
-@dataclass(frozen=True)
 class Ranks:
-    """This process as number `rank` of `size` that run the same command; `restarts` counts how often all began anew."""
+    """This process as number `rank` of `size` that run the same command; `restarts` counts how often all began anew.
 
-    rank: int = 0
-    size: int = 1
-    restarts: int = 0
+    Words go through a store that the launcher keeps, from any thread and as slowly as may be; tensors through the
+    process group, once `connect` has made it.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, restarts: int = 0, store: Store | None = None) -> None:
+        self.rank, self.size, self.restarts = rank, size, restarts
+        self._store = store
+        self._turns = 0
 
     @property
     def are_several(self) -> bool:
@@ -39,16 +51,54 @@ class Ranks:
 
     @classmethod
     @contextmanager
-    def joined(cls, device: str) -> Iterator[Ranks]:
-        """The ranks that torchrun started this process with, connected until the block ends; alone without torchrun.
+    def joined(cls) -> Iterator[Ranks]:
+        """The ranks that torchrun started this process with, until the block ends; alone without torchrun.
 
-        A GPU belongs to one rank, by its number on the machine. Raises `ConfigError` for an environment that only
-        some of torchrun's variables are in, and `DeviceError` for more ranks than GPUs, or a rank that never comes.
+        Of the errors that end several of them one is said, by the first that met one; the others end in silence.
+        Raises `ConfigError` for an environment that has only some of torchrun's variables, and `DeviceError` where the
+        others are not found.
         """
-        size = _variable("WORLD_SIZE", 1)
-        if size == 1:
-            yield cls(restarts=_variable("TORCHELASTIC_RESTART_COUNT", 0))
+        restarts = _variable("TORCHELASTIC_RESTART_COUNT", 0)
+        if _variable("WORLD_SIZE", 1) == 1:
+            yield cls(restarts=restarts)
             return
+        from torch import distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
+            _variable(name)
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=_ARRIVAL))
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(_unfound(error)) from None
+        ranks = cls(rank, size, restarts, store)
+        try:
+            with ranks._speaking_once():
+                ranks._await_arrival()
+                yield ranks
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _await_arrival(self) -> None:
+        board = self.board("arrival")
+        board.arrive()
+        if not board.await_all(self.size, within=_ARRIVAL):
+            raise DeviceError(
+                f"Not all of the {self.size} ranks were there after {_ARRIVAL.seconds} seconds. See that all of them "
+                "were started."
+            )
+
+    def connect(self, device: str) -> None:
+        """Makes the process group, in which a GPU belongs to one rank, by its number on the machine.
+
+        Raises `DeviceError` for more ranks than GPUs, or a rank that never comes.
+        """
+        if not self.are_several:
+            return
+        import torch
+        import torch.distributed as dist
+
         local = _variable("LOCAL_RANK")
         if device == "cuda":
             if local >= torch.cuda.device_count():
@@ -59,70 +109,200 @@ class Ranks:
             torch.cuda.set_device(local)
         elif device != "cpu":
             raise DeviceError(f"Several ranks compute on cpu or cuda, not on {device}.")
+        # What hosts say goes through gloo, a GPU's tensors through NCCL.
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         try:
-            # Messages between hosts go through gloo; a GPU's tensors through NCCL.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=_PATIENCE)
+            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError) as error:
-            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise DeviceError(
-                f"The {size} ranks did not find each other at {place}: {error}. See that all of them were started, and "
-                "that no other program uses the port."
-            ) from None
-        try:
-            yield cls(_variable("RANK"), size, _variable("TORCHELASTIC_RESTART_COUNT", 0))
-        finally:
-            dist.destroy_process_group()
+            raise DeviceError(_unfound(error)) from None
 
     def check(self, config: ParallelConfig) -> None:
         """Raises `ConfigError` when a layout asks for other ranks than there are."""
         if config.data is not None and config.data != self.size:
+            there = "there is one" if self.size == 1 else f"there are {self.size}"
             raise ConfigError(
-                f"parallel.data = {config.data} asks for as many processes, and there are {self.size}. Start the "
-                f"command with: torchrun --nproc-per-node {config.data} -m sheepop ..."
+                f"parallel.data = {config.data} asks for {config.data} processes, and {there}. Start the command with "
+                f"sheepop launch --processes {config.data}, or take those there are with parallel.data=null."
             )
         if config.shard is not None and self.size % config.shard:
             raise ConfigError(
-                f"parallel.shard = {config.shard} does not divide the {self.size} ranks into whole groups. Use a "
-                f"divisor of {self.size}."
+                f"parallel.shard = {config.shard} does not divide the number of ranks, {self.size}, into whole groups. "
+                "Use a divisor, or parallel.shard=null for one group."
             )
 
     def told(self, value: Any) -> Any:
-        """What the first rank gives here, as JSON, on all of them."""
-        if not self.are_several:
+        """What the first rank gives here, as JSON, on all of them, however long it takes."""
+        if self._store is None:
             return value
-        text = json.dumps(value).encode() if self.is_first else b""
-        length = torch.tensor(len(text))
-        dist.broadcast(length, 0)
-        content = torch.empty(int(length), dtype=torch.uint8)
-        if self.is_first and text:
-            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(content, 0)
-        return json.loads(bytes(content.tolist()))
+        board = self.board(f"told-{self._turn()}")
+        if self.is_first:
+            board.tell("value", json.dumps(value))
+        return json.loads(board.hear("value"))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that all ranks get through or none: where one fails the others end too."""
+        if self._store is None:
+            yield
+            return
+        board = self.board(f"together-{self._turn()}")
+        with board.telling_failures():
+            yield
+        board.arrive()
+        board.await_all(self.size)
+
+    def board(self, name: str) -> Board:
+        """Where ranks leave word for each other about one piece of work, beside what else they do."""
+        from torch._C._distributed_c10d import HashStore
+
+        return Board(self._store or HashStore(), name)
 
     def greatest(self, value: float) -> float:
         """The greatest of what all ranks give."""
         if not self.are_several:
             return value
+        import torch
+        import torch.distributed as dist
+
         found = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return float(found)
 
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+    def total(self, tensor: Tensor) -> Tensor:
         """The sum of the tensors of all ranks, the same bits on each."""
         if not self.are_several:
             return tensor
+        import torch.distributed as dist
+
         found = tensor.clone()
         dist.all_reduce(found)
         return found
 
-    def disagreeing(self, fingerprint: str) -> list[int]:
-        """The ranks whose `fingerprint`, 64 hexadecimal digits, is not that of the first."""
-        if not self.are_several:
-            return []
-        mine = torch.tensor(list(bytes.fromhex(fingerprint)), dtype=torch.uint8)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine)
-        return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    def require_same(self, what: str, fingerprint: str) -> None:
+        """Raises `ConfigError` on a rank whose `fingerprint` is not that of the first one."""
+        if self.told(fingerprint) != fingerprint:
+            raise ConfigError(
+                f"{what} not those of the first rank. Start all ranks with the same command and the same files."
+            )
+
+    def _turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
+    @contextmanager
+    def _speaking_once(self) -> Iterator[None]:
+        assert self._store is not None
+        try:
+            yield
+        except SystemExit:
+            if self._store.add(_SPOKE, 0) > 0:  # the launcher ends this one because of an error that was told
+                raise SystemExit(1) from None
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            found = _lost(error) if _is_of_the_group(error) else error
+            try:
+                is_told = self._store.add(_SPOKE, 1) > 1
+            except RuntimeError:  # the store has gone with the first rank, and nobody knows whether it said why
+                is_told = self.rank != 1
+            if is_told:
+                _linger()
+                raise SystemExit(_exit_code(found)) from None
+            if isinstance(found, SheepOpError) and not self.is_first:
+                found.args = (f"Rank {self.rank} of {self.size}, on {socket.gethostname()}: {found}",)
+            raise found from (None if found is not error else error.__cause__)
+
+
+ALONE = Ranks()
+
+
+class Board:
+    """Words about one piece of work, in the store of the ranks. Waiting takes no part in what the group computes."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self.is_given_up = False
+
+    def tell(self, key: str, text: str) -> None:
+        """Leaves `text` there."""
+        self._store.set(f"{self._name}/{key}", text)
+
+    def hear(self, key: str) -> str:
+        """Waits for what another rank leaves there; raises `SystemExit` when one says that it failed."""
+        self._wait(lambda: bool(self._store.check([f"{self._name}/{key}"])))
+        return bytes(self._store.get(f"{self._name}/{key}")).decode()
+
+    def arrive(self) -> None:
+        """Says that this rank has done its part."""
+        self._store.add(f"{self._name}/arrived", 1)
+
+    def await_all(self, count: int, *, within: timedelta | None = None) -> bool:
+        """Waits until `count` ranks have arrived, for a time if one is given; whether they have.
+
+        Raises `SystemExit` when one says that it failed.
+        """
+        return self._wait(lambda: int(self._store.add(f"{self._name}/arrived", 0)) >= count, within)
+
+    @contextmanager
+    def telling_failures(self) -> Iterator[None]:
+        """Says of an error in the block that this rank's part has failed, so that nobody waits for it."""
+        try:
+            yield
+        except BaseException as error:
+            self.tell(_FAILED, str(_exit_code(error)))
+            raise
+
+    def _wait(self, is_there: Callable[[], bool], within: timedelta | None = None) -> bool:
+        started = time.monotonic()
+        failed = f"{self._name}/{_FAILED}"
+        while not is_there():
+            if self._store.check([failed]):
+                raise SystemExit(int(bytes(self._store.get(failed))))
+            if self.is_given_up:
+                raise RanksError("Another rank was lost, so its part was not waited for.")
+            if within is not None and time.monotonic() - started > within.total_seconds():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+def _linger() -> None:
+    """Waits to be ended: the launcher ends all ranks when one has, which should be the one that speaks."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a word
+    time.sleep(_LINGER_SECONDS)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SheepOpError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _is_of_the_group(error: BaseException) -> bool:
+    """Whether it says that messages between ranks failed; gloo raises no kind of its own."""
+    import torch.distributed as dist
+
+    text = str(error)
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed by peer" in text)
+    )
+
+
+def _lost(error: BaseException) -> RanksError:
+    return RanksError(
+        f"The other ranks were lost ({str(error).splitlines()[0]}). One of them was ended, or the network between them "
+        "failed. The run can be resumed from its last checkpoint."
+    )
+
+
+def _unfound(error: Exception) -> str:
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return (
+        f"The {os.environ.get('WORLD_SIZE')} ranks did not find each other at {place}: {error}. See that all of them "
+        "were started, and that no other program uses the port."
+    )
 
 
 def _variable(name: str, default: int | None = None) -> int:

@@ -62,8 +62,8 @@ _EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
 class Pieces:
     """This rank's pieces of the parameters of a model, and how whole tensors are made of pieces and cut into them.
 
-    A tensor is named after its parameter, or ``parameter/slot``; one of another shape than the parameter's piece is
-    whole already, such as a count of steps.
+    A tensor is named after its parameter, or ``parameter/slot``. It is cut as the parameter is where it has its shape,
+    or a number for each of its rows; any other is whole already, such as a count of steps.
     """
 
     parameters: Mapping[str, DTensor]
@@ -82,32 +82,33 @@ class Pieces:
     @property
     def are_whole(self) -> bool:
         """Whether every rank has all of everything."""
-        return self.mesh["piece"].size() == 1
+        return not self.parameters or self.mesh["piece"].size() == 1
 
     def whole(self, name: str, piece: Tensor) -> Tensor:
         """The tensor that all ranks have a piece of. All ranks must ask for the same ones in the same order."""
         parameter = self._parameter(name)
-        if self.are_whole or parameter is None or piece.shape != parameter.to_local().shape:
+        if self.are_whole or parameter is None or not _is_like(piece, parameter.to_local()):
             return piece.detach()
+        shape = torch.Size((parameter.shape[0], *piece.shape[1:]))
         spread = DTensor.from_local(
             piece.detach(),
             parameter.device_mesh,
             parameter.placements,
             run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
         )
         return spread.full_tensor()
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
         """What this rank has of `whole`."""
         parameter = self._parameter(name)
-        if self.are_whole or parameter is None or whole.shape != parameter.shape:
+        if self.are_whole or parameter is None or not _is_like(whole, parameter):
             return whole
         shape, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
-        return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))].contiguous()
+        return whole[offset[0] : offset[0] + shape[0]].contiguous()
 
     def norm(self, local: Tensor) -> Tensor:
         """The norm of everything, of which `local` is that of this rank's pieces."""
@@ -120,6 +121,10 @@ class Pieces:
     def _parameter(self, name: str) -> DTensor | None:
         name = name if name in self.parameters else name.rpartition("/")[0]
         return self.parameters.get(name)
+
+
+def _is_like(tensor: Tensor, parameter: Tensor) -> bool:
+    return tensor.ndim > 0 and tensor.shape in (parameter.shape, parameter.shape[:1])
 
 
 def share(count: int, ranks: Ranks) -> range:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sheepop.data import Batches
 from sheepop.model import IGNORE_INDEX, Outputs, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.train.objective import Objective, TensorBatch
 from sheepop.train.placement import Network
 from sheepop.train.precision import autocast
@@ -83,12 +84,13 @@ def mean_losses(
     device: str,
     max_tokens: int | None = None,
     on_batch: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> MeanLosses:
     """What `objective` gives for a finished model on the samples of a split, or evenly on about `max_tokens` of them.
 
-    `on_batch` hears of the number of samples finished.
+    `on_batch` hears of the number of samples finished. Several `ranks` share the samples.
     """
-    chosen = scored_samples(batches, max_tokens)
+    chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     network, total, supervised = FinishedNetwork(model), 0.0, 0
     measured: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -102,7 +104,12 @@ def mean_losses(
                 measured[name] = value.double() + measured.get(name, 0.0)
             if on_batch is not None:
                 on_batch(len(samples.labels))
-    return MeanLosses(total / max(1, supervised), supervised, measured)
+    if ranks.are_several:
+        names = sorted(ranks.told(sorted(measured)))
+        found = [total, supervised, *(float(measured.get(name, 0.0)) for name in names)]
+        total, supervised, *rest = ranks.total(torch.tensor(found, dtype=torch.float64)).tolist()
+        measured = dict(zip(names, torch.tensor(rest, dtype=torch.float64), strict=True))
+    return MeanLosses(total / max(1, supervised), int(supervised), measured)
 
 
 def log_probabilities_of(

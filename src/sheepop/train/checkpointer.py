@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_state, write_training_state
+from sheepop.checkpoint.counters import STATE
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.checkpoint.run_directory import damaged_model
-from sheepop.checkpoint.training_state import TRAINED, read_source_state, read_trained_weights
+from sheepop.checkpoint.training_state import read_source_state, read_trained_weights, write_part_of_state
+from sheepop.checkpoint.weight_files import STEM, Part, write_index, write_part
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Board, Ranks
+from sheepop.parallel.sharding import Pieces
 from sheepop.tokenizer import Tokenizer
 from sheepop.train.counters import TrainingState
 from sheepop.train.evaluation_weights import EvaluationWeights
@@ -54,11 +59,21 @@ class BackgroundWriter:
         self._thread.shutdown()
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one rank writes of some tensors, which rank writes which of all of them, and the bytes of all."""
+
+    tensors: dict[str, Tensor]
+    writers: dict[str, int]
+    num_bytes: int
+
+
 class Checkpointer:
     """Writes and reads the checkpoints of one run. Writing goes on beside the loop; `check` raises what went wrong.
 
     `form` says what is stored of the model; without one all of its weights are. The state of `source`, where steps come
-    from, is kept with them. Close it at the end.
+    from, is kept with them. Where there are several `ranks`, each of which has `pieces` of the tensors, each writes
+    some of them whole into a file of its own, so that ranks in any number can read them. Close it at the end.
     """
 
     def __init__(
@@ -71,8 +86,13 @@ class Checkpointer:
         provenance: Mapping[str, Any],
         form: ModelForm | None = None,
         source: StepSource | None = None,
+        ranks: Ranks = ALONE,
+        pieces: Pieces | None = None,
     ) -> None:
         self.run = run
+        self._ranks, self._pieces = ranks, pieces or Pieces({})
+        self._part, self._saves = Part(ranks.rank, ranks.size), 0
+        self._board: Board | None = None
         self._form = form or WholeModel(model)
         self._model = model
         self._tokenizer = tokenizer
@@ -90,29 +110,72 @@ class Checkpointer:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copies the state as it is now and starts writing it as the checkpoint of `state.step`.
+        """Copies the state as it is now and starts writing it as the checkpoint of `state.step`; all ranks do so.
 
         The model is the one to be used, with the evaluation weights; ``state/`` has the trained ones when they differ.
         Waits for the checkpoint before. `before` runs ahead of the writing and must make durable what the state speaks
-        of; `after` runs when the checkpoint is the latest.
+        of; `after` runs when the checkpoint is the latest. Both are for the first rank.
         """
         self._writer.wait()
         with self._evaluation.applied():
-            weights = _copies(self._form.weights(self._model))
-        trained = _copies(self._form.weights(self._model)) if self._evaluation.differ else None
+            weights = self._share(self._form.weights(self._model))
+        trained = self._share(self._form.weights(self._model)).tensors if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
-        optimizer = replace(optimizer, tensors=_copies(optimizer.tensors))
+        optimizer = replace(optimizer, tensors=self._share(optimizer.tensors).tensors)
         source = _copies({} if self._source is None else self._source.state())
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens, "evaluations": list(state.scores)}
+        self._saves += 1
+        board = self._board = self._ranks.board(f"checkpoint-{self._saves}")
 
         def write() -> None:
             before()
             with self.run.write_checkpoint(state.step) as directory:
-                self._form.write(directory, weights, self._tokenizer, provenance)
-                write_training_state(directory, optimizer, asdict(state), trained, source)
+                board.tell("place", str(directory.absolute()))
+                self._write_model(directory, weights, provenance)
+                write_training_state(directory, optimizer, asdict(state), trained, source, self._part)
+                board.arrive()
+                board.await_all(self._ranks.size)
             after()
+            board.tell("done", "")
 
-        self._writer.submit(write)
+        def help_first() -> None:
+            directory = Path(board.hear("place"))
+            write_part(directory, STEM, weights.tensors, self._part)
+            write_part_of_state(directory, optimizer.tensors, trained, self._part)
+            board.arrive()
+            board.hear("done")
+
+        def do() -> None:
+            with board.telling_failures():
+                write() if self._ranks.is_first else help_first()
+
+        self._writer.submit(do)
+
+    def _share(self, tensors: Mapping[str, Tensor]) -> Share:
+        """The copies of whole tensors that this rank writes: those that are its turn, so that all write as much."""
+        mine, writers, sizes = {}, {}, [0] * self._ranks.size
+        for name, tensor in tensors.items():
+            whole = self._pieces.whole(name, tensor)
+            writers[name] = sizes.index(min(sizes)) if self._form.is_divisible else 0
+            sizes[writers[name]] += whole.nbytes
+            if writers[name] == self._ranks.rank:
+                mine.update(_copies({name: whole}))
+        return Share(mine, writers, sum(sizes))
+
+    def _write_model(self, directory: Path, weights: Share, provenance: Mapping[str, Any]) -> None:
+        if not self._ranks.are_several or not self._form.is_divisible:
+            self._form.write(directory, weights.tensors, self._tokenizer, provenance)
+            return
+        write_part(directory, STEM, weights.tensors, self._part)
+        count = self._ranks.size
+        places = {name: Part(writer, count).file(STEM) for name, writer in weights.writers.items()}
+        write_index(directory, places, weights.num_bytes)
+        self._form.describe(directory, self._tokenizer, provenance)
+
+    def give_up(self) -> None:
+        """Waits for no other rank any more."""
+        if self._board is not None:
+            self._board.is_given_up = True
 
     def check(self) -> None:
         """Raises what went wrong in writing, if anything did by now."""
@@ -145,17 +208,21 @@ class Checkpointer:
         """Restores weights and optimizer from the checkpoint of `step` and returns its counters."""
         directory = self.run.checkpoint(step)
         trained = read_trained_weights(directory, expected=self._evaluation.differ)
-        self._form.put(self._model, self._form.read(directory), directory)
+        self._put(self._form.read(directory), directory)
         if trained is not None:
             self._evaluation.adopt()
-            self._form.put(self._model, trained, directory / "state" / TRAINED)
+            self._put(trained, directory / STATE)
         if self._source is not None:
             self._source.restore(read_source_state(directory))
-        counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots)
+        counters = read_training_state(directory, self._optimizers, self._names, optimizer_slots, self._pieces.piece)
         try:
             return TrainingState.from_record(counters)
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{directory / 'state'} does not contain the counters of a run: {error}.") from None
+
+    def _put(self, weights: Mapping[str, Tensor], source: Path) -> None:
+        pieces = {name: self._pieces.piece(name, whole) for name, whole in weights.items()}
+        self._form.put(self._model, pieces, source)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sheepop.core.console import Console
-from sheepop.core.errors import Interrupted, SheepOpError, StorageError
+from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError
 from sheepop.core.interrupts import StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
 from sheepop.model import Transformer
@@ -85,7 +85,7 @@ class Trainer:
             self._save_the_beginning()
             try:
                 self._do_what_is_due()
-                while not self.runner.placement.agree(self.agenda.is_over(self.state)):
+                while not self.runner.placement.greatest(self.agenda.is_over(self.state)):
                     self._heed_signals()
                     with self.around_step(self.state.step):
                         self._step()
@@ -171,7 +171,10 @@ class Trainer:
         """Changes the steps that are left where the time that is left asks for it."""
         if self.deadline is None or self.agenda.is_over(self.state):
             return
-        pace = self.deadline.revise(self.agenda.pace, self.state.step, self.journal.seconds, self._ending)
+        latest = self.runner.placement.greatest
+        pace = self.deadline.revise(
+            self.agenda.pace, self.state.step, latest(self.journal.seconds), latest(self._ending)
+        )
         if pace is not None:
             self.deadline.record(pace)
             self.journal.paced(self.state, self.agenda.total_steps, pace.total_steps)
@@ -239,7 +242,9 @@ class Trainer:
 
     def _heed_signals(self) -> None:
         """Ends the run between two steps when a signal asked for it, on any rank."""
-        if self.runner.placement.agree(bool(self._interruption)):
+        number = int(self.runner.placement.greatest(self._interruption.signal_number or 0))
+        if number:
+            self._interruption.signal_number = number
             raise StopRequestedError
 
     def _leaving(self) -> AbstractContextManager[None]:
@@ -251,8 +256,8 @@ class Trainer:
         """The model as it is judged, in time that is not that of steps."""
         with (
             self.journal.throughput.paused(),
-            self.runner.placement.evaluating(),
             self.runner.evaluation.applied(),
+            self.runner.placement.evaluating(),
             self._leaving(),  # innermost: taking weights in and out is never left half done
         ):
             yield
@@ -270,6 +275,9 @@ class Trainer:
         """Saves the last whole step before `error` ends the run; never weights that are half changed."""
         if isinstance(error, StorageError):
             return  # where a line cannot be written, a checkpoint cannot
+        if not self.runner.placement.may_be_left and not isinstance(error, TrainingError):
+            self.checkpointer.give_up()  # other ranks may have no part in it
+            return
         if self.runner.is_updating or not (self._is_whole and self.runner.evaluation.are_whole):
             with suppress(Exception):
                 self.checkpointer.wait()

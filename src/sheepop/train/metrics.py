@@ -79,6 +79,30 @@ class JsonLines:
         self._file.close()
 
 
+class NoLines(JsonLines):
+    """What ranks other than the first keep of their rows: nothing."""
+
+    def __init__(self) -> None:
+        self.kept = []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Forgets it."""
+
+    @property
+    def length(self) -> int:
+        """None at all."""
+        return 0
+
+    def sync(self) -> None:
+        """Nothing waits."""
+
+    def cut(self, length: int, keep: Callable[[Mapping[str, Any]], bool] = lambda row: False) -> None:
+        """Nothing is there."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rows of a JSON-lines file, and how many of its lines hold none, such as a last line cut by a kill.
 

@@ -73,11 +73,8 @@ class Placement(Network, Protocol):
     def reduce(self, sums: Tensor) -> Tensor:
         """The sums of a step over all ranks."""
 
-    def agree(self, flag: bool) -> bool:
-        """Whether `flag` is true on any rank; the same answer on all of them."""
-
-    def slowest(self, seconds: float) -> float:
-        """The longest of the times that ranks measured."""
+    def greatest(self, value: float) -> float:
+        """The greatest of what ranks give; the same answer on all of them."""
 
     def zero_gradients(self) -> None:
         """Forgets all gradients."""
@@ -171,13 +168,9 @@ class OneDevice(Placement):
         """They are those of all rows already."""
         return sums
 
-    def agree(self, flag: bool) -> bool:
+    def greatest(self, value: float) -> float:
         """Nobody else is asked."""
-        return flag
-
-    def slowest(self, seconds: float) -> float:
-        """Nobody else measures."""
-        return seconds
+        return value
 
     def zero_gradients(self) -> None:
         """Forgets the gradients of `model`; the working weights keep none."""

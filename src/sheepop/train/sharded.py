@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from sheepop.model.head import OutputHead
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.sharding import Pieces, data_mesh, same_on_all, shard
+from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
 
@@ -31,17 +33,26 @@ class ShardedModel(Placement):
     ) -> None:
         self.model, self.precision, self.device, self._ranks = model.eval(), precision, device, ranks
         self._adds_up_each_time = config.zero >= 2
-        same_on_all(model.parameters())
+        same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         self._modules = model.sharing_copy().train()
         if self._dtype is not None:
             self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
+        if self._modules.ngrams is not None:
+            self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
         if compiled:
             self._modules.compile_blocks()
         self._root = shard(self._modules, data_mesh(config, ranks, device), config, self._dtype)
         self.pieces = Pieces.of(self._modules)
         self._parameters = [(weight, self.pieces.parameters[name]) for name, weight in model.named_parameters()]
         self._take_pieces()
+
+    def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Lets optimizers that need whole matrices have them."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        for optimizer in optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.matrices = _SpreadMatrices(self.pieces, names)
 
     @property
     def modules(self) -> Transformer:
@@ -102,13 +113,9 @@ class ShardedModel(Placement):
         """The sums of all ranks."""
         return self._ranks.total(sums)
 
-    def agree(self, flag: bool) -> bool:
-        """Whether any rank says so."""
-        return bool(self._ranks.greatest(float(flag)))
-
-    def slowest(self, seconds: float) -> float:
-        """The longest time of a rank."""
-        return self._ranks.greatest(seconds)
+    def greatest(self, value: float) -> float:
+        """The greatest of what ranks give."""
+        return self._ranks.greatest(value)
 
     def zero_gradients(self) -> None:
         """Forgets the gradients of the pieces; `modules` keep none."""
@@ -140,3 +147,20 @@ class ShardedModel(Placement):
                 parameter.grad = local
             else:
                 parameter.grad.add_(local)
+
+
+@dataclass(frozen=True)
+class _SpreadMatrices(Matrices):
+    """Every rank gathers the whole of each matrix, and computes the same."""
+
+    pieces: Pieces
+    names: Mapping[Tensor, str]
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        return self.pieces.parameters[self.names[parameter]].shape
+
+    def whole(self, parameter: Tensor, piece: Tensor) -> Tensor:
+        return self.pieces.whole(self.names[parameter], piece)
+
+    def piece(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        return self.pieces.piece(self.names[parameter], whole)

@@ -9,6 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
+from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.sharding import share
 from sheepop.train.objective import Objective, TensorBatch
 
 
@@ -79,6 +81,36 @@ class StepSource(Protocol):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Takes back what `state` gave."""
         return
+
+
+@dataclass(frozen=True, eq=False)
+class SharedSource(StepSource):
+    """This rank's part of every step of `whole`: as many micro-batches as each other rank has."""
+
+    whole: StepSource
+    ranks: Ranks
+
+    @property
+    def ahead(self) -> int:
+        """As many as of the whole."""
+        return self.whole.ahead
+
+    def prepare(self, number: int) -> PreparedStep:
+        """The part of that batch, with the counts of all of it."""
+        step = self.whole.prepare(number)
+        return step.part(share(len(step.micro_batches), self.ranks))
+
+    def describe(self, number: int) -> list[str]:
+        """The documents of all of it."""
+        return self.whole.describe(number)
+
+    def state(self) -> dict[str, Tensor]:
+        """That of the whole."""
+        return self.whole.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Gives it to the whole."""
+        self.whole.restore(state)
 
 
 @dataclass(frozen=True, eq=False)

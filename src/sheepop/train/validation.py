@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sheepop.core.facts import counted
 from sheepop.data import Batches
 from sheepop.model import IGNORE_INDEX, Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.train.objective import TensorBatch
 from sheepop.train.precision import autocast
 
@@ -87,16 +88,18 @@ def validate(
     device: str,
     max_tokens: int | None = None,
     on_batch: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> TokenScores:
     """Scores `model`, which is in evaluation mode, on the samples of `batches` in order.
 
     `byte_lengths` (V,) gives the bytes each token stands for. With `max_tokens` the samples are taken evenly from
-    the whole split until that many positions are covered. `on_batch` hears the number of samples finished. Raises
-    `ValueError` for a model in training mode, whose dropout would be in the scores.
+    the whole split until that many positions are covered. `on_batch` hears the number of samples finished. Where there
+    are several `ranks` each of them reads its share of the samples. Raises `ValueError` for a model in training mode,
+    whose dropout would be in the scores.
     """
     if model.training:
         raise ValueError("a model is scored in evaluation mode; call eval() on it first")
-    chosen = scored_samples(batches, max_tokens)
+    chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
     loss_sum, correct, num_tokens, num_bytes = 0.0, 0, 0, 0
     # No inference mode: the weights of float8 layers refuse it.
     with torch.no_grad():
@@ -113,6 +116,9 @@ def validate(
             num_bytes += int(byte_lengths[labels].sum())
             if on_batch is not None:
                 on_batch(len(samples.labels))
+    if ranks.are_several:
+        found = ranks.total(torch.tensor([loss_sum, correct, num_tokens, num_bytes], dtype=torch.float64))
+        loss_sum, (correct, num_tokens, num_bytes) = float(found[0]), map(int, found[1:])
     loss = loss_sum / max(1, num_tokens)
     return TokenScores(
         loss=loss,

@@ -23,7 +23,7 @@ from sheepop.core import errors
 from sheepop.core.cluster import ray_cluster
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.core.files import damaged_files, read_json, remove_partial, remove_tree
+from sheepop.core.files import damaged_files, read_json, remove_partial, remove_tree, write_json
 from sheepop.data.pipeline.parts import part_path
 from sheepop.data.pipeline.writer import FAILURES
 from sheepop.data.workers import Workers
@@ -87,6 +87,8 @@ class RayEngine(Engine):
             return
         with ray_cluster(DataError):
             from datatrove.executor.ray import RayPipelineExecutor
+
+            _add_missing_statistics(log)
 
             executor = RayPipelineExecutor(
                 steps, tasks=tasks, workers=self.num_workers or -1, logging_dir=str(log), mem_per_cpu_gb=0
@@ -194,6 +196,15 @@ def _failure(directory: Path, missing: list[int]) -> Exception:
         f"{len(missing)} of the build's tasks did not finish, most likely because the machines they ran on were "
         "lost. Run the same command again: it does only what is missing."
     )
+
+
+def _add_missing_statistics(log: Path) -> None:
+    """Gives tasks that are done empty ones: the executor adds up all, and a node may be lost before it wrote any."""
+    (log / "stats").mkdir(exist_ok=True)
+    for mark in (log / "completions").iterdir():
+        file = log / "stats" / f"{mark.name}.json"
+        if not file.exists():
+            write_json(file, [])
 
 
 @contextmanager

@@ -57,6 +57,22 @@ class Lion(MomentumOptimizer):
                 torch._foreach_lerp_(momenta, gradients, 1 - beta2)
 
 
+class Matrices:
+    """What the parameters of Muon are matrices of: themselves, unless ranks have pieces of them."""
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """The shape of the whole."""
+        return parameter.shape
+
+    def whole(self, parameter: Tensor, piece: Tensor) -> Tensor:
+        """The whole of which `piece` is here, as `parameter` is."""
+        return piece
+
+    def piece(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """What is here of `whole`."""
+        return whole
+
+
 class Muon(MomentumOptimizer):
     """Nesterov momentum, orthogonalised, with decoupled weight decay, for matrices (R, C) and stacks of them.
 
@@ -66,6 +82,7 @@ class Muon(MomentumOptimizer):
 
     def __init__(self, params: ParamsT, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.matrices = Matrices()
         for group in self.param_groups:
             if any(parameter.ndim < 2 for parameter in group["params"]):
                 raise ValueError("Muon is for matrices; give vectors and embeddings to AdamW")
@@ -76,16 +93,17 @@ class Muon(MomentumOptimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            for parameters in members_with_gradient(group, lambda parameter: (parameter.device, parameter.shape)):
+            for parameters in members_with_gradient(group, lambda each: (each.device, self.matrices.shape(each))):
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 momenta = [self._momentum(parameter) for parameter in parameters]
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-                stacked = torch.stack(list(ahead))
-                updates = orthogonalize(stacked.flatten(0, -3)).view_as(stacked)
+                stacked = torch.stack([self.matrices.whole(*pair) for pair in zip(parameters, ahead, strict=True)])
+                updates = orthogonalize(stacked.flatten(0, -3)).view_as(stacked).unbind()
                 scale = -group["lr"] * 0.2 * math.sqrt(max(stacked.shape[-2:]))
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, list(updates.unbind()), alpha=scale)
+                moves = [self.matrices.piece(*pair) for pair in zip(parameters, updates, strict=True)]
+                torch._foreach_add_(parameters, moves, alpha=scale)
 
 
 def orthogonalize(matrices_NRC: Tensor) -> Tensor:

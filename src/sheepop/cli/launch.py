@@ -1,0 +1,87 @@
+"""``sheepop launch``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from sheepop.core.errors import UsageError
+
+
+class Engine(StrEnum):
+    """What starts the processes."""
+
+    local = "local"
+    slurm = "slurm"
+    ray = "ray"
+
+
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="train ...", help="The command, with all of its options.")],
+    engine: Annotated[Engine, typer.Option(help="What starts the processes.")] = Engine.local,
+    processes: Annotated[
+        int | None, typer.Option("--processes", "-n", min=1, help="Processes a machine.", show_default="one a GPU")
+    ] = None,
+    machines: Annotated[int, typer.Option(min=1, help="Machines, with slurm or ray.")] = 1,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often a run whose process was lost goes on from its last checkpoint.")
+    ] = 0,
+    prints: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
+) -> None:
+    """Train on several processes or machines.
+
+    Options of launch stand before the command, those of the command behind it.
+
+    Examples:
+
+      sheepop launch -n 2 train --data notes/ --output runs/notes --device cpu
+
+      sheepop launch --restarts 3 train --data notes/ --output runs/notes parallel.zero=3
+
+      sheepop launch --engine slurm --machines 4 -n 8 --print train --config run.yaml --output runs/large
+
+      sheepop launch --engine ray -n 2 train --data notes/ --output runs/notes --device cpu
+    """
+    if command[0] != "train":
+        raise UsageError(f"sheepop {command[0]} runs in one process. Only train runs over several.")
+    if machines > 1 and engine is Engine.local:
+        raise UsageError("--engine local is this machine alone. Use --engine slurm or ray for several machines.")
+    from sheepop.parallel.launch import Launch, run_on_this_machine, submit_to_slurm
+
+    gpus = 0
+    if "cpu" not in command:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    if processes is None and not gpus:
+        raise UsageError("No GPU was found to start a process for. Say how many: --processes N.")
+    made = Launch(_with_output(command), processes or gpus, machines, restarts, has_gpus=gpus > 0)
+    if engine is Engine.slurm:
+        typer.echo(made.slurm() if prints else submit_to_slurm(made), nl=not prints)
+        return
+    if prints:
+        if engine is Engine.ray:
+            raise UsageError("--engine ray starts the processes itself, so there is nothing to print.")
+        typer.echo(made.local())
+        return
+    if engine is Engine.ray:
+        from sheepop.parallel.ray_launch import run_on_ray
+
+        code = run_on_ray(made)
+    else:
+        code = run_on_this_machine(made)
+    if code:
+        raise SystemExit(code)
+
+
+def _with_output(command: list[str]) -> list[str]:
+    """The command with a directory for the run where it names none: all ranks have to know it, also anew."""
+    names = [word.partition("=")[0] for word in command]
+    named = {"--output", "-o", "output_dir"}.intersection(names)
+    resumed = "--resume" in names and command[names.index("--resume")] != "--resume=auto"
+    if named or (resumed and command[-1:] != ["auto"] and "auto" not in command):
+        return command
+    return [*command, "--output", f"runs/{datetime.now(UTC).astimezone().strftime('%Y-%m-%d-%H%M%S')}"]

@@ -1,0 +1,106 @@
+"""A run over several ranks: what they have to agree on, how a step is shared, and how the others open the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import sheepop
+from sheepop.checkpoint.followed_run import FollowedRun
+from sheepop.core.config import validate
+from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.resume import find_resumable, refuse_changes
+from sheepop.jobs.run_record import StoredRun
+from sheepop.parallel.ranks import Ranks
+
+
+def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` on a rank that runs other code than the first one, or was given other settings."""
+    if ranks.are_several:
+        ranks.require_same("The files of SheepOp here are", _code())
+        ranks.require_same("The settings given here are", json.dumps(settings, sort_keys=True, default=str))
+
+
+def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
+    """Raises `ConfigError` for a layout or settings that these ranks cannot train with."""
+    ranks.check(config.parallel)
+    if not ranks.are_several:
+        return
+    if config.output_dir is None:
+        raise ConfigError("Several ranks need the directory of the run, which all of them find: give --output DIR.")
+    if config.tuning.method is not None:
+        raise ConfigError(
+            f"tuning.method = {config.tuning.method} runs in one process. Start it without a launcher, or leave out "
+            "WORLD_SIZE."
+        )
+    if config.training.optimizer == "adafactor" and config.parallel.zero:
+        raise ConfigError(
+            "training.optimizer = adafactor needs the mean of whole rows and columns, which no rank has with "
+            f"parallel.zero = {config.parallel.zero}. Use parallel.zero=0, or another optimizer."
+        )
+
+
+def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
+    """`config` with micro-batches that give every rank as many of each step; one that `is_open` is chosen here.
+
+    Raises `ConfigError` for rows that cannot be shared evenly.
+    """
+    if not ranks.are_several:
+        return config
+    training = config.training
+    sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
+    if is_open:
+        rows = math.gcd(*sizes)
+        if rows % ranks.size:
+            raise ConfigError(
+                f"The {rows} rows of a step (training.global_batch_size, training.batch_size_warmup) cannot be shared "
+                f"evenly by {ranks.size} ranks. Use a multiple of {ranks.size}."
+            )
+        return config.replace(training={**training.model_dump(), "micro_batch_size": rows // ranks.size})
+    assert training.micro_batch_size is not None
+    for size in sizes:
+        count = math.ceil(size / training.micro_batch_size)
+        if count % ranks.size:
+            raise ConfigError(
+                f"A step of {size} rows in micro-batches of training.micro_batch_size = {training.micro_batch_size} "
+                f"has {count} of them, which {ranks.size} ranks cannot share evenly. Leave micro_batch_size out, or "
+                f"give one that makes a multiple of {ranks.size}."
+            )
+    return config
+
+
+def followed(path: Path) -> tuple[StoredRun, FollowedRun]:
+    """The run that the first rank has prepared at `path`, to be read here."""
+    stored = find_resumable(path)
+    if stored is None:
+        raise CheckpointError(
+            f"The first rank has prepared the run in {path.absolute()}, and this one does not find it. Give an "
+            "--output on a file system that all machines share."
+        )
+    return stored, FollowedRun(path)
+
+
+def followed_settings(stored: StoredRun, data: Any, path: Path) -> SheepOpConfig:
+    """The settings that the first rank goes by; raises `CheckpointError` where the data here is not what it read."""
+    return refuse_changes(stored, asked_of(stored), data, path)
+
+
+def asked_of(stored: StoredRun) -> SheepOpConfig:
+    """What a run was asked for at its last start."""
+    return validate(SheepOpConfig, stored.record.asked)
+
+
+def _code() -> str:
+    """A checksum of the program: its version, and every source file of the package."""
+    import torch
+
+    package = Path(sheepop.__file__).parent
+    found = hashlib.blake2b(f"{sheepop.__version__} {torch.__version__}".encode(), digest_size=16)
+    for file in sorted(package.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,104 @@
+"""Starting the ranks of a command on an existing engine: torchrun on one machine, Slurm, or Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sheepop.core.errors import UsageError
+
+_PORT = 29500
+_WARNED_SECONDS = 120  # before the end of a Slurm job
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command of ``sheepop`` that `processes` ranks run on each of `machines`, anew up to `restarts` times."""
+
+    command: Sequence[str]
+    processes: int
+    machines: int = 1
+    restarts: int = 0
+    has_gpus: bool = False
+
+    def torchrun(self, *rendezvous: str) -> list[str]:
+        """The words that start the ranks of one machine."""
+        count = ["--nproc-per-node", str(self.processes), "--max-restarts", str(self.restarts)]
+        return ["torchrun", *rendezvous, *count, "-m", "sheepop", *self.command]
+
+    def local(self) -> str:
+        """What to type to start all ranks on one machine."""
+        return shlex.join(self.torchrun("--standalone"))
+
+    def slurm(self) -> str:
+        """A batch script for Slurm: one torchrun a machine, which find each other on the first one."""
+        ranks = shlex.join(self.torchrun("--nnodes", str(self.machines), "--rdzv-backend", "c10d"))
+        found = '--rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head"'
+        gpus = [f"#SBATCH --gpus-per-node={self.processes}"] if self.has_gpus else []
+        lines = [
+            "#!/bin/bash",
+            "#SBATCH --job-name=sheepop",
+            f"#SBATCH --nodes={self.machines}",
+            "#SBATCH --ntasks-per-node=1",
+            *gpus,
+            f"#SBATCH --signal=USR1@{_WARNED_SECONDS}",
+            "",
+            "set -euo pipefail",
+            f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+            "# A warning that the job ends reaches every rank, which save together.",
+            "export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1",
+            f'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{_PORT}"',
+            f"srun {ranks.replace(' --nproc-per-node', f' {found} --nproc-per-node', 1)}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def run_on_this_machine(launch: Launch) -> int:
+    """Runs the ranks with torch's elastic agent until they end; the exit code of the first that failed, else 0.
+
+    A signal that ends this process is handed to them, and they save before they go.
+    """
+    # Ctrl-C reaches the ranks by itself, and twice would be a wish to end at once.
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGUSR1")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.processes)))
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The rank that failed says why; the agent would say it again in its own words.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=launch.processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=launch.restarts,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "sheepop", *launch.command)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code >= 0 else 128 - code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def submit_to_slurm(launch: Launch) -> str:
+    """Hands the script to ``sbatch``; what that says, such as the number of the job."""
+    if shutil.which("sbatch") is None:
+        raise UsageError("This machine has no sbatch. Use --print to see the script, and submit it where Slurm is.")
+    done = subprocess.run(["sbatch"], input=launch.slurm(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"sbatch refused the script: {done.stderr.strip()}")
+    return done.stdout.strip()

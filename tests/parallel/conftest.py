@@ -1,0 +1,103 @@
+"""Ranks of one command: processes that meet on loopback, as a launcher would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..command_line import Ended, Launcher, Started
+
+SETTINGS = (
+    "tokenizer.algorithm=char",
+    "model.d_model=16",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.max_seq_len=32",
+    "model.position_encoding=rope",
+    "model.norm=rmsnorm",
+    "model.activation=swiglu",
+    "model.bias=false",
+    "model.dropout=0",
+    "model.ngrams.rows=64",
+    "model.short_convolution=3",
+    "training.optimizer=muon",
+    "training.learning_rate=0.01",
+    "training.schedule=constant",
+    "training.ema_decay=0.9",
+    "training.global_batch_size=8",
+    "training.max_steps=12",
+    "training.precision=fp32",
+    "training.log_interval=1",
+    "training.log_batch_hash=true",
+    "training.checkpoint_interval=4",
+    "training.eval_interval=4",
+    "training.sample_prompts=[Sheep]",
+    "training.sample_tokens=4",
+)
+ENDS = Sequence[Ended]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Starts ``sheepop train`` as several ranks."""
+
+    launcher: Launcher
+    text: Path
+
+    def options(self, run: Path, *settings: str) -> list[str]:
+        """What ``sheepop`` is told."""
+        places = ["--data", str(self.text), "--output", str(run), "--device", "cpu", "--quiet"]
+        return ["train", *places, *SETTINGS, *settings]
+
+    def start(self, size: int, options: Sequence[str], *, port: int | None = None, **each: Sequence[str]) -> list[Started]:
+        """The ranks of a command; ``rank_1=[...]`` gives that one other options."""
+        port = free_port() if port is None else port
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        return [
+            self.launcher.start(
+                *each.get(f"rank_{rank}", options),
+                environment={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(size)
+        ]
+
+    def run(self, size: int, options: Sequence[str], **more: Any) -> ENDS:
+        """What became of them."""
+        return [rank.wait() for rank in self.start(size, options, **more)]
+
+    def alone(self, options: Sequence[str]) -> Ended:
+        """What became of the same command in one process."""
+        return self.launcher.run(*options)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The metrics of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def together(launcher: Launcher, text_folder: Path) -> Together:
+    """A way to start ranks."""
+    return Together(launcher, text_folder)
+
+
+@pytest.fixture(scope="module")
+def alone(together: Together, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that one process makes."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    done = together.alone(together.options(run))
+    assert done.code == 0, done.err
+    return run

@@ -1,0 +1,154 @@
+"""Runs over several ranks: the same course as in one process, whatever happens to a rank."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint.weight_files import read_all_weights
+
+from .conftest import ENDS, Together, rows
+
+
+def require_same_course(one: Path, other: Path) -> None:
+    """The same global batches; losses and norms within rounding; the same weights in the end."""
+    first, second = rows(one), rows(other)
+    assert [(row["step"], row["split"], row.get("batch_hash")) for row in first] == [
+        (row["step"], row["split"], row.get("batch_hash")) for row in second
+    ]
+    for a, b in zip(first, second, strict=True):
+        for key in {"loss", "grad_norm", "accuracy", "tokens"} & a.keys():
+            assert b[key] == pytest.approx(a[key], rel=2e-4), (a["step"], key)
+    ours, theirs = (read_all_weights(last_checkpoint(run)) for run in (one, other))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def last_checkpoint(run: Path) -> Path:
+    directory = RunDirectory.open(run)
+    return directory.checkpoint(directory.steps()[-1])
+
+
+def one_error(ends: ENDS) -> str:
+    """The words of the one rank that spoke."""
+    assert all(end.code != 0 for end in ends), ends
+    spoken = [end.err for end in ends if end.err]
+    assert len(spoken) == 1, ends
+    return spoken[0]
+
+
+def test_a_run_goes_from_one_layout_to_another_and_on_one_device(
+    together: Together, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for size, steps, layout in [(2, 4, ["parallel.zero=3"]), (4, 8, ["parallel.zero=1", "parallel.shard=2"])]:
+        ends = together.run(size, [*together.options(run, f"training.max_steps={steps}", *layout), "--resume", "auto"])
+        assert [end.code for end in ends] == [0] * size, ends
+        assert [bool(end.out) for end in ends] == [False] * size
+        checkpoint = last_checkpoint(run)
+        assert len(list(checkpoint.glob("model-*-of-*.safetensors"))) == size
+        assert len(list((checkpoint / "state").glob("optimizer-*.safetensors"))) == size
+        assert load_model(checkpoint).provenance["step"] == steps
+    done = together.alone([*together.options(run), "--resume", "auto"])
+    assert "parallel.shard = 2 does not divide the number of ranks, 1" in done.err
+    done = together.alone([*together.options(run, "parallel.shard=null"), "--resume", "auto"])
+    assert done.code == 0, done.err
+    assert not list(last_checkpoint(run).glob("model-*"))
+    last = rows(alone)[-1]
+    assert [row for row in rows(run) if row["split"] == "score"][-1]["loss"] == pytest.approx(last["loss"], rel=2e-4)
+    require_same_course(alone, run)
+
+
+def test_a_rank_that_is_killed_ends_all_and_they_go_on_from_the_last_checkpoint(
+    together: Together, alone: Path, tmp_path: Path
+) -> None:
+    run, chosen = tmp_path / "run", random.Random(20)
+    options = [*together.options(run, "parallel.zero=2"), "--resume", "auto"]
+    for kill in range(2):
+        ranks = together.start(2, options)
+        steps = chosen.randrange(3, 10)
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) < steps:
+            assert all(rank.poll() is None for rank in ranks), [rank.poll() for rank in ranks]
+            time.sleep(0.005)
+        ranks[kill].kill()
+        other = ranks[1 - kill].wait()
+        assert other.code != 0
+        assert "other ranks were lost" in other.err or "Another rank" in other.err
+    ends = together.run(2, options)
+    assert [end.code for end in ends] == [0, 0], ends
+    require_same_course(alone, run)
+
+
+def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [*together.options(run, "parallel.zero=3"), "--resume", "auto"]
+    ranks = together.start(2, options)
+    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) < 5:
+        time.sleep(0.005)
+    ranks[1].send_signal(signal.SIGTERM)
+    ends = [rank.wait() for rank in ranks]
+    assert [end.code for end in ends] == [128 + signal.SIGTERM] * 2, ends
+    assert sum("everything is saved" in end.err for end in ends) == 1
+    saved = RunDirectory.open(run).pointer("latest")
+    assert saved == max(row["step"] for row in rows(run))
+    assert [end.code for end in together.run(2, options)] == [0, 0]
+    require_same_course(alone, run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["parallel.data=4"], "parallel.data = 4 asks for 4 processes, and there are 2"),
+        (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 ranks"),
+        (["training.micro_batch_size=8"], "has 1 of them, which 2 ranks cannot share evenly"),
+        (["training.optimizer=adafactor", "parallel.zero=1"], "adafactor needs the mean of whole rows"),
+        (["model.num_heads=5"], "num_heads"),
+    ],
+)
+def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path, settings: list[str], words: str) -> None:
+    ends = together.run(2, together.options(tmp_path / "run", *settings))
+    assert re.search(words, one_error(ends)), ends
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_were_given_different_settings_do_not_start(together: Together, tmp_path: Path) -> None:
+    options = together.options(tmp_path / "run")
+    ends = together.run(2, options, rank_1=[*options, "seed=1"])
+    said = one_error(ends)
+    assert "Rank 1 of 2" in said
+    assert "settings given here are not those of the first rank" in said
+
+
+def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together, alone: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ends = together.run(2, together.options(run, "parallel.zero=3", "training.max_steps=8"))
+    assert [end.code for end in ends] == [0, 0], ends
+    (last_checkpoint(run) / "state" / "optimizer-00002-of-00002.safetensors").unlink()
+    ends = together.run(2, [*together.options(run, "parallel.zero=3"), "--resume", "auto"])
+    assert [end.code for end in ends] == [0, 0], ends
+    assert "optimizer-00002-of-00002.safetensors" in ends[0].err
+    assert not ends[1].err
+    require_same_course(alone, run)
+
+
+def test_a_port_that_another_program_uses_is_named(together: Together, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+        (rank, *others) = together.start(2, together.options(tmp_path / "run"), port=port)
+        try:
+            ended = rank.wait()
+        finally:
+            for other in others:
+                other.kill()
+    assert ended.code == 2
+    assert f"127.0.0.1:{port}" in ended.err
+    assert "no other program uses the port" in ended.err
