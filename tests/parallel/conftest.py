@@ -56,7 +56,9 @@ class Together:
         places = ["--data", str(self.text), "--output", str(run), "--device", "cpu", "--quiet"]
         return ["train", *places, *SETTINGS, *settings]
 
-    def start(self, size: int, options: Sequence[str], *, port: int | None = None, **each: Sequence[str]) -> list[Started]:
+    def start(
+        self, size: int, options: Sequence[str], *, port: int | None = None, **each: Sequence[str]
+    ) -> list[Started]:
         """The ranks of a command; ``rank_1=[...]`` gives that one other options."""
         port = free_port() if port is None else port
         shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}

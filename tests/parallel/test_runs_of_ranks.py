@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 
+from ..command_line import Started
 from .conftest import ENDS, Together, rows
 
 
@@ -36,6 +38,19 @@ def require_same_course(one: Path, other: Path) -> None:
 def last_checkpoint(run: Path) -> Path:
     directory = RunDirectory.open(run)
     return directory.checkpoint(directory.steps()[-1])
+
+
+def await_step(ranks: Sequence[Started], run: Path, step: int) -> None:
+    """Waits until the ranks, just started, have taken that step."""
+    file = run / "metrics.jsonl"
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    while (
+        not file.exists()
+        or file.stat().st_mtime_ns == before
+        or max((row["step"] for row in rows(run)), default=0) < step
+    ):
+        assert all(rank.poll() is None for rank in ranks), [rank.poll() for rank in ranks]
+        time.sleep(0.005)
 
 
 def one_error(ends: ENDS) -> str:
@@ -73,12 +88,9 @@ def test_a_rank_that_is_killed_ends_all_and_they_go_on_from_the_last_checkpoint(
 ) -> None:
     run, chosen = tmp_path / "run", random.Random(20)
     options = [*together.options(run, "parallel.zero=2"), "--resume", "auto"]
-    for kill in range(2):
+    for kill, step in enumerate((chosen.randrange(2, 6), chosen.randrange(7, 11))):
         ranks = together.start(2, options)
-        steps = chosen.randrange(3, 10)
-        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) < steps:
-            assert all(rank.poll() is None for rank in ranks), [rank.poll() for rank in ranks]
-            time.sleep(0.005)
+        await_step(ranks, run, step)
         ranks[kill].kill()
         other = ranks[1 - kill].wait()
         assert other.code != 0
@@ -92,8 +104,7 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
     run = tmp_path / "run"
     options = [*together.options(run, "parallel.zero=3"), "--resume", "auto"]
     ranks = together.start(2, options)
-    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_bytes().splitlines()) < 5:
-        time.sleep(0.005)
+    await_step(ranks, run, 5)
     ranks[1].send_signal(signal.SIGTERM)
     ends = [rank.wait() for rank in ranks]
     assert [end.code for end in ends] == [128 + signal.SIGTERM] * 2, ends

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sheepop
+from sheepop import __version__
 from sheepop.checkpoint.followed_run import FollowedRun
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
@@ -99,8 +99,8 @@ def _code() -> str:
     """A checksum of the program: its version, and every source file of the package."""
     import torch
 
-    package = Path(sheepop.__file__).parent
-    found = hashlib.blake2b(f"{sheepop.__version__} {torch.__version__}".encode(), digest_size=16)
+    package = Path(__file__).parents[1]
+    found = hashlib.blake2b(f"{__version__} {torch.__version__}".encode(), digest_size=16)
     for file in sorted(package.rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()

@@ -45,22 +45,23 @@ def start(
     """
     if ranks.restarts and resume is None:
         resume, overwrite = "auto", False
-    path = _run_path(output, resume, overwrite)
-    if path is not None:
-        options = {**options, "output_dir": str(path)}
-    given = read_settings(config, overrides, options=options)
-    require_agreement(ranks, given)
-    settings = draft(given, keeps_model=fork is not None)
-    check_layout(settings, ranks)
-    require_paths(Path(place) for place in options.get("data", {}).get("paths", ()) if "://" not in place)
-    request = Request(command)
-    stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
-    if resume == "auto" and settings.output_dir is None:
-        raise UsageError("--resume auto needs the run directory: give --output DIR.")
-    if stored is not None:
-        settings = load_config(config, overrides, base=stored.record.asked, options=options)
-    elif settings.output_dir is not None and ranks.is_first:
-        RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
+    with ranks.together():
+        path = _run_path(output, resume, overwrite)
+        if path is not None:
+            options = {**options, "output_dir": str(path)}
+        given = read_settings(config, overrides, options=options)
+        require_agreement(ranks, given)
+        settings = draft(given, keeps_model=fork is not None)
+        check_layout(settings, ranks)
+        require_paths(Path(place) for place in options.get("data", {}).get("paths", ()) if "://" not in place)
+        request = Request(command)
+        stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
+        if resume == "auto" and settings.output_dir is None:
+            raise UsageError("--resume auto needs the run directory: give --output DIR.")
+        if stored is not None:
+            settings = load_config(config, overrides, base=stored.record.asked, options=options)
+        elif settings.output_dir is not None and ranks.is_first:
+            RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
     # These load torch, which nothing above needs.
     from sheepop.jobs.bench import training_speed
     from sheepop.jobs.train import train

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _ARRIVAL = timedelta(minutes=5)
 _PATIENCE = timedelta(hours=2)
 _POLL_SECONDS = 0.02
-_LINGER_SECONDS = 3.0
-_SPOKE, _FAILED = "spoke", "failed"
+_LINGER = timedelta(seconds=3)
+_FAILED = "failed"
 
 
 class Ranks:
@@ -141,15 +141,12 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that all ranks get through or none: where one fails the others end too."""
-        if self._store is None:
-            yield
-            return
-        board = self.board(f"together-{self._turn()}")
-        with board.telling_failures():
-            yield
-        board.arrive()
-        board.await_all(self.size)
+        """A block that all ranks get through before any goes on."""
+        yield
+        if self._store is not None:
+            board = self.board(f"together-{self._turn()}")
+            board.arrive()
+            board.await_all(self.size)
 
     def board(self, name: str) -> Board:
         """Where ranks leave word for each other about one piece of work, beside what else they do."""
@@ -192,31 +189,48 @@ class Ranks:
     @contextmanager
     def _speaking_once(self) -> Iterator[None]:
         assert self._store is not None
+        board = self.board("errors")
         try:
             yield
         except SystemExit:
-            if self._store.add(_SPOKE, 0) > 0:  # the launcher ends this one because of an error that was told
-                raise SystemExit(1) from None
+            # A launcher ends the others when one has ended, and then that one has said why.
+            if (code := self._code_of(board)) is not None:
+                raise SystemExit(code) from None
             raise
         except (Exception, KeyboardInterrupt) as error:
             found = _lost(error) if _is_of_the_group(error) else error
             try:
-                is_told = self._store.add(_SPOKE, 1) > 1
-            except RuntimeError:  # the store has gone with the first rank, and nobody knows whether it said why
-                is_told = self.rank != 1
-            if is_told:
+                speaks = board.arrive() == 1
+                board.fail(found)
+                if self.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+                    board.await_all(self.size, within=_LINGER)  # the store ends with this process
+            except RuntimeError:  # it has gone with the first rank, and nobody knows whether that said why
+                speaks = self.rank == 1
+            if not speaks:
                 _linger()
                 raise SystemExit(_exit_code(found)) from None
             if isinstance(found, SheepOpError) and not self.is_first:
                 found.args = (f"Rank {self.rank} of {self.size}, on {socket.gethostname()}: {found}",)
             raise found from (None if found is not error else error.__cause__)
 
+    def _code_of(self, board: Board) -> int | None:
+        try:
+            code = board.failed()
+            if code is not None:
+                board.arrive()
+        except RuntimeError:
+            return None
+        return code
+
 
 ALONE = Ranks()
 
 
 class Board:
-    """Words about one piece of work, in the store of the ranks. Waiting takes no part in what the group computes."""
+    """Words about one piece of work, in the store of the ranks. Waiting takes no part in what the group computes.
+
+    Whoever waits is ended by `SystemExit` as soon as some rank has failed at anything.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
@@ -227,36 +241,31 @@ class Board:
         self._store.set(f"{self._name}/{key}", text)
 
     def hear(self, key: str) -> str:
-        """Waits for what another rank leaves there; raises `SystemExit` when one says that it failed."""
-        self._wait(lambda: bool(self._store.check([f"{self._name}/{key}"])))
+        """Waits for what another rank leaves there."""
+        self._wait(lambda: bool(self._store.check([f"{self._name}/{key}"])), None)
         return bytes(self._store.get(f"{self._name}/{key}")).decode()
 
-    def arrive(self) -> None:
-        """Says that this rank has done its part."""
-        self._store.add(f"{self._name}/arrived", 1)
+    def arrive(self) -> int:
+        """Says that this rank has done its part; how many have."""
+        return int(self._store.add(f"{self._name}/arrived", 1))
 
     def await_all(self, count: int, *, within: timedelta | None = None) -> bool:
-        """Waits until `count` ranks have arrived, for a time if one is given; whether they have.
-
-        Raises `SystemExit` when one says that it failed.
-        """
+        """Waits until `count` ranks have arrived, for a time if one is given; whether they have."""
         return self._wait(lambda: int(self._store.add(f"{self._name}/arrived", 0)) >= count, within)
 
-    @contextmanager
-    def telling_failures(self) -> Iterator[None]:
-        """Says of an error in the block that this rank's part has failed, so that nobody waits for it."""
-        try:
-            yield
-        except BaseException as error:
-            self.tell(_FAILED, str(_exit_code(error)))
-            raise
+    def fail(self, error: BaseException) -> None:
+        """Says that this rank has failed, so that nobody waits for it."""
+        self._store.set(_FAILED, str(_exit_code(error)))
 
-    def _wait(self, is_there: Callable[[], bool], within: timedelta | None = None) -> bool:
+    def failed(self) -> int | None:
+        """The exit code of a rank that has failed, if one has."""
+        return int(bytes(self._store.get(_FAILED))) if self._store.check([_FAILED]) else None
+
+    def _wait(self, is_there: Callable[[], bool], within: timedelta | None) -> bool:
         started = time.monotonic()
-        failed = f"{self._name}/{_FAILED}"
         while not is_there():
-            if self._store.check([failed]):
-                raise SystemExit(int(bytes(self._store.get(failed))))
+            if within is None and (code := self.failed()) is not None:
+                raise SystemExit(code)
             if self.is_given_up:
                 raise RanksError("Another rank was lost, so its part was not waited for.")
             if within is not None and time.monotonic() - started > within.total_seconds():
@@ -269,7 +278,7 @@ def _linger() -> None:
     """Waits to be ended: the launcher ends all ranks when one has, which should be the one that speaks."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a word
-    time.sleep(_LINGER_SECONDS)
+    time.sleep(_LINGER.total_seconds())
 
 
 def _exit_code(error: BaseException) -> int:

@@ -145,11 +145,7 @@ class Checkpointer:
             board.arrive()
             board.hear("done")
 
-        def do() -> None:
-            with board.telling_failures():
-                write() if self._ranks.is_first else help_first()
-
-        self._writer.submit(do)
+        self._writer.submit(write if self._ranks.is_first else help_first)
 
     def _share(self, tensors: Mapping[str, Tensor]) -> Share:
         """The copies of whole tensors that this rank writes: those that are its turn, so that all write as much."""
