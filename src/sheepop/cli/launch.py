@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 
 
@@ -72,7 +73,7 @@ def launch(
 
         code = run_on_ray(made)
     else:
-        code = run_on_this_machine(made)
+        code = run_on_this_machine(made, Console())
     if code:
         raise SystemExit(code)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sheepop.core.errors import UsageError
+from sheepop.core.console import Console
+from sheepop.core.errors import RanksError, UsageError
 
 _PORT = 29500
 _WARNED_SECONDS = 120  # before the end of a Slurm job
@@ -61,7 +63,20 @@ class Launch:
         return "\n".join(lines) + "\n"
 
 
-def run_on_this_machine(launch: Launch) -> int:
+class _Restarts(logging.Handler):
+    """Says when the agent begins anew."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hears what the agent logs."""
+        if "attempts left" in str(record.msg):
+            self._console.warn("A rank was lost. All of them begin anew and go on from the last checkpoint.")
+
+
+def run_on_this_machine(launch: Launch, console: Console) -> int:
     """Runs the ranks with torch's elastic agent until they end; the exit code of the first that failed, else 0.
 
     A signal that ends this process is handed to them, and they save before they go.
@@ -73,8 +88,11 @@ def run_on_this_machine(launch: Launch) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The rank that failed says why; the agent would say it again in its own words.
+    # The rank that failed says why; of what the agent says in its own words only a restart is news.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    agent.handlers, agent.propagate = [_Restarts(console)], False
+    agent.setLevel(logging.INFO)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -87,8 +105,14 @@ def run_on_this_machine(launch: Launch) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "sheepop", *launch.command)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code >= 0 else 128 - code
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return int(failure.exitcode)
+        name = signal.Signals(-failure.exitcode).name
+        raise RanksError(
+            f"Rank {rank} was ended by {name}, and the others with it. The run goes on from its last checkpoint with "
+            "the same command and --resume auto."
+        ) from None
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -63,6 +64,7 @@ class Ranks:
             yield cls(restarts=restarts)
             return
         from torch import distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
@@ -71,7 +73,8 @@ class Ranks:
             store, rank, size = next(rendezvous("env://", timeout=_ARRIVAL))
         except (RuntimeError, ValueError) as error:
             raise DeviceError(_unfound(error)) from None
-        ranks = cls(rank, size, restarts, store)
+        # The store of the launcher outlives a restart, and with it what was said before.
+        ranks = cls(rank, size, restarts, PrefixStore(f"attempt-{restarts}", store))
         try:
             with ranks._speaking_once():
                 ranks._await_arrival()
@@ -301,9 +304,13 @@ def _is_of_the_group(error: BaseException) -> bool:
 
 def _lost(error: BaseException) -> RanksError:
     return RanksError(
-        f"The other ranks were lost ({str(error).splitlines()[0]}). One of them was ended, or the network between them "
-        "failed. The run can be resumed from its last checkpoint."
+        f"The other ranks were lost ({_reason(error)}). One of them was ended, or the network between them failed."
     )
+
+
+def _reason(error: BaseException) -> str:
+    """What happened, of a message that begins with a place in gloo's source and goes on with advice."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0]
 
 
 def _unfound(error: Exception) -> str:

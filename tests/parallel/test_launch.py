@@ -1,0 +1,117 @@
+"""What starts ranks: torch's agent on this machine, a script for Slurm, a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from sheepop.checkpoint import RunDirectory
+
+from ..command_line import in_process
+from .conftest import Together, rows
+
+STEPS = "training.max_steps=60"
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_run_whose_rank_is_killed_goes_on_by_itself(together: Together, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = together.options(run, "parallel.zero=1", STEPS, "training.checkpoint_interval=10")
+    process = together.launcher.start("launch", "--processes", "2", "--restarts", "1", *options)
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None, process.poll()
+        time.sleep(0.01)
+    os.kill(max(children_of(process.pid)), signal.SIGKILL)
+    ended = process.wait()
+    assert ended.code == 0, ended.err
+    assert "A rank was lost. All of them begin anew" in ended.err
+    directory = RunDirectory.open(run)
+    assert directory.pointer("latest") == 60
+    steps = [row["step"] for row in rows(run) if row["split"] == "train"]
+    assert steps == list(range(1, 61))
+
+
+def test_ctrl_c_saves_and_the_exit_code_is_that_of_the_ranks(together: Together, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = together.launcher.start("launch", "-n", "2", *together.options(run, "training.max_steps=2000"))
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None, process.poll()
+        time.sleep(0.01)
+    for pid in [*children_of(process.pid), process.pid]:  # as a terminal does
+        os.kill(pid, signal.SIGINT)
+    ended = process.wait()
+    assert ended.code == 128 + signal.SIGINT, ended
+    assert ended.err.count("everything is saved") == 1, ended.err
+    assert RunDirectory.open(run).pointer("latest") == max(row["step"] for row in rows(run))
+
+
+def test_the_script_for_slurm_starts_torchrun_on_every_machine(
+    together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, programs = tmp_path / "run", tmp_path / "programs"
+    options = together.options(run, "training.max_steps=4")
+    printed = in_process("launch", "--engine", "slurm", "--machines", "1", "-n", "2", "--print", *options)
+    assert printed.code == 0, printed.err
+    assert "#SBATCH --nodes=1\n" in printed.out
+    assert "#SBATCH --signal=USR1@120\n" in printed.out
+    programs.mkdir()
+    # What Slurm would do of it with one machine.
+    for name, text in {
+        "scontrol": "echo 127.0.0.1",
+        "srun": 'exec "$@"',
+        "sbatch": "echo Submitted batch job 7",
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    slurm = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1]", "OMP_NUM_THREADS": "1"}
+    script = printed.out.replace(":29500", ":0")
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, env=slurm, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory.open(run).pointer("latest") == 4
+    assert in_process("launch", "--engine", "slurm", "-n", "2", *options).out == "Submitted batch job 7\n"
+
+
+def test_a_ray_cluster_runs_the_ranks(together: Together, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    run = tmp_path / "run"
+    ended = together.launcher.run(
+        "launch", "--engine", "ray", "-n", "2", *together.options(run, "training.max_steps=4", "parallel.zero=3")
+    )
+    assert ended.code == 0, ended.err
+    assert RunDirectory.open(run).pointer("latest") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "x"], "sheepop generate runs in one process"),
+        (["--machines", "2", "-n", "2", "train"], "--engine local is this machine alone"),
+        (["train", "--device", "cpu"], "Say how many: --processes N"),
+        (["--engine", "slurm", "-n", "2", "train", "--device", "cpu"], "no sbatch"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = in_process("launch", *arguments)
+    assert ended.code == 2
+    assert words in ended.err
+
+
+def test_a_run_without_a_name_gets_one_that_all_ranks_know() -> None:
+    out = in_process("launch", "-n", "2", "--print", "train", "--data", "x", "--device", "cpu").out
+    assert out.startswith("torchrun --standalone --nproc-per-node 2 --max-restarts 0 -m sheepop train --data x")
+    assert " --output runs/" in out
+    for words in (["--output", "here"], ["--output=here"], ["-o", "here"], ["--resume", "runs/x"], ["output_dir=x"]):
+        assert "runs/2" not in in_process("launch", "-n", "2", "--print", "train", *words, "--device", "cpu").out
