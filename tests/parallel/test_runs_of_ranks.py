@@ -74,7 +74,7 @@ def test_a_run_goes_from_one_layout_to_another_and_on_one_device(
         assert len(list((checkpoint / "state").glob("optimizer-*.safetensors"))) == size
         assert load_model(checkpoint).provenance["step"] == steps
     done = together.alone([*together.options(run), "--resume", "auto"])
-    assert "parallel.shard = 2 does not divide the number of ranks, 1" in done.err
+    assert "parallel.shard = 2 does not divide the number of data ranks, 1" in done.err
     done = together.alone([*together.options(run, "parallel.shard=null"), "--resume", "auto"])
     assert done.code == 0, done.err
     assert not list(last_checkpoint(run).glob("model-*"))
@@ -119,8 +119,8 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
     ("settings", "words"),
     [
         (["parallel.data=4"], "parallel.data = 4 asks for 4 processes, and there are 2"),
-        (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 ranks"),
-        (["training.micro_batch_size=8"], "has 1 of them, which 2 ranks cannot share evenly"),
+        (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 data ranks"),
+        (["training.micro_batch_size=8"], "has 1 of them, which 2 data ranks cannot share evenly"),
         (["training.optimizer=adafactor", "parallel.zero=1"], "adafactor needs the mean of whole rows"),
         (["model.num_heads=5"], "num_heads"),
     ],

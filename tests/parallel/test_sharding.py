@@ -14,8 +14,8 @@ import torch.multiprocessing as mp
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.sharding import share
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, TensorBatch
@@ -25,6 +25,18 @@ from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 
 _NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=2, num_heads=4, max_seq_len=16, dropout=0.0)
+_RICH = _NETWORK.replace(
+    num_kv_heads=2,
+    position_encoding="alibi",
+    norm="layernorm",
+    activation="gelu",
+    bias=True,
+    qk_norm="head",
+    attention_sinks=True,
+    short_convolution=3,
+    tie_weights=True,
+    parallel_residual=True,
+)
 _STEPS, _ROWS, _LENGTH = 20, 8, 16
 
 
@@ -42,7 +54,9 @@ def _steps() -> list[PreparedStep]:
     return found
 
 
-def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any], str]], folder: str) -> None:
+def _compare(
+    rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any], str]], folder: str, network: ModelConfig
+) -> None:
     """Trains in every layout and on one device; what differs by more than rounding is written into a file."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ["LOCAL_RANK"] = str(rank)
@@ -51,14 +65,15 @@ def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any
         ranks.connect("cpu")
         assert ranks.told({"from": rank}) == {"from": 0}
         assert ranks.greatest(rank) == world - 1
-        for layout, optimizer in layouts:
+        for settings, optimizer in layouts:
+            layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
             runners = []
             for spreads in (True, False):
-                model = build_model(_NETWORK, seed=2 if spreads and rank else 1)
+                model = build_model(network, seed=2 if spreads and rank else 1)
                 optimizers = build_optimizers(model, training)
                 placement: Any = (
-                    ShardedModel(model, ParallelConfig(**layout), ranks, precision="fp32", device="cpu", compiled=False)
+                    ShardedModel(model, layout, precision="fp32", device="cpu", compiled=False)
                     if spreads
                     else OneDevice(model, precision="fp32", device="cpu")
                 )
@@ -67,7 +82,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any
                 runners.append(StepRunner(placement, NextToken(), optimizers, TrainedWeights(), 0.5))
             spread, alone = runners
             for number, step in enumerate(_steps()):
-                part = step.part(share(len(step.micro_batches), ranks))
+                part = step.part(layout.share(len(step.micro_batches)))
                 if number == 0:
                     spread.gradients(part, verified=True)
                     alone.gradients(step)
@@ -76,7 +91,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any
                         found = spread.placement.pieces.whole(name, parameter.grad)
                         torch.testing.assert_close(found, gradients[name], rtol=1e-4, atol=1e-6)
                 ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
-                assert abs(ours.loss - theirs.loss) < 2e-4, (layout, optimizer, number, ours.loss, theirs.loss)
+                assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
                 assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
             with spread.placement.evaluating():
                 for one, other in zip(
@@ -86,10 +101,10 @@ def _compare(rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any
     Path(folder, f"rank-{rank}").touch()
 
 
-def _run(world: int, layouts: list[tuple[dict[str, Any], str]], folder: Path) -> None:
+def _run(world: int, layouts: list[tuple[dict[str, Any], str]], folder: Path, network: ModelConfig = _NETWORK) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    mp.spawn(_compare, (world, port, layouts, str(folder)), nprocs=world)
+    mp.spawn(_compare, (world, port, layouts, str(folder), network), nprocs=world)
     assert len(list(folder.iterdir())) == world
 
 
@@ -102,16 +117,22 @@ def test_replicas_of_sharded_copies_learn_the_same(tmp_path: Path) -> None:
     _run(4, [({"zero": 3, "shard": 2}, "adamw")], tmp_path)
 
 
+def test_tensor_ranks_learn_the_same_beside_data_ranks(tmp_path: Path) -> None:
+    _run(2, [({"tensor": 2}, "adamw")], tmp_path, _RICH)
+    (tmp_path / "four").mkdir()
+    _run(4, [({"tensor": 2, "zero": 3}, "muon")], tmp_path / "four")
+
+
 def test_a_rank_has_its_share_of_micro_batches_and_an_uneven_share_is_refused() -> None:
-    assert [list(share(6, Ranks(rank, 3))) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="5 micro-batches cannot be shared evenly by 2 ranks"):
-        share(5, Ranks(0, 2))
+    assert [list(Layout(Ranks(rank, 3), ParallelConfig()).share(6)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="5 micro-batches cannot be shared evenly by 2 data ranks"):
+        Layout(Ranks(0, 2), ParallelConfig()).share(5)
 
 
 def test_layouts_that_do_not_fit_the_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.data = 4"):
-        Ranks(0, 2).check(ParallelConfig(data=4))
-    with pytest.raises(ConfigError, match="shard = 3 does not divide the number of ranks, 4"):
-        Ranks(0, 4).check(ParallelConfig(zero=2, shard=3))
+        Layout(Ranks(0, 2), ParallelConfig(data=4))
+    with pytest.raises(ConfigError, match="shard = 3 does not divide the number of data ranks, 4"):
+        Layout(Ranks(0, 4), ParallelConfig(zero=2, shard=3))
     with pytest.raises(ConfigError, match="shard is for"):
         ParallelConfig(shard=2)

@@ -16,7 +16,9 @@ from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.resume import find_resumable, refuse_changes
 from sheepop.jobs.run_record import StoredRun
+from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.tensor import check_split
 
 
 def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
@@ -28,7 +30,7 @@ def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
 
 def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
     """Raises `ConfigError` for a layout or settings that these ranks cannot train with."""
-    ranks.check(config.parallel)
+    Layout(ranks, config.parallel)
     if not ranks.are_several:
         return
     if config.output_dir is None:
@@ -52,24 +54,26 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     """
     if not ranks.are_several:
         return config
+    count = Layout(ranks, config.parallel).num_data
+    check_split(config.model, config.parallel.tensor)
     training = config.training
     sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
     if is_open:
         rows = math.gcd(*sizes)
-        if rows % ranks.size:
+        if rows % count:
             raise ConfigError(
                 f"The {rows} rows of a step (training.global_batch_size, training.batch_size_warmup) cannot be shared "
-                f"evenly by {ranks.size} ranks. Use a multiple of {ranks.size}."
+                f"evenly by {count} data ranks. Use a multiple of {count}."
             )
-        return config.replace(training={**training.model_dump(), "micro_batch_size": rows // ranks.size})
+        return config.replace(training={**training.model_dump(), "micro_batch_size": rows // count})
     assert training.micro_batch_size is not None
     for size in sizes:
-        count = math.ceil(size / training.micro_batch_size)
-        if count % ranks.size:
+        pieces = math.ceil(size / training.micro_batch_size)
+        if pieces % count:
             raise ConfigError(
                 f"A step of {size} rows in micro-batches of training.micro_batch_size = {training.micro_batch_size} "
-                f"has {count} of them, which {ranks.size} ranks cannot share evenly. Leave micro_batch_size out, or "
-                f"give one that makes a multiple of {ranks.size}."
+                f"has {pieces} of them, which {count} data ranks cannot share evenly. Leave micro_batch_size out, or "
+                f"give one that makes a multiple of {count}."
             )
     return config
 

@@ -22,6 +22,7 @@ from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer
 from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import (
@@ -91,7 +92,7 @@ def run_loop(
     plan = data.plan(config, run, console)
     source = data.source(config, plan, objective, placement)
     if ranks.are_several:
-        source = SharedSource(source, ranks)
+        source = SharedSource(source, Layout(ranks, config.parallel))
     checkpointer = Checkpointer(
         run,
         model,
@@ -222,7 +223,9 @@ def _placed(
     precision, compiled = settings.precision, settings.compile
     if not ranks.are_several:
         return OneDevice(model, precision=precision, device=device, compiled=compiled), None
-    placement = ShardedModel(model, config.parallel, ranks, precision=precision, device=device, compiled=compiled)
+    placement = ShardedModel(
+        model, Layout(ranks, config.parallel), precision=precision, device=device, compiled=compiled
+    )
     placement.take_over(optimizers)
     return placement, placement.pieces
 

@@ -13,12 +13,14 @@ class ParallelConfig(Config):
     """How many ranks share a step, and which parts of the training state each of them keeps."""
 
     data: int | None = Field(None, ge=1, strict=True)
-    """Ranks that each compute their share of every batch; `null` is all ranks there are."""
+    """Ranks, or groups of tensor ranks, that each compute their share of every batch; `null` is all there are."""
+    tensor: int = Field(1, ge=1, strict=True)
+    """Ranks that split the matrices of every block among them, and compute a forward pass together."""
     zero: Literal[0, 1, 2, 3] = 0
     """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
     gradients, `3` also weights (FSDP)."""
     shard: int | None = Field(None, ge=2, strict=True)
-    """Ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all ranks."""
+    """Data ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all of them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import ConfigError, DeviceError, RanksError, SheepOpError
-from sheepop.parallel.config import ParallelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,20 +117,6 @@ class Ranks:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise DeviceError(_unfound(error)) from None
-
-    def check(self, config: ParallelConfig) -> None:
-        """Raises `ConfigError` when a layout asks for other ranks than there are."""
-        if config.data is not None and config.data != self.size:
-            there = "there is one" if self.size == 1 else f"there are {self.size}"
-            raise ConfigError(
-                f"parallel.data = {config.data} asks for {config.data} processes, and {there}. Start the command with "
-                f"sheepop launch --processes {config.data}, or take those there are with parallel.data=null."
-            )
-        if config.shard is not None and self.size % config.shard:
-            raise ConfigError(
-                f"parallel.shard = {config.shard} does not divide the number of ranks, {self.size}, into whole groups. "
-                "Use a divisor, or parallel.shard=null for one group."
-            )
 
     def told(self, value: Any) -> Any:
         """What the first rank gives here, as JSON, on all of them, however long it takes."""

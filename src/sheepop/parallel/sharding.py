@@ -7,34 +7,32 @@ is left is the all-reduce of gradients that DDP is (Li et al. 2020).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.ranks import Ranks
-
-
-def data_mesh(config: ParallelConfig, ranks: Ranks, device: str) -> DeviceMesh:
-    """The ranks as (replicas, pieces of one copy)."""
-    pieces = 1 if config.zero == 0 else config.shard or ranks.size
-    return init_device_mesh(device, (ranks.size // pieces, pieces), mesh_dim_names=("replica", "piece"))
+from sheepop.parallel.layout import PIECE, REPLICA, TENSOR
 
 
 def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: torch.dtype | None) -> FSDPModule:
-    """Lays `model` out over `mesh`, in place: one group of parameters a block, and one of what is outside of them.
+    """Lays `model` out over the data ranks of `mesh`, in place.
+
+    The parameters of a block are one group, and those outside of blocks another.
 
     With `dtype` blocks compute in it, from float32 weights, and gradients are added up in float32. Embedding, output
     head and what is exact stay float32. Gradients are summed over the ranks.
     """
+    mesh = mesh[REPLICA, PIECE]
     computes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     frees = config.zero == 3
     for mixture in model.mixtures.values():
@@ -55,6 +53,8 @@ def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: t
     return root
 
 
+# Gathering over one dimension of a mesh after the other is what is asked for; it changes no bit.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 _EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
 
 
@@ -74,22 +74,12 @@ class Pieces:
         found = {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
         return cls(found)
 
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The mesh that all of them lie on."""
-        return next(iter(self.parameters.values())).device_mesh
-
-    @property
-    def are_whole(self) -> bool:
-        """Whether every rank has all of everything."""
-        return not self.parameters or self.mesh["piece"].size() == 1
-
     def whole(self, name: str, piece: Tensor) -> Tensor:
         """The tensor that all ranks have a piece of. All ranks must ask for the same ones in the same order."""
         parameter = self._parameter(name)
-        if self.are_whole or parameter is None or not _is_like(piece, parameter.to_local()):
+        if parameter is None or not _is_like(piece, parameter.to_local()):
             return piece.detach()
-        shape = torch.Size((parameter.shape[0], *piece.shape[1:]))
+        shape = parameter.shape[: piece.ndim]
         spread = DTensor.from_local(
             piece.detach(),
             parameter.device_mesh,
@@ -103,20 +93,19 @@ class Pieces:
     def piece(self, name: str, whole: Tensor) -> Tensor:
         """What this rank has of `whole`."""
         parameter = self._parameter(name)
-        if self.are_whole or parameter is None or not _is_like(whole, parameter):
+        if parameter is None or not _is_like(whole, parameter):
             return whole
         shape, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
-        return whole[offset[0] : offset[0] + shape[0]].contiguous()
+        places = [slice(start, start + size) for start, size in zip(offset, shape, strict=True)]
+        return whole[tuple(places[: whole.ndim])].contiguous()
 
-    def norm(self, local: Tensor) -> Tensor:
-        """The norm of everything, of which `local` is that of this rank's pieces."""
-        if self.are_whole:
-            return local
-        squares = local.square()
-        dist.all_reduce(squares, group=self.mesh["piece"].get_group())
-        return squares.sqrt()
+    def is_split(self, name: str) -> bool:
+        """Whether tensor ranks have parts of a parameter, rather than all of them the same."""
+        spread = self.parameters[name]
+        names = spread.device_mesh.mesh_dim_names or ()
+        return TENSOR in names and not isinstance(spread.placements[names.index(TENSOR)], Replicate)
 
     def _parameter(self, name: str) -> DTensor | None:
         name = name if name in self.parameters else name.rpartition("/")[0]
@@ -125,17 +114,6 @@ class Pieces:
 
 def _is_like(tensor: Tensor, parameter: Tensor) -> bool:
     return tensor.ndim > 0 and tensor.shape in (parameter.shape, parameter.shape[:1])
-
-
-def share(count: int, ranks: Ranks) -> range:
-    """Which of `count` micro-batches of a step are this rank's: as many for all ranks, side by side.
-
-    Raises `ValueError` where they cannot have as many.
-    """
-    if count % ranks.size:
-        raise ValueError(f"{count} micro-batches cannot be shared evenly by {ranks.size} ranks")
-    each = count // ranks.size
-    return range(ranks.rank * each, (ranks.rank + 1) * each)
 
 
 def same_on_all(parameters: Iterable[Tensor]) -> None:

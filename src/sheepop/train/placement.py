@@ -6,7 +6,7 @@ one; whoever spreads a model over several devices writes another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -239,16 +239,14 @@ class CastEmbedding(nn.Embedding):
         return found if self._dtype is None else found.to(self._dtype)
 
 
-def clip_gradients(
-    parameters: Iterable[Tensor], max_norm: float | None, total: Callable[[Tensor], Tensor] = lambda norm: norm
-) -> Tensor:
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None, norm: Tensor | None = None) -> Tensor:
     """Scales all gradients by one factor so that their global norm is at most `max_norm`; returns the norm before.
 
     With `max_norm` None the norm is only measured (Pascanu et al. 2013, algorithm 1, over all parameters). Where these
-    are a part of them, `total` makes the norm of all of that of the part.
+    are a part of them, `norm` is that of all.
     """
     gradients = _gradients(parameters)
-    norm = total(torch.nn.utils.get_total_norm(gradients))
+    norm = torch.nn.utils.get_total_norm(gradients) if norm is None else norm
     # On a CPU the norm is known at once, and a factor of 1 would only cost time.
     if max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
         factor = torch.clamp(max_norm / norm, max=1.0)

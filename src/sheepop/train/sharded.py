@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from sheepop.model import Outputs, Transformer
 from sheepop.model.head import OutputHead
-from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.sharding import Pieces, data_mesh, same_on_all, shard
+from sheepop.parallel.layout import TENSOR, Layout
+from sheepop.parallel.sharding import Pieces, same_on_all, shard
+from sheepop.parallel.tensor import split
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
@@ -28,11 +28,9 @@ class ShardedModel(Placement):
     All ranks begin with the weights that the first one has.
     """
 
-    def __init__(
-        self, model: Transformer, config: ParallelConfig, ranks: Ranks, *, precision: str, device: str, compiled: bool
-    ) -> None:
-        self.model, self.precision, self.device, self._ranks = model.eval(), precision, device, ranks
-        self._adds_up_each_time = config.zero >= 2
+    def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
+        self.model, self.precision, self.device, self._layout = model.eval(), precision, device, layout
+        self._adds_up_each_time = layout.config.zero >= 2
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         self._modules = model.sharing_copy().train()
@@ -40,11 +38,20 @@ class ShardedModel(Placement):
             self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
         if self._modules.ngrams is not None:
             self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
+        mesh = layout.mesh(device)
+        if layout.config.tensor > 1:
+            split(self._modules, mesh[TENSOR])
         if compiled:
             self._modules.compile_blocks()
-        self._root = shard(self._modules, data_mesh(config, ranks, device), config, self._dtype)
+        self._root = shard(self._modules, mesh, layout.config, self._dtype)
         self.pieces = Pieces.of(self._modules)
         self._parameters = [(weight, self.pieces.parameters[name]) for name, weight in model.named_parameters()]
+        # Of what several ranks have alike, one counts.
+        self._counted = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if layout.is_of_first_replica and (layout.tensor_rank == 0 or self.pieces.is_split(name))
+        ]
         self._take_pieces()
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -107,15 +114,17 @@ class ShardedModel(Placement):
 
     def clip(self, max_norm: float | None) -> Tensor:
         """See `clip_gradients`; the norm is that of all pieces."""
-        return clip_gradients(self.model.parameters(), max_norm, self.pieces.norm)
+        counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
+        squares = torch.nn.utils.get_total_norm(counted).square() if counted else torch.zeros((), device=self.device)
+        return clip_gradients(self.model.parameters(), max_norm, self._layout.ranks.total(squares).sqrt())
 
     def reduce(self, sums: Tensor) -> Tensor:
-        """The sums of all ranks."""
-        return self._ranks.total(sums)
+        """The sums of all ranks; those that split tensors have the same."""
+        return self._layout.ranks.total(sums if self._layout.tensor_rank == 0 else torch.zeros_like(sums))
 
     def greatest(self, value: float) -> float:
         """The greatest of what ranks give."""
-        return self._ranks.greatest(value)
+        return self._layout.ranks.greatest(value)
 
     def zero_gradients(self) -> None:
         """Forgets the gradients of the pieces; `modules` keep none."""

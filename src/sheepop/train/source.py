@@ -9,8 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
-from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.sharding import share
+from sheepop.parallel.layout import Layout
 from sheepop.train.objective import Objective, TensorBatch
 
 
@@ -88,7 +87,7 @@ class SharedSource(StepSource):
     """This rank's part of every step of `whole`: as many micro-batches as each other rank has."""
 
     whole: StepSource
-    ranks: Ranks
+    layout: Layout
 
     @property
     def ahead(self) -> int:
@@ -98,7 +97,7 @@ class SharedSource(StepSource):
     def prepare(self, number: int) -> PreparedStep:
         """The part of that batch, with the counts of all of it."""
         step = self.whole.prepare(number)
-        return step.part(share(len(step.micro_batches), self.ranks))
+        return step.part(self.layout.share(len(step.micro_batches)))
 
     def describe(self, number: int) -> list[str]:
         """The documents of all of it."""
