@@ -61,6 +61,7 @@ def generate(
     no_cache: option.NoCache = False,
     cache_dtype: option.CacheDtype = None,
     batch_invariant: option.BatchInvariant = False,
+    tensor_parallel: option.TensorParallel = 1,
     apart: option.Apart = False,
     adapter: Adapter = None,
     device: Device = None,
@@ -137,7 +138,12 @@ def generate(
 
     console = make_console(quiet)
     generator = load_generator(
-        model, device=device or "auto", dtype=dtype, draft_model=draft_model, adapters=adapter or ()
+        model,
+        device=device or "auto",
+        dtype=dtype,
+        draft_model=draft_model,
+        adapters=adapter or (),
+        tensor_parallel=tensor_parallel,
     )
 
     def write(asked: Sequence[str], *, echo: bool) -> None:

@@ -160,6 +160,10 @@ Grammar = Annotated[
     typer.Option(metavar="FILE", help="Write what this Lark grammar allows.", rich_help_panel=_GRAMMAR),
 ]
 
+TensorParallel = Annotated[
+    int,
+    typer.Option(min=1, metavar="N", help="Split the model over N processes, one a GPU.", rich_help_panel=_SPEED),
+]
 Guesses = Annotated[
     int | None,
     typer.Option(

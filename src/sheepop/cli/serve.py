@@ -35,6 +35,12 @@ def serve(
     replicas: Annotated[
         int | None, typer.Option(help="Copies of the models, with --engine ray.", show_default="server.replicas")
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Split models over N processes, one a GPU.", show_default="server.tensor_parallel"
+        ),
+    ] = None,
     config: ConfigFile = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting such as server.max_running=8.")
@@ -55,6 +61,8 @@ def serve(
 
       sheepop serve runs/quickstart --ui
 
+      sheepop serve models/large --tensor-parallel 4
+
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
     from sheepop.checkpoint.run_directory import RunDirectory, resolve_model_directory
@@ -62,7 +70,7 @@ def serve(
 
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "engine": engine, "replicas": replicas,
-        "votes": votes and str(votes),
+        "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
     if ui:

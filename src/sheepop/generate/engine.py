@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
 from sheepop.generate.scheduler import Grant, Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
+from sheepop.generate.split_model import LeadingRunner, is_led
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -78,12 +79,19 @@ class Engine:
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
             reaches = reaches_of(network)
-            counts = [num_blocks] * len(reaches)
-            cache = PagedCache(
-                network, counts, block_size, lookahead=guesses, in_int8=cache_in_int8, apart=batch_invariant
-            )
-            return BlockManager(counts, reaches, block_size), PagedRunner(network, cache)
+            settings: dict[str, Any] = {
+                "num_blocks": [num_blocks] * len(reaches),
+                "block_size": block_size,
+                "lookahead": guesses,
+                "in_int8": cache_in_int8,
+                "apart": batch_invariant,
+            }
+            cache = PagedCache(network, **settings)
+            runner = LeadingRunner(network, cache, settings) if is_led(network) else PagedRunner(network, cache)
+            return BlockManager(settings["num_blocks"], reaches, block_size), runner
 
+        if not use_cache and is_led(model):
+            raise UsageError("A model that is split over several processes is read with a cache. Leave --no-cache out.")
         runner: Runner
         if use_cache:
             manager, runner = prepared(model)

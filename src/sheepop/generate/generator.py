@@ -23,6 +23,7 @@ from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Completion, Request
 from sheepop.generate.sampler import Sampler
+from sheepop.generate.split_model import is_led
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -297,7 +298,7 @@ class TextStream:
 
 def _prepared(model: Transformer) -> Transformer:
     """A copy over the same memory that writes fastest on its device."""
-    if wants_native_kernels(model):
+    if wants_native_kernels(model) and not is_led(model):
         return with_native_blocks(with_native_products(model).eval())
     copy = model.sharing_copy().eval()
     if copy.device.type == "cuda":

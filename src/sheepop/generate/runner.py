@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from sheepop.generate.blocks import Chunk, Copy
 from sheepop.generate.decoding_graphs import DecodingGraphs
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.scheduler import Share
@@ -23,6 +25,30 @@ class Runner(Protocol):
         """Reads what is granted; the logits (R, V) behind each text and each of its guesses that was read."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a pass reads: tokens by chunks, behind which of them logits are wanted, and blocks to copy before."""
+
+    copies: Sequence[Copy]
+    chunks: Sequence[Chunk]
+    token_ids: Sequence[int]
+    predicting: Sequence[int]
+
+    @classmethod
+    def of(cls, shares: Sequence[Share]) -> Reading:
+        """What is granted."""
+        grants = [grant for share in shares for grant in share.grants]
+        read: list[int] = []
+        predicting: list[int] = []
+        for grant in grants:
+            reader, chunk = grant
+            read += (reader.context + reader.drafts)[chunk.start : chunk.end]
+            predicting += range(len(read) - grant.num_predictions, len(read))
+        return cls(
+            [copy for share in shares for copy in share.copies], [grant.chunk for grant in grants], read, predicting
+        )
+
+
 class PagedRunner:
     """Reads every token once; keys and values stay in the blocks of `cache`."""
 
@@ -33,21 +59,20 @@ class PagedRunner:
 
     def run(self, shares: Sequence[Share]) -> Tensor:
         """Reads the new tokens, each as a row of its own."""
-        grants = [grant for share in shares for grant in share.grants]
-        chunks = [chunk for _, chunk in grants]
-        self._cache.copy([copy for share in shares for copy in share.copies])
-        read: list[int] = []
-        predicting: list[int] = []
-        for grant in grants:
-            reader, chunk = grant
-            read += (reader.context + reader.drafts)[chunk.start : chunk.end]
-            predicting += range(len(read) - grant.num_predictions, len(read))
+        sources = None
+        if self._sources is not None:
+            sources = [share.request.source_ids for share in shares for _ in share.grants]
+        return self.read(Reading.of(shares), sources)
+
+    def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
+        """The logits of one pass; `sources` are what the encoder reads for each chunk."""
+        chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
+        self._cache.copy(reading.copies)
         if self._graphs is not None and self._graphs.suits(chunks):
             return self._graphs.run(read, chunks)
         inputs: dict[str, Any] = {}
         numbers, longest = None, 0
-        if self._sources is not None:
-            sources = [share.request.source_ids for share in shares for _ in share.grants]
+        if self._sources is not None and sources is not None:
             inputs["memory"], numbers = self._sources.memory(sources, [chunk.count for chunk in chunks])
             longest = inputs["memory"].states.shape[1]
         self._cache.read(chunks, numbers, longest)

@@ -10,6 +10,7 @@ from sheepop.checkpoint.exchange import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.generate.split_model import Followers
 from sheepop.model import EncoderDecoder, Transformer
 
 
@@ -28,13 +29,19 @@ def load_generator(
     dtype: str | None = None,
     draft_model: str | Path | None = None,
     adapters: Sequence[str | Path] = (),
+    tensor_parallel: int = 1,
 ) -> Generator:
     """The model that `model` means, ready to write, with a smaller one that guesses for it if `draft_model` names one.
 
     `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored. `adapters` are as
-    `load_adapted` takes them.
+    `load_adapted` takes them. With `tensor_parallel` so many processes have a part of the model each.
     """
-    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
+    if tensor_parallel > 1:
+        if adapters:
+            raise UsageError("A model with an adapter is not split over processes. Leave one of them out.")
+        loaded = Followers(tensor_parallel, resolve_device(device)).load(Path(model), dtype_named(dtype))
+    else:
+        loaded = load_adapted(model, adapters, device=device, dtype=dtype)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
 

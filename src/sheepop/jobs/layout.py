@@ -56,6 +56,11 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
         return config
     count = Layout(ranks, config.parallel).num_data
     check_split(config.model, config.parallel.tensor)
+    if config.parallel.tensor > 1 and config.model.dropout:
+        raise ConfigError(
+            "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
+            "of each."
+        )
     training = config.training
     sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
     if is_open:

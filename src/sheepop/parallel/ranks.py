@@ -186,7 +186,7 @@ class Ranks:
                 raise SystemExit(code) from None
             raise
         except (Exception, KeyboardInterrupt) as error:
-            found = _lost(error) if _is_of_the_group(error) else error
+            found = loss_of_ranks(error) or error
             try:
                 speaks = board.arrive() == 1
                 board.fail(found)
@@ -277,17 +277,14 @@ def _exit_code(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _is_of_the_group(error: BaseException) -> bool:
-    """Whether it says that messages between ranks failed; gloo raises no kind of its own."""
+def loss_of_ranks(error: BaseException) -> RanksError | None:
+    """What to say of an error of messages between ranks, and None of any other; gloo raises no kind of its own."""
     import torch.distributed as dist
 
     text = str(error)
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed by peer" in text)
-    )
-
-
-def _lost(error: BaseException) -> RanksError:
+    is_of_gloo = isinstance(error, RuntimeError) and ("gloo" in text or "Connection closed by peer" in text)
+    if not isinstance(error, dist.DistError) and not is_of_gloo:
+        return None
     return RanksError(
         f"The other ranks were lost ({_reason(error)}). One of them was ended, or the network between them failed."
     )

@@ -48,6 +48,8 @@ class ServerConfig(Config):
     """The longest time for a request, waiting included."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """How long requests may still take once the server was asked to stop."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Processes that have a part of every model each, one a GPU."""
     engine: Literal["local", "ray"] = "local"
     """Where the models run: in this process, or in replicas on a Ray cluster."""
     replicas: int = Field(default=1, ge=1)
@@ -59,6 +61,8 @@ class ServerConfig(Config):
     def _check_engine(self) -> ServerConfig:
         if self.engine == "local" and (self.replicas > 1 or self.replica_cores is not None):
             raise ValueError("replicas and replica_cores need engine = ray; this process runs every model once")
+        if self.tensor_parallel > 1 and (self.engine == "ray" or self.ui):
+            raise ValueError("tensor_parallel splits models, which neither replicas nor the page that looks inside do")
         if (self.certificate is None) != (self.private_key is None):
             raise ValueError("certificate and private_key: TLS needs both, or neither")
         if self.ui and self.engine == "ray":

@@ -15,7 +15,7 @@ from sheepop.model import Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.parallel.layout import TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
-from sheepop.parallel.tensor import split
+from sheepop.parallel.tensor import TensorRanks, split
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
@@ -40,7 +40,7 @@ class ShardedModel(Placement):
             self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
         mesh = layout.mesh(device)
         if layout.config.tensor > 1:
-            split(self._modules, mesh[TENSOR])
+            split(self._modules, TensorRanks.of(mesh[TENSOR]))
         if compiled:
             self._modules.compile_blocks()
         self._root = shard(self._modules, mesh, layout.config, self._dtype)

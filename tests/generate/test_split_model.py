@@ -1,0 +1,99 @@
+"""Text by several processes, each with a part of the model, against text by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sheepop.checkpoint import load_model
+from sheepop.checkpoint.model_directory import save_model
+from sheepop.core.errors import ConfigError, RanksError, UsageError
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.split_model import Followers
+from sheepop.model import Transformer
+from sheepop.tokenizer import CharTokenizer
+
+ToyModel = Callable[..., Transformer]
+PROMPTS = ["The sheep", "a", "Over the fence it jumps and", "x y z"]
+KINDS: dict[str, dict[str, Any]] = {
+    "grouped heads": {"num_kv_heads": 2, "position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu"},
+    "all at once": {
+        "position_encoding": "alibi",
+        "bias": True,
+        "qk_norm": "head",
+        "attention_sinks": True,
+        "short_convolution": 3,
+        "ngrams": {"rows": 64},
+        "sliding_window": 8,
+        "sliding_layers": [0],
+        "tie_weights": True,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def followers() -> Iterator[Followers]:
+    found = Followers(2, "cpu")
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_write_what_one_writes(
+    kind: str, followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "model", toy_model(**KINDS[kind]), characters, {})
+    generators = [
+        Generator(loaded.model, characters)
+        for loaded in (
+            load_model(tmp_path / "model", "cpu", torch.float64),
+            followers.load(tmp_path / "model", torch.float64),
+        )
+    ]
+    settings = [
+        {"temperature": 0.0},
+        {"seed": 3, "num_completions": 2, "top_p": 0.9},
+        {"temperature": 0.0, "guesses": 3},
+        {"seed": 5, "cache_dtype": "int8"},
+        {"num_beams": 3, "temperature": 0.0},
+    ]
+    for each in settings:
+        config = GenerationConfig(max_new_tokens=24, **each)
+        alone, split = (
+            [(completion.text, completion.token_ids) for completion in generator.generate(PROMPTS, config)]
+            for generator in generators
+        )
+        assert split == alone, each
+        assert len({text for text, _ in alone}) > 1
+    with pytest.raises(UsageError, match="read with a cache"):
+        generators[1].generate(PROMPTS, GenerationConfig(use_cache=False))
+
+
+def test_a_model_that_cannot_be_split_is_refused_and_the_next_one_is_read(
+    followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "odd", toy_model(num_kv_heads=1), characters, {})
+    with pytest.raises(ConfigError, match=r"2 does not divide model\.num_kv_heads = 1"):
+        followers.load(tmp_path / "odd", None)
+    save_model(tmp_path / "even", toy_model(), characters, {})
+    loaded = followers.load(tmp_path / "even", None)
+    with pytest.raises(UsageError, match="already"):
+        Followers(2, "cpu")
+    assert Generator(loaded.model, characters).generate(["a"], GenerationConfig(max_new_tokens=4))[0].text
+
+
+def test_a_process_that_is_lost_is_named(
+    followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "model", toy_model(), characters, {})
+    generator = Generator(followers.load(tmp_path / "model", None).model, characters)
+    os.kill(followers.processes[0].pid, signal.SIGKILL)
+    followers.processes[0].wait()
+    with pytest.raises(RanksError, match="A process with a part of the model was lost"):
+        generator.generate(["a"], GenerationConfig(max_new_tokens=4))
