@@ -74,7 +74,7 @@ def test_a_run_goes_from_one_layout_to_another_and_on_one_device(
         assert len(list((checkpoint / "state").glob("optimizer-*.safetensors"))) == size
         assert load_model(checkpoint).provenance["step"] == steps
     done = together.alone([*together.options(run), "--resume", "auto"])
-    assert "parallel.shard = 2 does not divide the number of data ranks, 1" in done.err
+    assert "parallel.shard = 2 does not divide 1" in done.err
     done = together.alone([*together.options(run, "parallel.shard=null"), "--resume", "auto"])
     assert done.code == 0, done.err
     assert not list(last_checkpoint(run).glob("model-*"))

@@ -17,6 +17,7 @@ from sheepop.generate.held_blocks import HeldBlocks, Places
 from sheepop.generate.paged_attention import PagedAttending, Pass, StandingPass
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import Attending, AttentionKind, Score
+from sheepop.model.cache import Cache
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
@@ -49,7 +50,7 @@ def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, 
     return block_size * per_token + width * config.num_layers * channels * model.dtype.itemsize
 
 
-class PagedCache:
+class PagedCache(Cache):
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 
     `num_blocks` are those of each kind in `reaches_of`. `lookahead` tokens of a pass may be taken back after it. Keys

@@ -18,7 +18,6 @@ from sheepop.jobs.resume import find_resumable, refuse_changes
 from sheepop.jobs.run_record import StoredRun
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.tensor import check_split
 
 
 def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
@@ -54,8 +53,15 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     """
     if not ranks.are_several:
         return config
+    # These load torch, which a command that is refused does not need.
+    from sheepop.parallel.context import check_context
+    from sheepop.parallel.tensor import check_split
+
     count = Layout(ranks, config.parallel).num_data
     check_split(config.model, config.parallel.tensor)
+    check_context(config.model, config.parallel)
+    if config.parallel.context > 1 and config.training.compile is True:
+        raise ConfigError("parallel.context does not go with training.compile = true yet. Leave one of them out.")
     if config.parallel.tensor > 1 and config.model.dropout:
         raise ConfigError(
             "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "

@@ -91,8 +91,8 @@ def run_loop(
     objective = data.objective(config)
     plan = data.plan(config, run, console)
     source = data.source(config, plan, objective, placement)
-    if ranks.are_several:
-        source = SharedSource(source, Layout(ranks, config.parallel))
+    if isinstance(placement, ShardedModel):
+        source = SharedSource(source, Layout(ranks, config.parallel), placement.context)
     checkpointer = Checkpointer(
         run,
         model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,11 @@ class Cache(Protocol):
     """What the network needs of a key-value store. How it lies in memory, and by which kernel, is the store's affair.
 
     It knows which tokens come in a pass. The network begins with `begin`, asks `prepare` once for each kind of layer,
-    and lets every layer `attend`.
+    and lets every layer `attend`. One that `has_documents` takes rows of several, whose numbers (B, T) it is given with
+    the tokens.
     """
+
+    has_documents: ClassVar[bool] = False
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """The positions (B, T) of the tokens that come, and how many tokens the longest text will have then.
@@ -51,10 +54,15 @@ def shifted(new: Tensor, most: int, document_ids: Tensor | None, cache: Cache | 
     num_tokens = new.shape[1]
     held = new.new_zeros(len(new), most, *new.shape[2:]) if cache is None else cache.preceding(place, new, most)
     joined, found = torch.cat((held, new), dim=1), []
+    documents = None
+    if document_ids is not None:
+        documents = functional.pad(document_ids, (most, 0), value=-1)
+        if cache is not None:
+            documents[:, :most] = cache.preceding("documents", document_ids, most)
     for back in range(1, most + 1):
         earlier = joined[:, most - back : most - back + num_tokens]
-        if document_ids is not None:
-            same = document_ids == functional.pad(document_ids, (back, 0), value=-1)[:, :num_tokens]
+        if document_ids is not None and documents is not None:
+            same = document_ids == documents[:, most - back : most - back + num_tokens]
             earlier = earlier * same.view(*same.shape, *(1 for _ in new.shape[2:]))
         found.append(earlier)
     return found

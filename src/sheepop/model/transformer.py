@@ -149,13 +149,15 @@ class Transformer(nn.Module):
             raise ValueError(f"positions have shape {tuple(positions.shape)}, input_ids {(rows, num_tokens)}")
         if document_ids is not None and document_ids.shape != input_ids.shape:
             raise ValueError(f"document_ids have shape {tuple(document_ids.shape)}, input_ids {(rows, num_tokens)}")
-        if cache is not None and document_ids is not None:
+        if cache is not None and document_ids is not None and not cache.has_documents:
             raise ValueError("document_ids are for packed training batches; a cache holds one document per row")
         behind, end = (None, num_tokens) if cache is None else cache.begin(rows, num_tokens)
         if num_tokens > self.config.max_seq_len or (positions is None and end > self.config.max_seq_len):
             raise ValueError(f"{end} positions do not fit max_seq_len = {self.config.max_seq_len}")
         positions = behind if positions is None else positions
-        documents = None if document_ids is None else number_documents(document_ids)
+        documents = document_ids
+        if document_ids is not None and cache is None:
+            documents = number_documents(document_ids)
         ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
         x_BTD = self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
         inputs = {}

@@ -16,6 +16,8 @@ class ParallelConfig(Config):
     """Ranks, or groups of tensor ranks, that each compute their share of every batch; `null` is all there are."""
     tensor: int = Field(1, ge=1, strict=True)
     """Ranks that split the matrices of every block among them, and compute a forward pass together."""
+    context: int = Field(1, ge=1, strict=True)
+    """Ranks that have parts of the tokens of every row, and exchange them for heads in attention (Ulysses)."""
     zero: Literal[0, 1, 2, 3] = 0
     """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
     gradients, `3` also weights (FSDP)."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
+from sheepop.model.attention.sight import number_documents
 from sheepop.train.config import TrainingConfig
 from sheepop.train.placement import Network, Placement
 
@@ -49,6 +50,21 @@ class TensorBatch:
             labels=tensor(batch.labels),
             supervised=slice(None) if supervised.size == batch.labels.size else tensor(supervised),
             given={name: tensor(array) for name, array in batch.given().items()},
+        )
+
+    def columns(self, chosen: slice) -> TensorBatch:
+        """The same rows with some of their tokens, whose documents are numbered as in whole rows."""
+        if self.given:
+            raise ValueError(f"rows with {', '.join(self.given)} beside their tokens are not split over ranks")
+        inputs = {**self.inputs}
+        if (ids := inputs.get("document_ids")) is not None:
+            inputs["document_ids"] = number_documents(ids)
+        labels = self.labels[:, chosen].contiguous()
+        supervised = torch.nonzero(labels.flatten() != IGNORE_INDEX)[:, 0]
+        return TensorBatch(
+            {name: tensor[:, chosen].contiguous() for name, tensor in inputs.items()},
+            labels,
+            slice(None) if len(supervised) == labels.numel() else supervised,
         )
 
     def to(self, device: str) -> TensorBatch:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from sheepop.model import Outputs, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.parallel.context import SharedRows
 from sheepop.parallel.layout import TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import TensorRanks, split
@@ -38,7 +39,7 @@ class ShardedModel(Placement):
             self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
         if self._modules.ngrams is not None:
             self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
-        mesh = layout.mesh(device)
+        mesh, self.context = layout.mesh(device), layout.context_ranks(device)
         if layout.config.tensor > 1:
             split(self._modules, TensorRanks.of(mesh[TENSOR]))
         if compiled:
@@ -85,6 +86,8 @@ class ShardedModel(Placement):
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         """What `modules` give."""
+        if self.context is not None:
+            inputs = {**inputs, "cache": SharedRows(self.context, inputs.get("document_ids"))}
         found = self._modules.run(**inputs)
         if self._dtype is not None:
             self.head.cast = self.head.weight.detach().to(self._dtype)

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sheepop.data import Batch, StepPlan, batch_hash
+from sheepop.parallel.context import ContextRanks
 from sheepop.parallel.layout import Layout
 from sheepop.train.objective import Objective, TensorBatch
 
@@ -20,7 +21,8 @@ class PreparedStep:
     `num_tokens` normalises the objective: what counts in the whole step, on all ranks, tokens or pairs. `num_reported`
     is what the step adds to the tokens that a run was trained on. `num_computed` is what the network computes with,
     padding too, and what speed is measured by. `measured` is what the source has to say of the data, for the log. Where
-    ranks share the step, these micro-batches are those of one rank, from number `first` of the step on.
+    ranks share the step, these micro-batches are those of one rank, from number `first` of the step on, and rows
+    may be one of `parts_of_rows` each.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -30,15 +32,21 @@ class PreparedStep:
     batch_hash: str | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
     first: int = 0
+    parts_of_rows: int = 1
 
     def part(self, numbers: range) -> PreparedStep:
         """The same step with the micro-batches of these numbers only."""
         return replace(self, micro_batches=self.micro_batches[numbers.start : numbers.stop], first=numbers.start)
 
+    def columns(self, ranks: ContextRanks) -> PreparedStep:
+        """The same step with this rank's tokens of every row."""
+        batches = [batch.columns(ranks.columns(batch.labels.shape[-1])) for batch in self.micro_batches]
+        return replace(self, micro_batches=batches, parts_of_rows=ranks.size)
+
     @property
     def row_length(self) -> int:
         """The tokens of a row, the same in all of them, or of pairs those of the first micro-batch."""
-        return self.micro_batches[0].labels.shape[-1]
+        return self.micro_batches[0].labels.shape[-1] * self.parts_of_rows
 
     @classmethod
     def of(
@@ -88,6 +96,7 @@ class SharedSource(StepSource):
 
     whole: StepSource
     layout: Layout
+    context: ContextRanks | None = None
 
     @property
     def ahead(self) -> int:
@@ -97,7 +106,8 @@ class SharedSource(StepSource):
     def prepare(self, number: int) -> PreparedStep:
         """The part of that batch, with the counts of all of it."""
         step = self.whole.prepare(number)
-        return step.part(self.layout.share(len(step.micro_batches)))
+        step = step.part(self.layout.share(len(step.micro_batches)))
+        return step if self.context is None else step.columns(self.context)
 
     def describe(self, number: int) -> list[str]:
         """The documents of all of it."""
