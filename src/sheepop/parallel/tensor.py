@@ -8,6 +8,7 @@ everywhere. A layer gets a class that computes with the rank's part; nothing els
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +128,12 @@ def _give(layer: nn.Module, kind: type[_Local], ranks: TensorRanks, dimensions: 
             part = ranks.part(parameter, dimension)
             setattr(layer, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
     layer.ranks = ranks  # type: ignore[assignment]
-    layer.__class__ = type(f"{kind.__name__.strip('_')}{type(layer).__name__}", (kind, type(layer)), {})
+    layer.__class__ = _class_of(kind, type(layer))  # type: ignore[arg-type]
+
+
+@functools.cache  # compiled code tells classes apart
+def _class_of(kind: type[_Local], base: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
 
 
 class _Local(nn.Module):

@@ -31,7 +31,7 @@ class ShardedModel(Placement):
 
     def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
         self.model, self.precision, self.device, self._layout = model.eval(), precision, device, layout
-        self._adds_up_each_time = layout.config.zero >= 2
+        self._adds_up_each_time, self._frees = layout.config.zero >= 2, layout.config.zero == 3
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         self._modules = model.sharing_copy().train()
@@ -102,6 +102,7 @@ class ShardedModel(Placement):
         meets = is_last or self._adds_up_each_time
         self._root.set_requires_gradient_sync(meets)
         self._root.set_is_last_backward(meets)
+        self._root.set_reshard_after_backward(is_last or self._frees)
         torch.autograd.backward(loss)
         if meets:
             self._hand_over()
