@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,9 +21,10 @@ from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
 from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
-from sheepop.model import Transformer
+from sheepop.model import Transformer, blank_model
 from sheepop.model.accounting.operations import training_flops_per_token
 from sheepop.parallel.layout import Layout
+from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import (
@@ -39,6 +41,7 @@ from sheepop.train.agenda import SAMPLE, Agenda
 from sheepop.train.config import TrainingConfig
 from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines, NoLines
+from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.pace import Deadline, Pace
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
@@ -110,6 +113,8 @@ def run_loop(
     if state is fresh and sample is not None:
         state = state.after(due=(SAMPLE,))
     _announce(config, data, model, plan, state, console)
+    if isinstance(placement, ShardedModel):
+        console.info(f"Layout: {_costs(config, model, optimizers, ranks, plan.max_length)}")
     budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
@@ -228,6 +233,29 @@ def _placed(
     )
     placement.take_over(optimizers)
     return placement, placement.pieces
+
+
+def _costs(
+    config: SheepOpConfig,
+    model: Transformer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ranks: Ranks,
+    num_tokens: int,
+) -> Plan:
+    layout, rows = Layout(ranks, config.parallel), config.training.resolved().micro_batch_size
+    micro_batches = config.training.global_batch_size // rows // layout.num_data
+    # Of the shapes that parameters have here, which are those of pieces.
+    numbers, kept = 0, 0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                slots = optimizer_slots(optimizer, group, parameter).values()
+                numbers += parameter.numel()
+                kept += sum(math.prod(shape) for shape in slots if shape is not None)
+    with torch.device("meta"):
+        whole = blank_model(config.model)
+    state = kept / max(1, numbers)
+    return Plan.of(whole, layout, rows=rows, num_tokens=num_tokens, micro_batches=max(1, micro_batches), state=state)
 
 
 def build_network(data: RunData, config: SheepOpConfig, device: str) -> Transformer:

@@ -39,6 +39,8 @@ class ShardedModel(Placement):
             self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
         if self._modules.ngrams is not None:
             self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
+        if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
+            self.head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
         if layout.config.tensor > 1:
             split(self._modules, TensorRanks.of(mesh[TENSOR]))
