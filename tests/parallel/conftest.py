@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..command_line import Ended, Launcher, Started
+from ..command_line import COMMAND, Ended, Launcher, Started
 
 SETTINGS = (
     "tokenizer.algorithm=char",
@@ -56,15 +56,14 @@ class Together:
         places = ["--data", str(self.text), "--output", str(run), "--device", "cpu", "--quiet"]
         return ["train", *places, *SETTINGS, *settings]
 
-    def start(
-        self, size: int, options: Sequence[str], *, port: int | None = None, **each: Sequence[str]
-    ) -> list[Started]:
-        """The ranks of a command; ``rank_1=[...]`` gives that one other options."""
+    def start(self, size: int, options: Sequence[str], *, port: int | None = None, **each: Any) -> list[Started]:
+        """The ranks of a command; ``rank_1=[...]`` gives that one other options, ``program_1`` another program."""
         port = free_port() if port is None else port
         shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         return [
             self.launcher.start(
                 *each.get(f"rank_{rank}", options),
+                program=each.get(f"program_{rank}", COMMAND),
                 environment={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(size)

@@ -17,6 +17,7 @@ from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 
 from ..command_line import Started
+from ..faults.conftest import DISTURBED
 from .conftest import ENDS, Together, rows
 
 
@@ -149,6 +150,19 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together
     assert "optimizer-00002-of-00002.safetensors" in ends[0].err
     assert not ends[1].err
     require_same_course(alone, run)
+
+
+def test_ranks_that_hang_write_down_where_they_stand(together: Together, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [*together.options(run, "parallel.patience=1.5", "parallel.zero=3")]
+    sleeps = ["time.sleep(60)", "sheepop.train.step", "StepRunner.update", "4", *options]
+    ranks = together.start(2, options, program_1=DISTURBED, rank_1=sleeps)
+    ends = [rank.wait() for rank in ranks]
+    assert [end.code for end in ends] == [1, 1]
+    assert sum(end.err.count("Step 4 has taken more than 2 seconds") for end in ends) == 1, ends
+    stacks = [(run / "stacks" / f"rank-{rank:05}.txt").read_text() for rank in range(2)]
+    assert "in disturbed" in stacks[1]
+    assert "in take" in stacks[0] or "in gradients" in stacks[0] or "in update" in stacks[0] or "greatest" in stacks[0]
 
 
 def test_a_port_that_another_program_uses_is_named(together: Together, tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def _compare(
                 ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
                 assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
                 assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
+            if settings.get("zero") == 0:
+                assert spread.placement.differences([]) == []
+                if rank == 1:
+                    spread.placement.model.final_norm.weight.data[3] += 1e-7
+                assert spread.placement.differences(["here"] if rank else []) == [
+                    "rank 1: here",
+                    "the weights of rank 1 are not those of rank 0",
+                ]
+                continue
             with spread.placement.evaluating():
                 for one, other in zip(
                     spread.placement.model.parameters(), alone.placement.model.parameters(), strict=True

@@ -65,6 +65,8 @@ class RunDirectory:
     """Pictures of the metrics."""
     profile = _Entry("profile")
     """What profiled steps took."""
+    stacks = _Entry("stacks")
+    """Where every rank stood when a step took too long."""
     traces = _Entry("traces")
     """What a prompt met on its way through the network, at several steps."""
     tensorboard = _Entry("tensorboard")

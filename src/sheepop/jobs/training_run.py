@@ -27,6 +27,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.sharding import Pieces
+from sheepop.parallel.watchdog import Watchdog
 from sheepop.train import (
     Checkpointer,
     Schedule,
@@ -153,6 +154,12 @@ def run_loop(
                 console=console,
             )
             stack.callback(around_step.close)
+        if ranks.are_several:
+            watchdog = Watchdog(
+                ranks.rank, ranks.board("watchdog"), run.stacks, config.parallel.patience, Console(quiet=True)
+            )
+            stack.enter_context(watchdog.watching())
+            around_step = _both(watchdog.step, around_step)
         validation: Callable[[], Scores] | None = None
         if (held_out := data.held_out(config)) is not None:
             validation = partial(
@@ -233,6 +240,15 @@ def _placed(
     )
     placement.take_over(optimizers)
     return placement, placement.pieces
+
+
+def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
+    @contextmanager
+    def around(number: int) -> Iterator[None]:
+        with outer(number), inner(number):
+            yield
+
+    return around
 
 
 def _costs(

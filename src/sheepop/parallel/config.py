@@ -24,6 +24,9 @@ class ParallelConfig(Config):
     shard: int | None = Field(None, ge=2, strict=True)
     """Data ranks that share one copy of that state; groups of them are replicas (HSDP). `null` is all of them."""
 
+    patience: float = Field(1800.0, gt=0)
+    """Seconds that a step may take before every rank writes down where it stands, and all of them end."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.shard is not None and self.zero == 0:

@@ -127,6 +127,14 @@ class Ranks:
             board.tell("value", json.dumps(value))
         return json.loads(board.hear("value"))
 
+    def gathered(self, value: Any) -> list[Any]:
+        """What every rank gives here, as JSON, on all of them."""
+        if self._store is None:
+            return [value]
+        board = self.board(f"gathered-{self._turn()}")
+        board.tell(str(self.rank), json.dumps(value))
+        return [json.loads(board.hear(str(rank))) for rank in range(self.size)]
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """A block that all ranks get through before any goes on."""
@@ -237,9 +245,13 @@ class Board:
         """Says that this rank has done its part; how many have."""
         return int(self._store.add(f"{self._name}/arrived", 1))
 
+    def count(self) -> int:
+        """How many have arrived."""
+        return int(self._store.add(f"{self._name}/arrived", 0))
+
     def await_all(self, count: int, *, within: timedelta | None = None) -> bool:
         """Waits until `count` ranks have arrived, for a time if one is given; whether they have."""
-        return self._wait(lambda: int(self._store.add(f"{self._name}/arrived", 0)) >= count, within)
+        return self._wait(lambda: self.count() >= count, within)
 
     def fail(self, error: BaseException) -> None:
         """Says that this rank has failed, so that nobody waits for it."""

@@ -220,7 +220,7 @@ class Journal:
         if row not in self.metrics.kept:  # of a step that is taken anew
             self._write(state, **row)
         self._console.warn(
-            f"Step {state.step + 1:,}: a micro-batch gave different bits when it was computed again, in "
+            f"Step {state.step + 1:,}: a micro-batch computed twice, or weights that ranks have alike, differ in "
             f"{counted(len(differences), 'place')}: {'; '.join(differences[:3])}. The memory or the processor may "
             "be faulty; on a GPU, some operations are repeatable only with deterministic=true."
         )

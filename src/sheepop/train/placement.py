@@ -6,7 +6,7 @@ one; whoever spreads a model over several devices writes another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -78,6 +78,10 @@ class Placement(Network, Protocol):
 
     def zero_gradients(self) -> None:
         """Forgets all gradients."""
+
+    def differences(self, own: Sequence[str]) -> Sequence[str]:
+        """What was found to differ on any rank, `own` on this one, and which ranks have not the weights they should."""
+        return own
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Within the block `model` is whole and in one data type, to be scored, sampled from and saved."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,21 @@ class ShardedModel(Placement):
     def zero_gradients(self) -> None:
         """Forgets the gradients of the pieces; `modules` keep none."""
         self.model.zero_grad(set_to_none=True)
+
+    def differences(self, own: Sequence[str]) -> Sequence[str]:
+        """What ranks found; and checksums of what they have alike: pieces in all replicas, what is not split."""
+        layout, tensor = self._layout, self._layout.config.tensor
+        split, alike = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        for name, parameter in self.model.named_parameters():
+            content = parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            (split if self.pieces.is_split(name) else alike).update(content)
+        told = layout.ranks.gathered([list(own), split.hexdigest(), alike.hexdigest()])
+        different = [f"rank {rank}: {line}" for rank, (lines, _, _) in enumerate(told) for line in lines]
+        for rank, (_, parts, whole) in enumerate(told):
+            first = rank // tensor % layout.num_pieces * tensor
+            if parts != told[first + rank % tensor][1] or whole != told[first][2]:
+                different.append(f"the weights of rank {rank} are not those of rank {first + rank % tensor}")
+        return different
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -137,7 +137,7 @@ class StepRunner:
                 {name: placement.reduce(value) for name, value in measured.items()},
             ),
             placement.clip(self.max_grad_norm).to(placement.device),
-            () if recomputation is None else recomputation.differences,
+            () if recomputation is None else placement.differences(recomputation.differences),
         )
 
     def update(self, found: Gradients, limits: Limits, *, number: int, rate: float | None = None) -> Outcome:
