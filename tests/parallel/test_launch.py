@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -89,6 +90,20 @@ def test_a_ray_cluster_runs_the_ranks(together: Together, tmp_path: Path) -> Non
     )
     assert ended.code == 0, ended.err
     assert RunDirectory.open(run).pointer("latest") == 4
+
+
+def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "parallel.md"
+    lines = re.findall(r"^sheepop (launch -n 2 .*|train --resume .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["launch", "train"]
+    (tmp_path / "notes").mkdir()
+    for file in sorted(together.text.iterdir()):
+        (tmp_path / "notes" / file.name).write_text(file.read_text())
+    for line, steps in zip(lines, (20, 30), strict=True):
+        ended = together.launcher.run(*line.split(), directory=tmp_path)
+        assert ended.code == 0, ended.err
+        assert RunDirectory.open(tmp_path / "runs" / "two").pointer("latest") == steps
+        assert ("Layout: 2 ranks: 2 data; every copy whole. Each holds" in ended.err) == (steps == 20)
 
 
 @pytest.mark.parametrize(
