@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,6 +152,46 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together
     assert "optimizer-00002-of-00002.safetensors" in ends[0].err
     assert not ends[1].err
     require_same_course(alone, run)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp_path: Path, method: str) -> None:
+    examples: list[dict[str, Any]] = []
+    for number in range(40):
+        asked, answer = {"role": "user", "content": "Sheep"}, {"role": "assistant", "content": f"{number}"}
+        pair = {"prompt": "Sheep", "chosen": f"number {number}", "rejected": "fence"}
+        examples.append({"messages": [asked, answer]} if method == "sft" else pair)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(each) + "\n" for each in examples))
+    settings = [f"tuning.method={method}", *(["tuning.lora={}"] if method == "sft" else [])]
+    more = [*settings, "training.max_steps=4", "training.eval_interval=2", "training.global_batch_size=8"]
+    common = ["train", "--fork", str(alone), "--data", str(data), "--device", "cpu", "--quiet", *more]
+    common += ["training.precision=fp32", "training.log_interval=1", "data.validation_fraction=0.2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = together.alone([*common, "--output", str(one)])
+    assert done.code == 0, done.err
+    ends = together.run(2, [*common, "--output", str(two), "parallel.zero=3"])
+    assert [end.code for end in ends] == [0, 0], ends
+    for a, b in zip(rows(one), rows(two), strict=True):
+        assert (a["step"], a["split"]) == (b["step"], b["split"])
+        assert b["loss"] == pytest.approx(a["loss"], rel=2e-4)
+    assert load_model(two).provenance["step"] == load_model(one).provenance["step"]
+
+
+@pytest.mark.campaign
+def test_a_run_whose_ranks_are_killed_twenty_times_takes_the_same_steps(together: Together, tmp_path: Path) -> None:
+    chosen, run, whole = random.Random(7), tmp_path / "run", tmp_path / "whole"
+    more = ["training.max_steps=60", "training.checkpoint_interval=2", "parallel.zero=3"]
+    assert together.alone(together.options(whole, *more)).code == 0
+    options = [*together.options(run, *more), "--resume", "auto"]
+    for _ in range(20):
+        ranks = together.start(2, options)
+        latest = RunDirectory(run).pointer("latest") or 0
+        await_step(ranks, run, min(latest + chosen.randrange(1, 4), 58))
+        chosen.choice(ranks).kill()
+        assert all(rank.wait().code != 0 for rank in ranks)
+    assert [end.code for end in together.run(2, options)] == [0, 0]
+    require_same_course(whole, run)
 
 
 def test_ranks_that_hang_write_down_where_they_stand(together: Together, tmp_path: Path) -> None:

@@ -34,10 +34,14 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
         return
     if config.output_dir is None:
         raise ConfigError("Several ranks need the directory of the run, which all of them find: give --output DIR.")
-    if config.tuning.method is not None:
+    if config.tuning.method in ("ppo", "grpo"):
         raise ConfigError(
-            f"tuning.method = {config.tuning.method} runs in one process. Start it without a launcher, or leave out "
-            "WORLD_SIZE."
+            f"tuning.method = {config.tuning.method} writes what it learns from, and runs in one process. Start it "
+            "without a launcher."
+        )
+    if config.tuning.method is not None and (config.parallel.tensor > 1 or config.parallel.context > 1):
+        raise ConfigError(
+            f"tuning.method = {config.tuning.method} is for data ranks. Use parallel.tensor=1 and parallel.context=1."
         )
     if config.training.optimizer == "adafactor" and config.parallel.zero:
         raise ConfigError(

@@ -93,8 +93,9 @@ def run_loop(
     placement, pieces = _placed(model, optimizers, config, ranks, device)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = data.objective(config)
-    plan = data.plan(config, run, console)
-    source = data.source(config, plan, objective, placement)
+    with ranks.first_ahead():  # what is stored on the way, such as what a reference says, the others read
+        plan = data.plan(config, run, console)
+        source = data.source(config, plan, objective, placement)
     if isinstance(placement, ShardedModel):
         source = SharedSource(source, Layout(ranks, config.parallel), placement.context)
     checkpointer = Checkpointer(

@@ -136,6 +136,19 @@ class Ranks:
         return [json.loads(board.hear(str(rank))) for rank in range(self.size)]
 
     @contextmanager
+    def first_ahead(self) -> Iterator[None]:
+        """A block that the first rank goes through before the others, who find what it has stored."""
+        if self._store is None:
+            yield
+            return
+        board = self.board(f"ahead-{self._turn()}")
+        if not self.is_first:
+            board.hear("done")
+        yield
+        if self.is_first:
+            board.tell("done", "")
+
+    @contextmanager
     def together(self) -> Iterator[None]:
         """A block that all ranks get through before any goes on."""
         yield

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import PIECE, REPLICA, TENSOR
@@ -39,11 +40,11 @@ def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: t
         fully_shard(mixture.router, mesh=mesh, reshard_after_forward=frees, mp_policy=_EXACT)
     for block in model.layers:
         fully_shard(block, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
-    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams}
+    # What is computed behind the forward pass finds its weights whole, as all of the outermost group.
+    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams, getattr(model, REWARD_HEAD, None)}
     for child in model.children():
         if child not in apart and any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
-    # The loss is computed with the head's weight behind the forward pass, so these stay whole until the backward pass.
     root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=_EXACT)
     register_fsdp_forward_method(model, "run")
     for module in model.modules():

@@ -118,7 +118,7 @@ class Checkpointer:
         """
         self._writer.wait()
         with self._evaluation.applied():
-            weights = self._share(self._form.weights(self._model))
+            weights = self._share(self._form.weights(self._model), divided=self._form.is_divisible)
         trained = self._share(self._form.weights(self._model)).tensors if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
         optimizer = replace(optimizer, tensors=self._share(optimizer.tensors).tensors)
@@ -140,19 +140,20 @@ class Checkpointer:
 
         def help_first() -> None:
             directory = Path(board.hear("place"))
-            write_part(directory, STEM, weights.tensors, self._part)
+            if self._form.is_divisible:
+                write_part(directory, STEM, weights.tensors, self._part)
             write_part_of_state(directory, optimizer.tensors, trained, self._part)
             board.arrive()
             board.hear("done")
 
         self._writer.submit(write if self._ranks.is_first else help_first)
 
-    def _share(self, tensors: Mapping[str, Tensor]) -> Share:
-        """The copies of whole tensors that this rank writes: those that are its turn, so that all write as much."""
+    def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
+        """The copies of whole tensors that this rank writes, so that all write as much; else the first writes all."""
         mine, writers, sizes = {}, {}, [0] * self._ranks.size
         for name, tensor in tensors.items():
             whole = self._pieces.whole(name, tensor)
-            writers[name] = sizes.index(min(sizes)) if self._form.is_divisible else 0
+            writers[name] = sizes.index(min(sizes)) if divided else 0
             sizes[writers[name]] += whole.nbytes
             if writers[name] == self._ranks.rank:
                 mine.update(_copies({name: whole}))
