@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from sheepop.checkpoint import save_model
 from sheepop.generate import GenerationConfig, Generator
@@ -27,5 +28,9 @@ def test_a_model_in_two_processes_answers_as_one_in_one_does(tmp_path: Path) -> 
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         answer = client.completions.create(model="tiny", prompt=["Once", "Twice"], max_tokens=12, temperature=0)
         assert [choice.text for choice in answer.choices] == [completion.text for completion in expected]
+        vector = client.embeddings.create(model="tiny", input="Once", encoding_format="float").data[0].embedding
+        hidden_TD = model.hidden_states(torch.tensor([CharTokenizer().encode("Once")]))[0]
+        mean = torch.nn.functional.normalize(hidden_TD.mean(0), dim=0)
+        torch.testing.assert_close(torch.tensor(vector), mean.detach(), rtol=1e-4, atol=1e-5)
     finally:
         assert server.close() == 128 + signal.SIGTERM, server.log.read_text()

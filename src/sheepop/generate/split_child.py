@@ -11,7 +11,7 @@ import torch
 from sheepop.core.errors import SheepOpError
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.runner import PagedRunner
-from sheepop.generate.split_model import broadcast, from_record, join, load_part
+from sheepop.generate.split_model import broadcast, from_record, hidden_states, join, load_part
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import loss_of_ranks
 
@@ -34,6 +34,9 @@ def follow(rank: int, size: int, port: int, device: str) -> None:
         elif "runner" in message:
             model = models[message["model"]]
             runners[message["runner"]] = PagedRunner(model, PagedCache(model, **message["cache"]))
+        elif "whole" in message:
+            with torch.inference_mode(), torch.autocast(device, enabled=False):
+                hidden_states(models[message["whole"]], message["token_ids"])
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 runners[message["read"]].read(from_record(message))

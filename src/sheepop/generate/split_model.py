@@ -64,7 +64,9 @@ class Followers:
             for rank in range(1, size)
         ]
         self.close = weakref.finalize(self, _end, self.processes)
-        self._lock, self._numbers, self._forgotten = threading.Lock(), itertools.count(), list[int]()
+        # Of threads that let all of them compute, one does so at a time, from the word to the end of the pass.
+        self.turn = threading.RLock()
+        self._numbers, self._forgotten = itertools.count(), list[int]()
         join(0, size, port, device)
 
     def load(self, place: Path, dtype: torch.dtype | None) -> LoadedModel:
@@ -85,7 +87,7 @@ class Followers:
 
     def tell(self, **message: Any) -> None:
         """Says to all what comes next."""
-        with self._lock, _naming_losses():
+        with self.turn, _naming_losses():
             broadcast({**message, "forget": [self._forgotten.pop() for _ in range(len(self._forgotten))]})
 
     def _numbered(self) -> int:
@@ -122,9 +124,21 @@ class LeadingRunner(PagedRunner):
 
     def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
         """The logits of one pass of all."""
-        self._followers.tell(read=self._number, **to_record(reading))
-        with _naming_losses():
+        with self._followers.turn, _naming_losses():
+            self._followers.tell(read=self._number, **to_record(reading))
             return super().read(reading, sources)
+
+
+def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
+    """The hidden states (T, D) of one text, read without a cache, by all processes that have a part of `model`."""
+    input_ids = torch.tensor([list(token_ids)], device=model.device)
+    if not is_led(model):
+        return model.hidden_states(input_ids)[0]
+    led = model.led
+    assert isinstance(led, _Led)
+    with led.followers.turn, _naming_losses():
+        led.followers.tell(whole=led.number, token_ids=list(token_ids))
+        return model.hidden_states(input_ids)[0]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.prompt import read_prompt
 from sheepop.generate.request import Request
+from sheepop.generate.split_model import hidden_states
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.side_work import SideWork
 from sheepop.serve.worker import EngineWorker
@@ -117,7 +118,7 @@ class ServedModel:
     def _vector(self, token_ids: Sequence[int]) -> list[float]:
         """The mean of the last hidden states of a text, with length 1."""
         model = self.generator.model
-        hidden_TD = model.hidden_states(torch.tensor([list(token_ids)], device=model.device))[0].float()
+        hidden_TD = hidden_states(model, token_ids).float()
         mean_D = hidden_TD.mean(0)
         vector: list[float] = (mean_D / mean_D.norm().clamp(min=1e-12)).tolist()
         return vector
