@@ -120,6 +120,7 @@ def test_a_run_consists_of_known_entries(trained: Path) -> None:
         "difficulty.safetensors",
         "wandb",
         "profile",
+        "stacks",
         "traces",
     }
 

@@ -61,7 +61,7 @@ def refusal() -> str:
 
 
 # The middle of the fifth checkpoint, that of step 15; four, the last of step 10, are on the disk by then.
-FIFTH_CHECKPOINT = ("sheepop.checkpoint.training_state", "save_file", 5)
+FIFTH_CHECKPOINT = ("sheepop.checkpoint.training_state", "write_part", 5)
 THIRTEENTH_STEP = ("sheepop.train.step", "StepRunner.gradients", 13)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import torch
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
-from sheepop.core.errors import CheckpointError, RanksError, StorageError
+from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
 from sheepop.data import StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
@@ -205,9 +207,21 @@ def run_loop(
             console=console,
             saves_the_beginning=is_given,
         )
-        with _saying_what_is_saved(run):
+        with _saying_what_is_saved(run), _ending_together(ranks):
             trainer.run()
     return ended_with
+
+
+@contextmanager
+def _ending_together(ranks: Ranks) -> Iterator[None]:
+    """After a signal to one rank all end; the same signal to the others, which may come late, changes nothing then."""
+    try:
+        yield
+    except Interrupted:
+        if ranks.are_several and threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                signal.signal(number, lambda number, frame: None)
+        raise
 
 
 @contextmanager

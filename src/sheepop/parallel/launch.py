@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from sheepop.core.console import Console
 from sheepop.core.errors import RanksError, UsageError
@@ -63,6 +65,19 @@ class Launch:
         return "\n".join(lines) + "\n"
 
 
+def _leave_the_first_to_the_ranks(console: Console) -> None:
+    """A terminal sends Ctrl-C to the ranks too, which save; only a second one ends this process."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def once(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        console.info("The ranks save and end. Ctrl-C again ends them at once.")
+
+    signal.signal(signal.SIGINT, once)
+
+
 class _Restarts(logging.Handler):
     """Says when the agent begins anew."""
 
@@ -81,8 +96,8 @@ def run_on_this_machine(launch: Launch, console: Console) -> int:
 
     A signal that ends this process is handed to them, and they save before they go.
     """
-    # Ctrl-C reaches the ranks by itself, and twice would be a wish to end at once.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGUSR1")
+    _leave_the_first_to_the_ranks(console)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.processes)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
