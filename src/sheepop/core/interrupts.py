@@ -23,7 +23,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self._may_leave = False
+        self._may_leave = self._is_expected = False
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -42,11 +42,19 @@ class Interruption:
         finally:
             self._may_leave = False
 
+    def told(self, number: int) -> None:
+        """Takes note of a signal that another process of the same run was sent, and that may still come here."""
+        if not self:
+            self.signal_number, self._is_expected = number, True
+
     def arrived(self, number: int) -> None:
         """Takes note of the first signal. Ctrl-C after it interrupts wherever the run is, as Python does.
 
         Of another nothing more comes: batch systems send several, and everything is being saved.
         """
+        if self._is_expected:
+            self._is_expected = False
+            return
         if self:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt

@@ -244,7 +244,7 @@ class Trainer:
         """Ends the run between two steps when a signal asked for it, on any rank."""
         number = int(self.runner.placement.greatest(self._interruption.signal_number or 0))
         if number:
-            self._interruption.signal_number = number
+            self._interruption.told(number)
             raise StopRequestedError
 
     def _leaving(self) -> AbstractContextManager[None]:
