@@ -20,6 +20,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import RanksError, UsageError
 
 _PORT = 29500
+_SIGNALS = "SIGTERM,SIGHUP,SIGUSR1"  # that are handed on to the ranks
 _WARNED_SECONDS = 120  # before the end of a Slurm job
 
 
@@ -96,7 +97,6 @@ def run_on_this_machine(launch: Launch, console: Console) -> int:
 
     A signal that ends this process is handed to them, and they save before they go.
     """
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGUSR1")
     _leave_the_first_to_the_ranks(console)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.processes)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -116,6 +116,7 @@ def run_on_this_machine(launch: Launch, console: Console) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=launch.restarts,
+        signals_to_handle=_SIGNALS,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "sheepop", *launch.command)
