@@ -45,7 +45,9 @@ class Launch:
 
     def slurm(self) -> str:
         """A batch script for Slurm: one torchrun a machine, which find each other on the first one."""
-        ranks = shlex.join(self.torchrun("--nnodes", str(self.machines), "--rdzv-backend", "c10d"))
+        # Slurm sends signals to torchrun alone; a warning that the job ends has to reach every rank.
+        signals = ("--signals-to-handle", f"SIGINT,{_SIGNALS}")
+        ranks = shlex.join(self.torchrun("--nnodes", str(self.machines), "--rdzv-backend", "c10d", *signals))
         found = '--rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head"'
         gpus = [f"#SBATCH --gpus-per-node={self.processes}"] if self.has_gpus else []
         lines = [
@@ -58,8 +60,6 @@ class Launch:
             "",
             "set -euo pipefail",
             f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
-            "# A warning that the job ends reaches every rank, which save together.",
-            "export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1",
             f'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{_PORT}"',
             f"srun {ranks.replace(' --nproc-per-node', f' {found} --nproc-per-node', 1)}",
         ]
