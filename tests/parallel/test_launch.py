@@ -85,9 +85,9 @@ def test_the_script_for_slurm_starts_torchrun_on_every_machine(
 def test_a_ray_cluster_runs_the_ranks(together: Together, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     run = tmp_path / "run"
-    ended = together.launcher.run(
-        "launch", "--engine", "ray", "-n", "2", *together.options(run, "training.max_steps=4", "parallel.zero=3")
-    )
+    options = together.options(run, "training.max_steps=4", "parallel.zero=3")
+    own = {**os.environ, "RAY_ADDRESS": "local"}  # not one that another test has started
+    ended = together.launcher.run("launch", "--engine", "ray", "-n", "2", *options, environment=own)
     assert ended.code == 0, ended.err
     assert RunDirectory.open(run).pointer("latest") == 4
 
