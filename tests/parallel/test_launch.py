@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ STEPS = "training.max_steps=60"
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ranks_of(run: Path) -> list[int]:
+    """The processes that train a run, whoever has started them."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            if words[1:4] == ["-m", "sheepop", "train"] and str(run) in words:
+                found.append(int(file.parent.name))
+    return found
 
 
 def test_a_run_whose_rank_is_killed_goes_on_by_itself(together: Together, tmp_path: Path) -> None:
@@ -82,14 +94,20 @@ def test_the_script_for_slurm_starts_torchrun_on_every_machine(
     assert in_process("launch", "--engine", "slurm", "-n", "2", *options).out == "Submitted batch job 7\n"
 
 
-def test_a_ray_cluster_runs_the_ranks(together: Together, tmp_path: Path) -> None:
+def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     run = tmp_path / "run"
-    options = together.options(run, "training.max_steps=4", "parallel.zero=3")
+    options = together.options(run, STEPS, "training.checkpoint_interval=10", "parallel.zero=3")
     own = {**os.environ, "RAY_ADDRESS": "local"}  # not one that another test has started
-    ended = together.launcher.run("launch", "--engine", "ray", "-n", "2", *options, environment=own)
+    more = ("--engine", "ray", "-n", "2", "--restarts", "1")
+    process = together.launcher.start("launch", *more, *options, environment=own)
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None, process.poll()
+        time.sleep(0.01)
+    os.kill(max(ranks_of(run)), signal.SIGKILL)
+    ended = process.wait()
     assert ended.code == 0, ended.err
-    assert RunDirectory.open(run).pointer("latest") == 4
+    assert [row["step"] for row in rows(run) if row["split"] == "train"] == list(range(1, 61))
 
 
 def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_path: Path) -> None:
@@ -128,5 +146,16 @@ def test_a_run_without_a_name_gets_one_that_all_ranks_know() -> None:
     out = in_process("launch", "-n", "2", "--print", "train", "--data", "x", "--device", "cpu").out
     assert out.startswith("torchrun --standalone --nproc-per-node 2 --max-restarts 0 -m sheepop train --data x")
     assert " --output runs/" in out
-    for words in (["--output", "here"], ["--output=here"], ["-o", "here"], ["--resume", "runs/x"], ["output_dir=x"]):
-        assert "runs/2" not in in_process("launch", "-n", "2", "--print", "train", *words, "--device", "cpu").out
+    for words in (
+        ["--output", "here"],
+        ["--output=here"],
+        ["-o", "here"],
+        ["--resume", "runs/x"],
+        ["output_dir=x"],
+        ["--resume=x"],
+    ):
+        for device in (["--device", "cpu"], ["--device=cpu", "--device", "auto"], ["device=cpu"]):
+            out = in_process("launch", "-n", "2", "--print", "train", *words, *device).out
+            assert out and "--output runs/2" not in out
+    out = in_process("launch", "-n", "2", "--print", "train", "--resume", "auto", "--device=cpu").out
+    assert "--resume auto --device=cpu --output runs/2" in out

@@ -53,7 +53,7 @@ def launch(
     from sheepop.parallel.launch import Launch, run_on_this_machine, submit_to_slurm
 
     gpus = 0
-    if "cpu" not in command:
+    if "cpu" not in (_value(command, "--device"), _value(command, "device")):
         import torch
 
         gpus = torch.cuda.device_count()
@@ -80,9 +80,16 @@ def launch(
 
 def _with_output(command: list[str]) -> list[str]:
     """The command with a directory for the run where it names none: all ranks have to know it, also anew."""
-    names = [word.partition("=")[0] for word in command]
-    named = {"--output", "-o", "output_dir"}.intersection(names)
-    resumed = "--resume" in names and command[names.index("--resume")] != "--resume=auto"
-    if named or (resumed and command[-1:] != ["auto"] and "auto" not in command):
+    resumed = _value(command, "--resume")
+    if resumed not in (None, "auto") or any(_value(command, name) for name in ("--output", "-o", "output_dir")):
         return command
     return [*command, "--output", f"runs/{datetime.now(UTC).astimezone().strftime('%Y-%m-%d-%H%M%S')}"]
+
+
+def _value(command: list[str], name: str) -> str | None:
+    """What the command gives as an option or setting, in one word or in two."""
+    for word, behind in zip(command, [*command[1:], ""], strict=True):
+        key, _, value = word.partition("=")
+        if key == name:
+            return value or behind
+    return None

@@ -262,6 +262,11 @@ class Generator:
     @cached_property
     def _invariant_model(self) -> Transformer:
         """The network in kernels for which other rows make no difference."""
+        if is_led(self.model):
+            raise UsageError(
+                "batch_invariant is not for a model that is split over several processes, whose products depend on the "
+                "other rows. Leave one of them out."
+            )
         if adapted_layers(self.model):
             raise UsageError(
                 "batch_invariant is not for a model with an adapter beside its weights, whose products depend on the "

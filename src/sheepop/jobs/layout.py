@@ -14,7 +14,7 @@ from sheepop.checkpoint.followed_run import FollowedRun
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.resume import find_resumable, refuse_changes
+from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import StoredRun
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
@@ -102,11 +102,6 @@ def followed(path: Path) -> tuple[StoredRun, FollowedRun]:
             "--output on a file system that all machines share."
         )
     return stored, FollowedRun(path)
-
-
-def followed_settings(stored: StoredRun, data: Any, path: Path) -> SheepOpConfig:
-    """The settings that the first rank goes by; raises `CheckpointError` where the data here is not what it read."""
-    return refuse_changes(stored, asked_of(stored), data, path)
 
 
 def asked_of(stored: StoredRun) -> SheepOpConfig:

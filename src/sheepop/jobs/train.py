@@ -17,7 +17,7 @@ from sheepop.core.files import read_json, require_writable
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
-from sheepop.jobs.layout import asked_of, check_layout, followed, followed_settings, require_agreement, shared_steps
+from sheepop.jobs.layout import asked_of, check_layout, followed, require_agreement, shared_steps
 from sheepop.jobs.policy_tuning import GroupPolicyData, ProximalPolicyData
 from sheepop.jobs.preference_tuning import PreferenceData, RewardData
 from sheepop.jobs.pretraining import Pretraining
@@ -273,8 +273,9 @@ def _gone_on(
 def _followed(path: Path, *, resumes: bool) -> ReadyRun:
     """The run at `path` as the first rank has prepared it."""
     stored, run = followed(path)
-    data = kind_of(stored.config).reopen(stored, asked_of(stored), run, Console.silent())
-    config = followed_settings(stored, data, path)
+    asked = asked_of(stored)
+    data = kind_of(stored.config).reopen(stored, asked, run, Console.silent())
+    config = refuse_changes(stored, asked, data, path)  # which also says where the data here is other data
     return ReadyRun(config, run, data, stored.record, resumes=resumes)
 
 

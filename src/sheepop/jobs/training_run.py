@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -220,8 +222,13 @@ def _ending_together(ranks: Ranks) -> Iterator[None]:
     except Interrupted:
         if ranks.are_several and threading.current_thread() is threading.main_thread():
             for number in ENDING_SIGNALS:
-                signal.signal(number, lambda number, frame: None)
+                signal.signal(number, partial(_pass_over, before=signal.getsignal(number)))
         raise
+
+
+def _pass_over(number: int, frame: FrameType | None, *, before: Any) -> None:
+    """Takes a signal for the late one; another is heard as before."""
+    signal.signal(number, before)
 
 
 @contextmanager

@@ -68,16 +68,15 @@ class SharedRows(Cache):
 
     has_documents = True
 
-    def __init__(self, ranks: ContextRanks, documents: Tensor | None) -> None:
-        self._ranks, self._documents = ranks, documents
+    def __init__(self, ranks: ContextRanks, documents: Tensor | None, device: torch.device) -> None:
+        self._ranks, self._documents, self._device = ranks, documents, device
         self._num_tokens = 0
 
     def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
         """The positions (1, T) of this rank's tokens, and the length of a row."""
         self._num_tokens = num_tokens
         first = self._ranks.rank * num_tokens
-        device = None if self._documents is None else self._documents.device
-        return torch.arange(first, first + num_tokens, device=device)[None], self._ranks.size * num_tokens
+        return torch.arange(first, first + num_tokens, device=self._device)[None], self._ranks.size * num_tokens
 
     def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
         """The last entries of the rank before, 0 on the first."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.cluster import ray_cluster
-from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.core.errors import ENDINGS, SheepOpError, UsageError
 from sheepop.parallel.launch import Launch
 
 _ENDING_SECONDS = 30
@@ -62,7 +62,8 @@ def run_on_ray(launch: Launch) -> int:
     with ray_cluster(UsageError):
         for attempt in range(launch.restarts + 1):
             code = _attempt(launch, attempt)
-            if code in (0, 2, 3) or code > 128:
+            # Settings or data that cannot be used stay so, and who sent a signal wanted the end.
+            if code in (0, 2, 3) or code in ENDINGS:
                 break
     return code
 

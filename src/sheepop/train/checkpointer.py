@@ -122,7 +122,8 @@ class Checkpointer:
         trained = self._share(self._form.weights(self._model)).tensors if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
         optimizer = replace(optimizer, tensors=self._share(optimizer.tensors).tensors)
-        source = _copies({} if self._source is None else self._source.state())
+        source = {} if self._source is None else {name: _copy(each) for name, each in self._source.state().items()}
+        _await_copies(self._model.device)
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens, "evaluations": list(state.scores)}
         self._saves += 1
         board = self._board = self._ranks.board(f"checkpoint-{self._saves}")
@@ -156,7 +157,8 @@ class Checkpointer:
             writers[name] = sizes.index(min(sizes)) if divided else 0
             sizes[writers[name]] += whole.nbytes
             if writers[name] == self._ranks.rank:
-                mine.update(_copies({name: whole}))
+                mine[name] = _copy(whole)
+        _await_copies(self._model.device)
         return Share(mine, writers, sum(sizes))
 
     def _write_model(self, directory: Path, weights: Share, provenance: Mapping[str, Any]) -> None:
@@ -222,16 +224,17 @@ class Checkpointer:
         self._form.put(self._model, pieces, source)
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory.
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy in the CPU's memory, which the loop may not touch any more; from a GPU through pinned memory.
 
-    Checkpoints are float32 throughout, frozen weights that are kept in bfloat16 too.
+    Checkpoints are float32 throughout, frozen weights that are kept in bfloat16 too. See `_await_copies`.
     """
-    copies = {}
-    for name, tensor in tensors.items():
-        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-        copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
-        copies[name] = copy.copy_(tensor, non_blocking=True)
-    if any(tensor.is_cuda for tensor in tensors.values()):
+    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _await_copies(device: torch.device) -> None:
+    """Waits until copies from a GPU are there."""
+    if device.type == "cuda":
         torch.cuda.synchronize()
-    return copies

@@ -90,7 +90,8 @@ class ShardedModel(Placement):
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         """What `modules` give."""
         if self.context is not None:
-            inputs = {**inputs, "cache": SharedRows(self.context, inputs.get("document_ids"))}
+            rows = SharedRows(self.context, inputs.get("document_ids"), inputs["input_ids"].device)
+            inputs = {**inputs, "cache": rows}
         found = self._modules.run(**inputs)
         if self._dtype is not None:
             self.head.cast = self.head.weight.detach().to(self._dtype)
