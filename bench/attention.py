@@ -28,10 +28,11 @@ from sheepop.model.attention.fused import Fused
 from sheepop.model.attention.kernel import Attending, AttentionKind
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 # Layers, width, heads, T, rows, vocabulary, median document length.
 SHAPES = {

@@ -25,11 +25,12 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing, step_bytes
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 MEBIBYTE = 2**20
 

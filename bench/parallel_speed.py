@@ -23,11 +23,12 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 
 def layouts(size: int) -> Iterator[dict[str, int]]:

@@ -23,11 +23,12 @@ from sheepop.core.random import torch_generator
 from sheepop.model import ModelConfig, build_model
 from sheepop.train import Schedule, TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.precision import apply_precision, check_precision, choose_matrix_arithmetic, initial_loss_scale
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 ROWS, LENGTH = 16, 128

@@ -18,10 +18,11 @@ from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 # Every first dimension is a multiple of all numbers of ranks below, so that nothing is padded.
 _NETWORK = ModelConfig(

@@ -18,11 +18,12 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 _NETWORK = ModelConfig(vocab_size=67, d_model=32, num_layers=2, num_heads=4, max_seq_len=16, dropout=0.0)
 _RICH = _NETWORK.replace(

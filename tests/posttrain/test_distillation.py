@@ -14,7 +14,7 @@ from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.posttrain import distillation
 from sheepop.posttrain.distillation import Distillation
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.train.objective import TensorBatch
+from sheepop.train.tensor_batch import TensorBatch
 
 
 def batch_of_rows(ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Batch:

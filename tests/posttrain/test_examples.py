@@ -21,8 +21,9 @@ from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples, be
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
+from sheepop.train.tensor_batch import TensorBatch
 
 from .conftest import MARKED, chat
 

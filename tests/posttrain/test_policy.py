@@ -19,7 +19,7 @@ from sheepop.posttrain.ppo import ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer
 from sheepop.posttrain.rollouts import Written
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.train.objective import TensorBatch
+from sheepop.train.tensor_batch import TensorBatch
 
 LENGTHS, PROMPTS = [5, 9, 3, 7], [2, 4, 1, 3]
 

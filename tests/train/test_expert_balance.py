@@ -20,9 +20,10 @@ from sheepop.train import Trainer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.expert_balance import BalancedExperts, with_experts
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import NextToken, StepLoss, TensorBatch
+from sheepop.train.objective import NextToken, StepLoss
 from sheepop.train.placement import Network, OneDevice
 from sheepop.train.source import PreparedStep
+from sheepop.train.tensor_batch import TensorBatch
 
 from .runs import Killed, gradients_of
 

@@ -14,8 +14,9 @@ import torch
 from sheepop.core.console import Console
 from sheepop.model import LossSums
 from sheepop.train import Trainer
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import Network
+from sheepop.train.tensor_batch import TensorBatch
 
 from .runs import assert_same_run, weights
 

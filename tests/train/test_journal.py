@@ -14,8 +14,8 @@ from sheepop.core.console import Console
 from sheepop.train import Trainer
 from sheepop.train.journal import Machine, Throughput
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import TensorBatch
 from sheepop.train.source import PreparedStep
+from sheepop.train.tensor_batch import TensorBatch
 
 
 def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:

@@ -17,9 +17,9 @@ from sheepop.core.random import seed_torch
 from sheepop.data import Corpus, batch_hash
 from sheepop.train import TokenScores, Trainer
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import TensorBatch
 from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.source import PreparedStep
+from sheepop.train.tensor_batch import TensorBatch
 
 from .runs import WARM_UPS, settings_of, timeless, weights
 

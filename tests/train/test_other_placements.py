@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import ConfigError, Interrupted
-from sheepop.model import Outputs, Transformer
+from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.train import Trainer, TrainingConfig, build_optimizers
 from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
-from sheepop.train.placement import OneDevice, Placement
+from sheepop.train.placement import OneDevice, Pass, Placement
 from sheepop.train.source import PreparedStep, StepSource
+from sheepop.train.tensor_batch import TensorBatch
 
 from .runs import assert_same_run, settings_of, timeless, weights
 
@@ -67,15 +68,16 @@ class TwoRanks(Placement):
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         return self.run(inputs).hidden_states
 
-    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        self.ranks[self.turn].backward(loss, is_last=is_last)
-        self.turn = 1 - self.turn
-
-    def reduce_gradients(self) -> None:
+    def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
+        found = []
+        for number, batch in enumerate(batches):
+            found.append(pass_of(number, batch, self).back())
+            self.turn = 1 - self.turn
         for one, other in zip(self.model.parameters(), self.ranks[1].model.parameters(), strict=True):
             assert one.grad is not None
             assert other.grad is not None
             one.grad.add_(other.grad)
+        return found
 
     def unscale(self, scale: float) -> None:
         self.ranks[0].unscale(scale)

@@ -15,9 +15,10 @@ from sheepop.data import PairBatches, TokenSplit
 from sheepop.model import EncoderDecoder, LossTerms, ModelConfig, blank_model, build_model
 from sheepop.model.accounting.saved_activations import count_activations
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
 from sheepop.train.source import PreparedStep
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import validate
 
 from .runs import gradients_of

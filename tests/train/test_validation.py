@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sheepop.data import Batch, Batches, Corpus, PackedBatches
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.train import TokenScores, validate
-from sheepop.train.objective import TensorBatch
+from sheepop.train.tensor_batch import TensorBatch
 
 
 class Watched:

@@ -17,9 +17,10 @@ from sheepop.core.errors import Interrupted
 from sheepop.model import LossSums
 from sheepop.train import Trainer
 from sheepop.train.metrics import read_json_lines
-from sheepop.train.objective import NextToken, TensorBatch
+from sheepop.train.objective import NextToken
 from sheepop.train.placement import Network
 from sheepop.train.step import Gradients
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.verification import Recomputation
 
 from .runs import Killed
@@ -33,6 +34,10 @@ def layer_with(gradient: Tensor) -> nn.Linear:
     return layer
 
 
+def sums(loss: float) -> LossSums:
+    return LossSums(torch.tensor(loss, dtype=torch.float64), torch.zeros(()))
+
+
 def flipped(gradient: Tensor, row: int, column: int, bit: int) -> Tensor:
     bits = gradient.numpy().copy().view(np.uint32)
     bits[row, column] ^= np.uint32(1 << bit)
@@ -43,10 +48,10 @@ def test_one_flipped_bit_is_found_and_named() -> None:
     gradient = torch.arange(6.0).reshape(2, 3) + 1
     layer = layer_with(gradient)
     recomputation = Recomputation(layer)
-    recomputation.take(1.5)
+    recomputation.take([sums(1.5)])
     assert layer.weight.grad is None
     layer.weight.grad = flipped(gradient, 1, 2, 0)
-    recomputation.compare(1.5)
+    recomputation.compare([sums(1.5)])
     (line,) = recomputation.differences
     assert "weight: 1 of 6 values differ" in line
     assert "[1, 2], 6.0, then 6.00000047" in line
@@ -55,14 +60,14 @@ def test_one_flipped_bit_is_found_and_named() -> None:
 def test_bits_are_compared_and_not_numbers() -> None:
     layer = layer_with(torch.tensor([[0.0, float("nan"), 1.0]]))
     same = Recomputation(layer)
-    same.take(float("nan"))
+    same.take([sums(float("nan"))])
     layer.weight.grad = torch.tensor([[0.0, float("nan"), 1.0]])
-    same.compare(float("nan"))
+    same.compare([sums(float("nan"))])
     assert same.differences == []
     other = Recomputation(layer)
-    other.take(0.0)
+    other.take([sums(0.0)])
     layer.weight.grad = torch.tensor([[-0.0, float("nan"), 1.0]])
-    other.compare(-0.0)
+    other.compare([sums(-0.0)])
     assert [line.split(":")[0] for line in other.differences] == ["loss", "weight"]
 
 
@@ -70,9 +75,9 @@ def test_a_gradient_that_only_one_of_the_computations_gave_is_named() -> None:
     layer = nn.Linear(3, 2)
     recomputation = Recomputation(layer)
     layer.weight.grad = torch.zeros(2, 3)
-    recomputation.take(0.0)
+    recomputation.take([sums(0.0)])
     layer.bias.grad = torch.zeros(2)
-    recomputation.compare(0.0)
+    recomputation.compare([sums(0.0)])
     reason = "only one of the computations gave a gradient"
     assert recomputation.differences == [f"weight: {reason}", f"bias: {reason}"]
 
@@ -80,9 +85,9 @@ def test_a_gradient_that_only_one_of_the_computations_gave_is_named() -> None:
 def test_the_largest_difference_is_said() -> None:
     layer = layer_with(torch.tensor([[1.0, 2.0, 3.0]]))
     recomputation = Recomputation(layer)
-    recomputation.take(0.0)
+    recomputation.take([sums(0.0)])
     layer.weight.grad = torch.tensor([[1.0, 2.25, 1.0]])
-    recomputation.compare(0.0)
+    recomputation.compare([sums(0.0)])
     (line,) = recomputation.differences
     assert "2 of 3 values differ, by at most 2; the first is at [0, 1], 2.0, then 2.25" in line
 

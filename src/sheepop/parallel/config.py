@@ -18,6 +18,8 @@ class ParallelConfig(Config):
     """Ranks that split the matrices of every block among them, and compute a forward pass together."""
     context: int = Field(1, ge=1, strict=True)
     """Ranks that have parts of the tokens of every row, and exchange them for heads in attention (Ulysses)."""
+    pipeline: int = Field(1, ge=1, strict=True)
+    """Ranks, or groups of others, that have some of the layers each, and hand micro-batches on to the next."""
     zero: Literal[0, 1, 2, 3] = 0
     """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
     gradients, `3` also weights (FSDP)."""

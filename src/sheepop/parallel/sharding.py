@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import PIECE, REPLICA, TENSOR
+from sheepop.parallel.layout import PIECE, REPLICA
 
 
 def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: torch.dtype | None) -> FSDPModule:
@@ -102,11 +102,22 @@ class Pieces:
         places = [slice(start, start + size) for start, size in zip(offset, shape, strict=True)]
         return whole[tuple(places[: whole.ndim])].contiguous()
 
-    def is_split(self, name: str) -> bool:
-        """Whether tensor ranks have parts of a parameter, rather than all of them the same."""
+    def place(self, name: str) -> dict[str, int]:
+        """Which piece of a parameter is here, by the dimensions of ranks that it is cut over."""
+        return {dimension: number for dimension, number, is_cut in self._coordinates(name) if is_cut}
+
+    def is_counted(self, name: str) -> bool:
+        """Whether this rank's piece is the one that counts, of those that replicas have."""
+        return all(is_cut or number == 0 for _, number, is_cut in self._coordinates(name))
+
+    def _coordinates(self, name: str) -> list[tuple[str, int, bool]]:
+        """This rank's dimensions and numbers in them, and whether a parameter is cut over each."""
         spread = self.parameters[name]
-        names = spread.device_mesh.mesh_dim_names or ()
-        return TENSOR in names and not isinstance(spread.placements[names.index(TENSOR)], Replicate)
+        names, numbers = spread.device_mesh.mesh_dim_names or (), spread.device_mesh.get_coordinate() or ()
+        return [
+            (dimension, number, not isinstance(how, Replicate))
+            for dimension, number, how in zip(names, numbers, spread.placements, strict=True)
+        ]
 
     def _parameter(self, name: str) -> DTensor | None:
         name = name if name in self.parameters else name.rpartition("/")[0]

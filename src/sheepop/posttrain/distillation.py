@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from sheepop.data import Batch
 from sheepop.model import LossSums, Transformer
 from sheepop.model.head import OutputHead
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
+from sheepop.train.tensor_batch import TensorBatch
 
 # Logits that are held at a time, of the model and of its teacher each.
 _LOGITS = 2**24

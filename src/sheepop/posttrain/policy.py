@@ -17,8 +17,9 @@ from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums
 from sheepop.posttrain.advantages import Divergence, divergence
 from sheepop.posttrain.policy_losses import clipped_policy_loss, clipped_value_loss
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import Scores
 
 Unit = Literal["token", "answer"]

@@ -14,8 +14,9 @@ from sheepop.data import Batch
 from sheepop.model import LossSums
 from sheepop.posttrain.preference_losses import Completions, PreferenceLoss, kto_loss
 from sheepop.posttrain.sequences import MeanLosses, answer_log_probabilities
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import Scores
 
 

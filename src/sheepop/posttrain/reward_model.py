@@ -15,8 +15,9 @@ from sheepop.model import LossSums, Transformer
 from sheepop.posttrain.policy_losses import pairwise_reward_loss
 from sheepop.posttrain.preference import PreferenceScores, preference_metrics, rewards_measured
 from sheepop.posttrain.sequences import MeanLosses, last_states
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
+from sheepop.train.tensor_batch import TensorBatch
 
 _BINS = 10
 

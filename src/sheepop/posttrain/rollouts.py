@@ -34,9 +34,9 @@ from sheepop.posttrain.policy import (
 from sheepop.posttrain.rewards import Answer, Reward
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.tokenizer import Tokenizer
-from sheepop.train.objective import TensorBatch
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
+from sheepop.train.tensor_batch import TensorBatch
 
 # How often prompts are drawn again before a rollout is learnt from with fewer answers.
 _MOST_DRAWS = 4

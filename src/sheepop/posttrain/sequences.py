@@ -14,9 +14,10 @@ from sheepop.data import Batches
 from sheepop.model import IGNORE_INDEX, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.train.objective import Objective, TensorBatch
+from sheepop.train.objective import Objective
 from sheepop.train.placement import Network
 from sheepop.train.precision import autocast
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.validation import scored_samples
 
 

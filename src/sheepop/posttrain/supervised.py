@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from sheepop.data import Batch
 from sheepop.model import LossSums
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
+from sheepop.train.tensor_batch import TensorBatch
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,7 @@ class TrainingConfig(Config):
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
     """What happens when the loss or the gradient of a step cannot be right."""
     verify_interval: MayChange[Count | None] = None
-    """Steps between two checks, in which a micro-batch is computed twice and compared bit by bit; `null` never
-    checks."""
+    """Steps between two checks, in which a step is computed twice and compared bit by bit; `null` never checks."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:

@@ -12,8 +12,9 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import LossSums, ModelConfig, Outputs
 from sheepop.model.config import ExpertsConfig
-from sheepop.train.objective import Objective, StepLoss, TensorBatch
+from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
+from sheepop.train.tensor_batch import TensorBatch
 
 LOADS = "expert_loads"
 BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"

@@ -6,17 +6,19 @@ one; whoever spreads a model over several devices writes another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.model import Outputs, Transformer
+from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.train.precision import autocast, working_dtype
+from sheepop.train.tensor_batch import TensorBatch
 
 
 class Network(Protocol):
@@ -37,12 +39,28 @@ class Network(Protocol):
         """The hidden states of such a pass (B, T, D)."""
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The losses of a micro-batch, and of these the scalar whose gradients are the step's."""
+
+    sums: LossSums
+    scaled: Tensor
+
+    def back(self) -> LossSums:
+        """Adds its gradients to the weights; the sums without their graphs."""
+        torch.autograd.backward(self.scaled)
+        return self.sums._replace(objective=self.sums.objective.detach())
+
+
+Pass = Callable[[int, TensorBatch, Network], Loss]
+"""From the number of a micro-batch, itself on the host, and what computes it, to its loss."""
+
+
 class Placement(Network, Protocol):
     """A model laid out for training steps, in a process alone or as one of several ranks.
 
-    A step is `begin_step`, then forward and `backward` for each micro-batch, then `reduce_gradients`, `unscale` and
-    `clip`; by then the gradients are in the float32 parameters of `model`, which the optimizers move. Gradients come
-    normalised by the tokens of the whole step, so ranks add theirs up.
+    A step is `begin_step`, `compute`, `unscale` and `clip`; by then the gradients are in the float32 parameters of
+    `model`, which the optimizers move. They come normalised by the tokens of the whole step, so ranks add theirs up.
     """
 
     device: str
@@ -58,11 +76,11 @@ class Placement(Network, Protocol):
     def arithmetic(self) -> AbstractContextManager[None]:
         """The context that forward passes and losses are computed in."""
 
-    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Adds the gradients of `loss` to those that are there; behind one that `is_last` they are looked at."""
+    def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
+        """Forward and backward passes of all micro-batches, in the order that suits, and the sum over ranks.
 
-    def reduce_gradients(self) -> None:
-        """Adds up the gradients of all ranks, after the last micro-batch of a step."""
+        Gradients are added to those that are there. Returns the sums of each micro-batch whose end is computed here.
+        """
 
     def unscale(self, scale: float) -> None:
         """Divides all gradients by the scale of the loss that they were computed from."""
@@ -153,12 +171,9 @@ class OneDevice(Placement):
         """The hidden states of such a pass."""
         return self.run(inputs).hidden_states
 
-    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Puts the gradients into the weights of `model`."""
-        torch.autograd.backward(loss)
-
-    def reduce_gradients(self) -> None:
-        """They are whole already."""
+    def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
+        """One after the other."""
+        return [pass_of(number, batch, self).back() for number, batch in enumerate(batches)]
 
     def unscale(self, scale: float) -> None:
         """Divides all gradients by `scale`."""

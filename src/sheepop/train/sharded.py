@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from sheepop.model import Outputs, Transformer
+from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.parallel.context import SharedRows
 from sheepop.parallel.layout import TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import TensorRanks, split
 from sheepop.train.optimizers.momentum import Matrices, Muon
-from sheepop.train.placement import CastEmbedding, Placement, clip_gradients
+from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
+from sheepop.train.tensor_batch import TensorBatch
 
 
 class ShardedModel(Placement):
@@ -54,7 +56,7 @@ class ShardedModel(Placement):
         self._counted = [
             parameter
             for name, parameter in model.named_parameters()
-            if layout.is_of_first_replica and (layout.tensor_rank == 0 or self.pieces.is_split(name))
+            if self.pieces.is_counted(name) and (layout.tensor_rank == 0 or TENSOR in self.pieces.place(name))
         ]
         self._take_pieces()
 
@@ -101,18 +103,19 @@ class ShardedModel(Placement):
         """The hidden states of such a pass."""
         return self.run(inputs).hidden_states
 
-    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
-        """Adds to the gradients of the pieces; before ZeRO 2 ranks add theirs up behind the last micro-batch only."""
-        meets = is_last or self._adds_up_each_time
-        self._root.set_requires_gradient_sync(meets)
-        self._root.set_is_last_backward(meets)
-        self._root.set_reshard_after_backward(is_last or self._frees)
-        torch.autograd.backward(loss)
-        if meets:
-            self._hand_over()
-
-    def reduce_gradients(self) -> None:
-        """The last backward pass did so."""
+    def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
+        """One after the other; before ZeRO 2 ranks add up their gradients behind the last one only."""
+        found = []
+        for number, batch in enumerate(batches):
+            is_last = number == len(batches) - 1
+            loss = pass_of(number, batch, self)
+            self._root.set_requires_gradient_sync(is_last or self._adds_up_each_time)
+            self._root.set_is_last_backward(is_last or self._adds_up_each_time)
+            self._root.set_reshard_after_backward(is_last or self._frees)
+            found.append(loss.back())
+            if is_last or self._adds_up_each_time:
+                self._hand_over()
+        return found
 
     def unscale(self, scale: float) -> None:
         """Divides all gradients by `scale`."""
@@ -139,18 +142,20 @@ class ShardedModel(Placement):
         self.model.zero_grad(set_to_none=True)
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
-        """What ranks found; and checksums of what they have alike: pieces in all replicas, what is not split."""
-        layout, tensor = self._layout, self._layout.config.tensor
-        split, alike = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        """What ranks found, and who has other weights than the first one that should have the same."""
+        layout = self._layout
+        sums: dict[str, Any] = {}
         for name, parameter in self.model.named_parameters():
             content = parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            (split if self.pieces.is_split(name) else alike).update(content)
-        told = layout.ranks.gathered([list(own), split.hexdigest(), alike.hexdigest()])
-        different = [f"rank {rank}: {line}" for rank, (lines, _, _) in enumerate(told) for line in lines]
-        for rank, (_, parts, whole) in enumerate(told):
-            first = rank // tensor % layout.num_pieces * tensor
-            if parts != told[first + rank % tensor][1] or whole != told[first][2]:
-                different.append(f"the weights of rank {rank} are not those of rank {first + rank % tensor}")
+            place = json.dumps(self.pieces.place(name))
+            sums.setdefault(place, hashlib.blake2b(digest_size=16)).update(content)
+        told = layout.ranks.gathered([list(own), {place: found.hexdigest() for place, found in sums.items()}])
+        different = [f"rank {rank}: {line}" for rank, (lines, _) in enumerate(told) for line in lines]
+        firsts: dict[str, int] = {}
+        for rank, (_, parts) in enumerate(told):
+            found = {place: told[firsts.setdefault(place, rank)][1][place] for place in parts}
+            wrong = [firsts[place] for place in parts if parts[place] != found[place]]
+            different += [f"the weights of rank {rank} are not those of rank {first}" for first in wrong[:1]]
         return different
 
     @contextmanager

@@ -11,7 +11,8 @@ from torch import Tensor
 from sheepop.data import Batch, StepPlan, batch_hash
 from sheepop.parallel.context import ContextRanks
 from sheepop.parallel.layout import Layout
-from sheepop.train.objective import Objective, TensorBatch
+from sheepop.train.objective import Objective
+from sheepop.train.tensor_batch import TensorBatch
 
 
 @dataclass(frozen=True, eq=False)

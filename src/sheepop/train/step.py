@@ -11,8 +11,9 @@ from torch import Tensor
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.optimizers import set_learning_rate
-from sheepop.train.placement import Placement
+from sheepop.train.placement import Loss, Network, Placement
 from sheepop.train.source import PreparedStep
+from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.trouble import Limits
 from sheepop.train.verification import Recomputation
 
@@ -102,34 +103,33 @@ class StepRunner:
 
         The objective is divided by the tokens of the whole step, so every token weighs the same however the step is
         cut. The loss is multiplied by `loss_scale` on its way back. `before_forward` hears the number of each
-        micro-batch, for the randomness that belongs to it. When `verified` the first one is computed twice and
-        compared.
+        micro-batch, for the randomness that belongs to it. When `verified` all is computed twice and compared.
         """
         placement, divisor = self.placement, max(1, prepared.num_tokens)
+
+        def pass_of(number: int, batch: TensorBatch, network: Network) -> Loss:
+            if before_forward is not None:
+                before_forward(prepared.first + number)
+            with placement.arithmetic():
+                sums = self.objective.loss_sums(network, batch.to(placement.device))
+            # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+            return Loss(sums, sums.objective / divisor * loss_scale)
+
         placement.zero_gradients()
         placement.begin_step()
         recomputation = Recomputation(placement.model) if verified else None
-        sums = torch.zeros(2, device=placement.device)
-        measured: dict[str, Tensor] = {}
-        first = prepared.micro_batches[:1] if verified else ()
-        for number, micro_batch in enumerate((*first, *prepared.micro_batches), start=-len(first)):
-            if before_forward is not None:
-                before_forward(prepared.first + max(0, number))
-            with placement.arithmetic():
-                losses = self.objective.loss_sums(placement, micro_batch.to(placement.device))
-            # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
-            looked_at = (verified and number <= 0) or number == len(prepared.micro_batches) - 1
-            placement.backward(losses.objective / divisor * loss_scale, is_last=looked_at)
-            if recomputation is not None and number < 0:
-                recomputation.take(float(losses.objective.detach()))
-                continue
-            if recomputation is not None and number == 0:
-                recomputation.compare(float(losses.objective.detach()))
-            sums += torch.stack((losses.objective.detach(), losses.cross_entropy))
-            measured = _added(measured, losses.measured)
-        placement.reduce_gradients()
+        if recomputation is not None:
+            recomputation.take(placement.compute(prepared.micro_batches, pass_of))
+        found = placement.compute(prepared.micro_batches, pass_of)
+        if recomputation is not None:
+            recomputation.compare(found)
         if loss_scale != 1.0:
             placement.unscale(loss_scale)
+        sums = torch.zeros(2, device=placement.device)
+        measured: dict[str, Tensor] = {}
+        for losses in found:
+            sums += torch.stack((losses.objective, losses.cross_entropy))
+            measured = _added(measured, losses.measured)
         return Gradients(
             StepLoss(
                 placement.reduce(sums),

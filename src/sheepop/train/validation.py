@@ -15,8 +15,8 @@ from sheepop.core.facts import counted
 from sheepop.data import Batches
 from sheepop.model import IGNORE_INDEX, Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.train.objective import TensorBatch
 from sheepop.train.precision import autocast
+from sheepop.train.tensor_batch import TensorBatch
 
 
 class Scores(Protocol):

@@ -1,15 +1,18 @@
-"""Silent corruption: a micro-batch that is computed twice must give the same bits."""
+"""Silent corruption: a step that is computed twice must give the same bits."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from sheepop.model import LossSums
+
 
 class Recomputation:
-    """Compares the loss and the gradients that one micro-batch gave with those it gives when it is computed again.
+    """Compares the losses and the gradients that a step gave with those it gives when it is computed again.
 
     `differences` has a line for each that differs in any bit, saying where and by how much.
     """
@@ -17,20 +20,22 @@ class Recomputation:
     def __init__(self, model: nn.Module) -> None:
         self.differences: list[str] = []
         self._model = model
-        self._loss = 0.0
+        self._losses: list[float] = []
         self._gradients: dict[str, Tensor] = {}
 
-    def take(self, loss: float) -> None:
+    def take(self, found: Sequence[LossSums]) -> None:
         """Takes what the first computation gave; the model is left without gradients."""
-        self._loss = loss
+        self._losses = [float(losses.objective) for losses in found]
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
                 self._gradients[name], parameter.grad = parameter.grad.to_dense(), None
 
-    def compare(self, loss: float) -> None:
+    def compare(self, found: Sequence[LossSums]) -> None:
         """Compares it with what the model holds now, and lets go of it."""
-        if struct.pack("d", loss) != struct.pack("d", self._loss):
-            self.differences.append(f"loss: {self._loss!r}, then {loss!r}")
+        for before, losses in zip(self._losses, found, strict=True):
+            now = float(losses.objective)
+            if struct.pack("d", before) != struct.pack("d", now):
+                self.differences.append(f"loss: {before!r}, then {now!r}")
         for name, parameter in self._model.named_parameters():
             first = self._gradients.pop(name, None)
             if (first is None) != (parameter.grad is None):
