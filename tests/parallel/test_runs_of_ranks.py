@@ -103,6 +103,18 @@ def test_a_rank_that_is_killed_ends_all_and_they_go_on_from_the_last_checkpoint(
     require_same_course(alone, run)
 
 
+def test_a_pipeline_is_killed_and_goes_on_in_another_order(together: Together, alone: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ranks = together.start(2, together.options(run, "parallel.pipeline=2", "training.verify_interval=3"))
+    await_step(ranks, run, 5)
+    ranks[1].kill()
+    assert all(rank.wait().code != 0 for rank in ranks)
+    order = ["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=1"]
+    ends = together.run(2, ["train", "--resume", str(run), "--device", "cpu", "--quiet", *order])
+    assert [end.code for end in ends] == [0, 0], ends
+    require_same_course(alone, run)
+
+
 def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*together.options(run, "parallel.zero=3"), "--resume", "auto"]
@@ -123,9 +135,10 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
     [
         (["parallel.data=4"], "parallel.data = 4 asks for 4 processes, and there are 2"),
         (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 data ranks"),
-        (["training.micro_batch_size=8"], "has 1 of them, which 2 data ranks cannot share evenly"),
+        (["training.micro_batch_size=8"], "makes 1 micro-batches of .*, which 2 data ranks cannot share evenly"),
         (["training.optimizer=adafactor", "parallel.zero=1"], "adafactor needs the mean of whole rows"),
         (["model.num_heads=5"], "num_heads"),
+        (["parallel.pipeline=2", "parallel.schedule=interleaved"], "num_layers = 2 are too few for 4 stages"),
     ],
 )
 def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path, settings: list[str], words: str) -> None:

@@ -19,6 +19,7 @@ from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken
+from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.source import PreparedStep
@@ -55,10 +56,8 @@ def _steps() -> list[PreparedStep]:
     return found
 
 
-def _compare(
-    rank: int, world: int, port: int, layouts: list[tuple[dict[str, Any], str]], folder: str, network: ModelConfig
-) -> None:
-    """Trains in every layout and on one device; what differs by more than rounding is written into a file."""
+def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, network: ModelConfig) -> None:
+    """Trains in every layout, with an optimizer and perhaps another network, and on one device."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
@@ -66,15 +65,16 @@ def _compare(
         ranks.connect("cpu")
         assert ranks.told({"from": rank}) == {"from": 0}
         assert ranks.greatest(rank) == world - 1
-        for settings, optimizer in layouts:
+        for settings, optimizer, *other in layouts:
             layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
             runners = []
             for spreads in (True, False):
-                model = build_model(network, seed=2 if spreads and rank else 1)
+                model = build_model(other[0] if other else network, seed=2 if spreads and rank else 1)
                 optimizers = build_optimizers(model, training)
+                kind = PipelinedModel if layout.config.pipeline > 1 else ShardedModel
                 placement: Any = (
-                    ShardedModel(model, layout, precision="fp32", device="cpu", compiled=False)
+                    kind(model, layout, precision="fp32", device="cpu", compiled=False)
                     if spreads
                     else OneDevice(model, precision="fp32", device="cpu")
                 )
@@ -90,13 +90,15 @@ def _compare(
                     spread.gradients(part, verified=True)
                     alone.gradients(step)
                     gradients = {name: p.grad for name, p in alone.placement.model.named_parameters()}
-                    for name, parameter in spread.placement.model.named_parameters():
-                        found = spread.placement.pieces.whole(name, parameter.grad)
-                        torch.testing.assert_close(found, gradients[name].to_dense(), rtol=1e-4, atol=1e-6)
+                    here = {name: p.grad for name, p in spread.placement.model.named_parameters() if p.grad is not None}
+                    found = dict(spread.placement.pieces.wholes(here))
+                    assert found.keys() == gradients.keys()
+                    for name, gradient in gradients.items():
+                        torch.testing.assert_close(found[name], gradient.to_dense(), rtol=1e-4, atol=1e-6, msg=name)
                 ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
                 assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
                 assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
-            if settings.get("zero") == 0:
+            if settings == {"zero": 0}:
                 assert spread.placement.differences([]) == []
                 if rank == 1:
                     spread.placement.model.final_norm.weight.data[3] += 1e-7
@@ -113,7 +115,7 @@ def _compare(
     Path(folder, f"rank-{rank}").touch()
 
 
-def _run(world: int, layouts: list[tuple[dict[str, Any], str]], folder: Path, network: ModelConfig = _NETWORK) -> None:
+def _run(world: int, layouts: list[Any], folder: Path, network: ModelConfig = _NETWORK) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     mp.spawn(_compare, (world, port, layouts, str(folder), network), nprocs=world)
@@ -141,6 +143,40 @@ def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None
     _run(
         4, [({"context": 2, "tensor": 2}, "adamw")], tmp_path / "four", _RICH.replace(sliding_window=6, num_kv_heads=4)
     )
+
+
+_DEEP = _NETWORK.replace(num_layers=5, position_encoding="learned")
+
+
+def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(tmp_path: Path) -> None:
+    orders = [
+        ({"pipeline": 2, "schedule": "gpipe", "zero": 1}, "adamw"),
+        ({"pipeline": 2, "schedule": "1f1b", "zero": 1}, "muon"),
+        ({"pipeline": 2, "schedule": "interleaved", "zero": 1}, "adamw"),
+        ({"pipeline": 2, "schedule": "zero_bubble", "zero": 1}, "lion"),
+    ]
+    _run(2, orders, tmp_path, _DEEP)
+
+
+def test_pipelines_learn_the_same_beside_other_ranks(tmp_path: Path) -> None:
+    rich = _RICH.replace(num_layers=4)
+    _run(2, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], tmp_path, rich)
+    four: list[Any] = [
+        ({"pipeline": 2, "tensor": 2}, "adamw"),
+        ({"pipeline": 4, "schedule": "gpipe"}, "adamw", rich.replace(ngrams={"rows": 64}, embedding_norm=True)),
+        ({"pipeline": 2, "zero": 1, "schedule": "interleaved"}, "muon", rich.replace(tie_weights=False)),
+    ]
+    (tmp_path / "four").mkdir()
+    _run(4, four, tmp_path / "four", rich)
+
+
+@pytest.mark.campaign
+def test_four_kinds_of_ranks_learn_the_same_together(tmp_path: Path) -> None:
+    network = _RICH.replace(num_layers=4, num_kv_heads=4)
+    for schedule in ("1f1b", "interleaved", "zero_bubble"):
+        (tmp_path / schedule).mkdir()
+        settings = {"pipeline": 2, "context": 2, "tensor": 2, "schedule": schedule}
+        _run(8, [(settings, "adamw")], tmp_path / schedule, network)
 
 
 def test_a_rank_has_its_share_of_micro_batches_and_an_uneven_share_is_refused() -> None:

@@ -39,10 +39,10 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
             f"tuning.method = {config.tuning.method} writes what it learns from, and runs in one process. Start it "
             "without a launcher."
         )
-    if config.tuning.method is not None and (config.parallel.tensor > 1 or config.parallel.context > 1):
-        raise ConfigError(
-            f"tuning.method = {config.tuning.method} is for data ranks. Use parallel.tensor=1 and parallel.context=1."
-        )
+    others = [name for name in ("tensor", "context", "pipeline") if getattr(config.parallel, name) > 1]
+    if config.tuning.method is not None and others:
+        asked = " and ".join(f"parallel.{name}=1" for name in others)
+        raise ConfigError(f"tuning.method = {config.tuning.method} is for data ranks. Use {asked}.")
     if config.training.optimizer == "adafactor" and config.parallel.zero:
         raise ConfigError(
             "training.optimizer = adafactor needs the mean of whole rows and columns, which no rank has with "
@@ -59,38 +59,54 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
         return config
     # These load torch, which a command that is refused does not need.
     from sheepop.parallel.context import check_context
+    from sheepop.parallel.pipeline import check_pipeline
     from sheepop.parallel.tensor import check_split
 
-    count = Layout(ranks, config.parallel).num_data
+    layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
     check_context(config.model, config.parallel)
-    if config.parallel.context > 1 and config.training.compile is True:
-        raise ConfigError("parallel.context does not go with training.compile = true yet. Leave one of them out.")
-    if config.parallel.tensor > 1 and config.model.dropout:
+    check_pipeline(config.model, config.parallel)
+    _check_training(config)
+    training = config.training
+    sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
+    if is_open:
+        rows = layout.micro_batch_rows(math.gcd(*sizes))
+        return config.replace(training={**training.model_dump(), **_chosen(config), "micro_batch_size": rows})
+    assert training.micro_batch_size is not None
+    for size in sizes:
+        layout.check_micro_batches(size, training.micro_batch_size)
+    return config
+
+
+def _chosen(config: SheepOpConfig) -> dict[str, Any]:
+    """What is settled where it is left open, since the layout does not go with the other choice."""
+    parallel, training, found = config.parallel, config.training, dict[str, Any]()
+    if (parallel.context > 1 or parallel.puts_off_weights) and training.compile in (None, "auto"):
+        found["compile"] = False
+    if parallel.puts_off_weights and training.activation_checkpointing == "auto":
+        found |= {"activation_checkpointing": "none", "memory_budget": None}
+    return found
+
+
+def _check_training(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for settings of the training that a layout does not go with."""
+    parallel, training = config.parallel, config.training
+    refused = {
+        "parallel.context": parallel.context > 1 and training.compile is True,
+        "parallel.schedule = zero_bubble": parallel.puts_off_weights and training.compile is True,
+    }
+    for name in (name for name, is_so in refused.items() if is_so):
+        raise ConfigError(f"{name} does not go with training.compile = true. Leave one of them out.")
+    if parallel.puts_off_weights and training.activation_checkpointing in ("selective", "full"):
+        raise ConfigError(
+            "parallel.schedule = zero_bubble goes back through a block twice, which would compute it anew each time "
+            f"with training.activation_checkpointing = {training.activation_checkpointing}. Leave one of them out."
+        )
+    if parallel.tensor > 1 and config.model.dropout:
         raise ConfigError(
             "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
             "of each."
         )
-    training = config.training
-    sizes = [size for _, size in training.batch_size_warmup] + [training.global_batch_size]
-    if is_open:
-        rows = math.gcd(*sizes)
-        if rows % count:
-            raise ConfigError(
-                f"The {rows} rows of a step (training.global_batch_size, training.batch_size_warmup) cannot be shared "
-                f"evenly by {count} data ranks. Use a multiple of {count}."
-            )
-        return config.replace(training={**training.model_dump(), "micro_batch_size": rows // count})
-    assert training.micro_batch_size is not None
-    for size in sizes:
-        pieces = math.ceil(size / training.micro_batch_size)
-        if pieces % count:
-            raise ConfigError(
-                f"A step of {size} rows in micro-batches of training.micro_batch_size = {training.micro_batch_size} "
-                f"has {pieces} of them, which {count} data ranks cannot share evenly. Leave micro_batch_size out, or "
-                f"give one that makes a multiple of {count}."
-            )
-    return config
 
 
 def followed(path: Path) -> tuple[StoredRun, FollowedRun]:

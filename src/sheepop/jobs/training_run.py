@@ -48,6 +48,7 @@ from sheepop.train.journal import Journal, Throughput
 from sheepop.train.metrics import JsonLines, NoLines
 from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.pace import Deadline, Pace
+from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import apply_precision, candidates, initial_loss_scale
 from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
@@ -257,9 +258,8 @@ def _placed(
     precision, compiled = settings.precision, settings.compile
     if not ranks.are_several:
         return OneDevice(model, precision=precision, device=device, compiled=compiled), None
-    placement = ShardedModel(
-        model, Layout(ranks, config.parallel), precision=precision, device=device, compiled=compiled
-    )
+    kind = PipelinedModel if config.parallel.pipeline > 1 else ShardedModel
+    placement = kind(model, Layout(ranks, config.parallel), precision=precision, device=device, compiled=compiled)
     placement.take_over(optimizers)
     return placement, placement.pieces
 

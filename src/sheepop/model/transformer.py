@@ -158,8 +158,7 @@ class Transformer(nn.Module):
         documents = document_ids
         if document_ids is not None and cache is None:
             documents = number_documents(document_ids)
-        ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
-        x_BTD = self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
+        x_BTD = self.enter(input_ids, positions, documents, cache)
         inputs = {}
         for window in set(self.windows):
             kind = self.attention_kind(window, cached=cache is not None)
@@ -175,6 +174,13 @@ class Transformer(nn.Module):
             if routing is not None:
                 routings.append(routing)
         return Outputs(self.finish(x_BTD), tuple(routings))
+
+    def enter(
+        self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """The residual stream (B, T, D) that enters the first block, of token ids (B, T) in numbered `documents`."""
+        ngrams_BTD = None if self.ngrams is None else self.ngrams(input_ids, documents, cache)
+        return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
 
     def run_block(
         self, layer: int, x_BTD: Tensor, memory: Tensor | None = None, memory_attending: Attending | None = None

@@ -20,6 +20,10 @@ class ParallelConfig(Config):
     """Ranks that have parts of the tokens of every row, and exchange them for heads in attention (Ulysses)."""
     pipeline: int = Field(1, ge=1, strict=True)
     """Ranks, or groups of others, that have some of the layers each, and hand micro-batches on to the next."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """In which order the ranks of a pipeline compute: `gpipe` all forward passes first, `1f1b` forward and backward
+    passes in turn, `interleaved` the same with two stages a rank, `zero_bubble` with gradients of weights put off to
+    where a rank would wait (ZB-V)."""
     zero: Literal[0, 1, 2, 3] = 0
     """What ranks share instead of each keeping all of it (ZeRO): `0` nothing (DDP), `1` the optimizer's state, `2` also
     gradients, `3` also weights (FSDP)."""
@@ -31,8 +35,25 @@ class ParallelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.pipeline == 1 and self.schedule != "1f1b":
+            raise ValueError(f"schedule = {self.schedule} is for pipeline of 2 ranks or more; here it is 1")
         if self.shard is not None and self.zero == 0:
             raise ValueError("shard is for parallel.zero of 1, 2 or 3; at 0 every rank keeps everything")
         if self.shard is not None and self.data is not None and self.data % self.shard:
             raise ValueError(f"data = {self.data} ranks do not make whole groups of shard = {self.shard}")
         return self
+
+    @property
+    def puts_off_weights(self) -> bool:
+        """Whether gradients of weights are computed apart from those of activations."""
+        return self.pipeline > 1 and self.schedule == "zero_bubble"
+
+    @property
+    def num_stages(self) -> int:
+        """Into how many parts a pipeline cuts the layers."""
+        return self.pipeline * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank of a pipeline has, by number: of two, the second lies behind all first ones."""
+        behind = 2 * self.pipeline - 1 - rank if self.schedule == "zero_bubble" else self.pipeline + rank
+        return (rank,) if self.num_stages == self.pipeline else (rank, behind)

@@ -66,6 +66,11 @@ class Layout:
         return self.ranks.rank % self.stage_size // (self.config.tensor * self.config.context)
 
     @property
+    def pipeline_rank(self) -> int:
+        """Which of those that share the layers this one is."""
+        return self.ranks.rank // self.stage_size
+
+    @property
     def tensor_rank(self) -> int:
         """Which of those that split tensors this one is."""
         return self.ranks.rank % self.config.tensor
@@ -105,6 +110,44 @@ class Layout:
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    def micro_batch_rows(self, rows: int) -> int:
+        """Rows of a micro-batch where the user leaves them open: a data rank's share of `rows` at once.
+
+        In a pipeline a share is at least four micro-batches for each stage, so that ranks wait for each other less
+        than a fifth of the time (Huang et al. 2019, section 2.3). Raises `ConfigError` where rows do not divide.
+        """
+        if rows % self.num_data:
+            raise ConfigError(
+                f"The {rows} rows of a step (training.global_batch_size, training.batch_size_warmup) cannot be shared "
+                f"evenly by {self.num_data} data ranks. Use a multiple of {self.num_data}."
+            )
+        share, stages = rows // self.num_data, self.config.pipeline
+        if stages == 1:
+            return share
+        counts = [count for count in range(stages, share + 1, stages) if share % count == 0]
+        if not counts:
+            raise ConfigError(
+                f"The {share} rows that each data rank has of a step (training.global_batch_size, "
+                f"training.batch_size_warmup) cannot be cut into a multiple of parallel.pipeline = {stages} equal "
+                f"micro-batches. Use a multiple of {stages * self.num_data} rows."
+            )
+        return share // next((count for count in counts if count >= 4 * stages), counts[-1])
+
+    def check_micro_batches(self, rows: int, micro_batch: int) -> None:
+        """Raises `ConfigError` where a step of so many rows in micro-batches of so many cannot be shared evenly."""
+        count, stages = math.ceil(rows / micro_batch), self.config.pipeline
+        step = f"A step of {rows} rows makes {count} micro-batches of training.micro_batch_size = {micro_batch}"
+        if count % self.num_data:
+            raise ConfigError(
+                f"{step}, which {self.num_data} data ranks cannot share evenly. Leave micro_batch_size out, or give "
+                f"one that makes a multiple of {self.num_data}."
+            )
+        if stages > 1 and (rows % micro_batch or count // self.num_data % stages):
+            raise ConfigError(
+                f"{step}. A pipeline needs equal ones, in every data rank a multiple of parallel.pipeline = {stages}. "
+                f"Leave micro_batch_size out, or give one that makes a multiple of {stages * self.num_data}."
+            )
 
     def share(self, count: int) -> range:
         """Which of `count` micro-batches of a step are this rank's: as many for all data ranks, side by side.

@@ -8,12 +8,13 @@ is left is the all-reduce of gradients that DDP is (Li et al. 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate
@@ -64,23 +65,36 @@ class Pieces:
     """This rank's pieces of the parameters of a model, and how whole tensors are made of pieces and cut into them.
 
     A tensor is named after its parameter, or ``parameter/slot``. It is cut as the parameter is where it has its shape,
-    or a number for each of its rows; any other is whole already, such as a count of steps.
+    or a number for each of its rows; any other is whole already, such as a count of steps. Parameters that are `absent`
+    belong to other ranks of a `pipeline`, and are empty here.
     """
 
     parameters: Mapping[str, DTensor]
+    absent: frozenset[str] = frozenset()
+    pipeline: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Pieces:
-        """Those of a model that was laid out by `shard`."""
-        found = {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
-        return cls(found)
+    def of(
+        cls,
+        names: Mapping[Tensor, str],
+        spread: Iterable[tuple[Tensor, DTensor]],
+        pipeline: dist.ProcessGroup | None = None,
+    ) -> Pieces:
+        """Those of parameters with `names`; where a weight has two places here, the first one's."""
+        found: dict[str, DTensor] = {}
+        for parameter, piece in spread:
+            found.setdefault(names[parameter], piece)
+        return cls(found, frozenset(names.values()) - found.keys(), pipeline)
+
+    def is_here(self, name: str) -> bool:
+        """Whether a tensor is one of this rank's, or of no parameter."""
+        return _parameter_of(name) not in self.absent
 
     def whole(self, name: str, piece: Tensor) -> Tensor:
-        """The tensor that all ranks have a piece of. All ranks must ask for the same ones in the same order."""
-        parameter = self._parameter(name)
-        if parameter is None or not _is_like(piece, parameter.to_local()):
+        """The tensor that ranks have a piece of. All that do must ask for the same ones in the same order."""
+        parameter, shape = self.parameters.get(_parameter_of(name)), self._shape(name, piece)
+        if parameter is None or shape is None:
             return piece.detach()
-        shape = parameter.shape[: piece.ndim]
         spread = DTensor.from_local(
             piece.detach(),
             parameter.device_mesh,
@@ -91,9 +105,38 @@ class Pieces:
         )
         return spread.full_tensor()
 
+    def wholes(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by name, those of all ranks of a pipeline, on all of them in the same order."""
+        here = {name: tensor for name, tensor in tensors.items() if self.is_here(name)}
+        if self.pipeline is None:
+            yield from ((name, self.whole(name, tensor)) for name, tensor in here.items())
+            return
+        forms = {name: (self._shape(name, tensor) or tensor.shape, tensor.dtype) for name, tensor in here.items()}
+        device, rank, done = next(iter(self.parameters.values())).device, dist.get_rank(self.pipeline), set()
+        for owner, told in enumerate(self.told(forms)):
+            for name, (shape, dtype) in told.items():
+                if name in done:
+                    continue  # of the first and the last stage, or what all have
+                done.add(name)
+                is_here = owner == rank
+                whole = self.whole(name, here[name]) if is_here else torch.empty(shape, dtype=dtype, device=device)
+                whole = whole.contiguous()
+                dist.broadcast(whole, group_src=owner, group=self.pipeline)
+                yield name, whole
+
+    def told(self, value: Any) -> list[Any]:
+        """What each rank of the pipeline gives, as it would be pickled."""
+        if self.pipeline is None:
+            return [value]
+        found: list[Any] = [None] * dist.get_world_size(self.pipeline)
+        dist.all_gather_object(found, value, group=self.pipeline)
+        return found
+
     def piece(self, name: str, whole: Tensor) -> Tensor:
         """What this rank has of `whole`."""
-        parameter = self._parameter(name)
+        if whole.ndim and not self.is_here(name):
+            return whole.new_empty(0)
+        parameter = self.parameters.get(_parameter_of(name))
         if parameter is None or not _is_like(whole, parameter):
             return whole
         shape, offset = compute_local_shape_and_global_offset(
@@ -119,9 +162,16 @@ class Pieces:
             for dimension, number, how in zip(names, numbers, spread.placements, strict=True)
         ]
 
-    def _parameter(self, name: str) -> DTensor | None:
-        name = name if name in self.parameters else name.rpartition("/")[0]
-        return self.parameters.get(name)
+    def _shape(self, name: str, piece: Tensor) -> torch.Size | None:
+        """The shape of the whole that `piece` is cut from, None where it is whole."""
+        parameter = self.parameters.get(_parameter_of(name))
+        if parameter is None or not _is_like(piece, parameter.to_local()):
+            return None
+        return parameter.shape[: piece.ndim]
+
+
+def _parameter_of(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _is_like(tensor: Tensor, parameter: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ from sheepop.checkpoint import RunDirectory, optimizer_state, read_training_stat
 from sheepop.checkpoint.counters import STATE
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.checkpoint.run_directory import damaged_model
-from sheepop.checkpoint.training_state import read_source_state, read_trained_weights, write_part_of_state
+from sheepop.checkpoint.training_state import (
+    OptimizerState,
+    read_source_state,
+    read_trained_weights,
+    write_part_of_state,
+)
 from sheepop.checkpoint.weight_files import STEM, Part, write_index, write_part
 from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
@@ -121,7 +126,8 @@ class Checkpointer:
             weights = self._share(self._form.weights(self._model), divided=self._form.is_divisible)
         trained = self._share(self._form.weights(self._model)).tensors if self._evaluation.differ else None
         optimizer = optimizer_state(self._optimizers, self._names)
-        optimizer = replace(optimizer, tensors=self._share(optimizer.tensors).tensors)
+        scalars, without = self._of_all_stages(optimizer)
+        optimizer = OptimizerState(self._share(optimizer.tensors).tensors, scalars, without)
         source = {} if self._source is None else {name: _copy(each) for name, each in self._source.state().items()}
         _await_copies(self._model.device)
         provenance = {**self._provenance, "step": state.step, "tokens": state.tokens, "evaluations": list(state.scores)}
@@ -152,14 +158,21 @@ class Checkpointer:
     def _share(self, tensors: Mapping[str, Tensor], *, divided: bool = True) -> Share:
         """The copies of whole tensors that this rank writes, so that all write as much; else the first writes all."""
         mine, writers, sizes = {}, {}, [0] * self._ranks.size
-        for name, tensor in tensors.items():
-            whole = self._pieces.whole(name, tensor)
+        for name, whole in self._pieces.wholes(tensors):
             writers[name] = sizes.index(min(sizes)) if divided else 0
             sizes[writers[name]] += whole.nbytes
             if writers[name] == self._ranks.rank:
                 mine[name] = _copy(whole)
         _await_copies(self._model.device)
         return Share(mine, writers, sum(sizes))
+
+    def _of_all_stages(self, optimizer: OptimizerState) -> tuple[dict[str, float], list[str]]:
+        """The plain numbers of optimizers, and the names of parameters that have no state."""
+        scalars = {name: value for name, value in optimizer.scalars.items() if self._pieces.is_here(name)}
+        without = [name for name in optimizer.without if self._pieces.is_here(name)]
+        told = self._pieces.told((scalars, without))
+        of_all = {name: value for numbers, _ in told for name, value in numbers.items()}
+        return of_all, list(dict.fromkeys(name for _, names in told for name in names))
 
     def _write_model(self, directory: Path, weights: Share, provenance: Mapping[str, Any]) -> None:
         if not self._ranks.are_several or not self._form.is_divisible:

@@ -7,16 +7,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.parallel.context import SharedRows
-from sheepop.parallel.layout import TENSOR, Layout
+from sheepop.parallel.layout import PIPELINE, TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import TensorRanks, split
 from sheepop.train.optimizers.momentum import Matrices, Muon
@@ -37,28 +40,52 @@ class ShardedModel(Placement):
         self._adds_up_each_time, self._frees = layout.config.zero >= 2, layout.config.zero == 3
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
-        self._modules = model.sharing_copy().train()
+        network = model.sharing_copy().train()
         if self._dtype is not None:
-            self._modules.embedding = CastEmbedding(model.embedding, self._dtype)
-        if self._modules.ngrams is not None:
-            self._modules.ngrams.is_sparse = False  # ranks add up whole gradients
+            network.embedding = CastEmbedding(model.embedding, self._dtype)
+        if network.ngrams is not None:
+            network.ngrams.is_sparse = False  # ranks add up whole gradients
         if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
-            self.head.keep_memory()
+            network.lm_head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
         if layout.config.tensor > 1:
-            split(self._modules, TensorRanks.of(mesh[TENSOR]))
+            split(network, TensorRanks.of(mesh[TENSOR]))
         if compiled:
-            self._modules.compile_blocks()
-        self._root = shard(self._modules, mesh, layout.config, self._dtype)
-        self.pieces = Pieces.of(self._modules)
-        self._parameters = [(weight, self.pieces.parameters[name]) for name, weight in model.named_parameters()]
+            network.compile_blocks()
+        self._parts = self._cut(network, mesh)
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
+        for part in self._parts:
+            shard(part, mesh, layout.config, self._dtype)
+        # A tied weight may be in two parts.
+        self._spread = [
+            (master, spread)
+            for part, of_part in zip(self._parts, masters, strict=True)
+            for master, spread in zip(of_part, part.parameters(), strict=True)
+            if isinstance(spread, DTensor)
+        ]
+        self.pieces = Pieces.of(names, self._spread, self._group(mesh))
         # Of what several ranks have alike, one counts.
         self._counted = [
-            parameter
-            for name, parameter in model.named_parameters()
-            if self.pieces.is_counted(name) and (layout.tensor_rank == 0 or TENSOR in self.pieces.place(name))
+            parameter for parameter, name in names.items() if name in self.pieces.parameters and self._counts(name)
         ]
         self._take_pieces()
+
+    def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
+        """The parts of `network` that this rank computes."""
+        return [network]
+
+    def _names(self, part: Transformer) -> list[str]:
+        """What the parameters of such a part are called in the whole network."""
+        return [name for name, _ in part.named_parameters()]
+
+    def _group(self, mesh: DeviceMesh) -> ProcessGroup | None:
+        """The ranks that have the other parts."""
+        return None
+
+    def _counts(self, name: str) -> bool:
+        is_first = self._layout.tensor_rank == 0 or TENSOR in self.pieces.place(name)
+        return is_first and self.pieces.is_counted(name)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Lets optimizers that need whole matrices have them."""
@@ -70,12 +97,12 @@ class ShardedModel(Placement):
     @property
     def modules(self) -> Transformer:
         """The modules that steps run."""
-        return self._modules
+        return self._parts[0]
 
     @property
     def head(self) -> OutputHead:
         """The output projection of `modules`, whose weight is whole between a forward pass and its backward pass."""
-        return self._modules.lm_head
+        return self._parts[-1].lm_head
 
     @property
     def may_be_left(self) -> bool:
@@ -91,13 +118,20 @@ class ShardedModel(Placement):
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         """What `modules` give."""
-        if self.context is not None:
-            rows = SharedRows(self.context, inputs.get("document_ids"), inputs["input_ids"].device)
-            inputs = {**inputs, "cache": rows}
-        found = self._modules.run(**inputs)
+        found = self.modules.run(**self._of_this_rank(inputs))
+        self._cast_head()
+        return found
+
+    def _of_this_rank(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same where rows are whole; else what is known of the tokens of others too."""
+        if self.context is None:
+            return inputs
+        rows = SharedRows(self.context, inputs.get("document_ids"), inputs["input_ids"].device)
+        return {**inputs, "cache": rows}
+
+    def _cast_head(self) -> None:
         if self._dtype is not None:
             self.head.cast = self.head.weight.detach().to(self._dtype)
-        return found
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """The hidden states of such a pass."""
@@ -109,9 +143,10 @@ class ShardedModel(Placement):
         for number, batch in enumerate(batches):
             is_last = number == len(batches) - 1
             loss = pass_of(number, batch, self)
-            self._root.set_requires_gradient_sync(is_last or self._adds_up_each_time)
-            self._root.set_is_last_backward(is_last or self._adds_up_each_time)
-            self._root.set_reshard_after_backward(is_last or self._frees)
+            root = cast(FSDPModule, self.modules)
+            root.set_requires_gradient_sync(is_last or self._adds_up_each_time)
+            root.set_is_last_backward(is_last or self._adds_up_each_time)
+            root.set_reshard_after_backward(is_last or self._frees)
             found.append(loss.back())
             if is_last or self._adds_up_each_time:
                 self._hand_over()
@@ -145,9 +180,10 @@ class ShardedModel(Placement):
         """What ranks found, and who has other weights than the first one that should have the same."""
         layout = self._layout
         sums: dict[str, Any] = {}
-        for name, parameter in self.model.named_parameters():
+        for name in self.pieces.parameters:
+            parameter = self.model.get_parameter(name)
             content = parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            place = json.dumps(self.pieces.place(name))
+            place = json.dumps({PIPELINE: layout.pipeline_rank, **self.pieces.place(name)})
             sums.setdefault(place, hashlib.blake2b(digest_size=16)).update(content)
         told = layout.ranks.gathered([list(own), {place: found.hexdigest() for place, found in sums.items()}])
         different = [f"rank {rank}: {line}" for rank, (lines, _) in enumerate(told) for line in lines]
@@ -161,20 +197,22 @@ class ShardedModel(Placement):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Within the block every rank has all weights in `model`."""
-        for name, parameter in self.model.named_parameters():
-            parameter.data = self.pieces.whole(name, parameter.data)
+        pieces = {name: parameter.data for name, parameter in self.model.named_parameters()}
+        for name, whole in self.pieces.wholes(pieces):
+            self.model.get_parameter(name).data = whole
         try:
             yield
         finally:
             self._take_pieces()
 
     def _take_pieces(self) -> None:
-        for parameter, spread in self._parameters:
-            parameter.data = spread.to_local().detach()
+        for name, parameter in self.model.named_parameters():
+            spread = self.pieces.parameters.get(name)
+            parameter.data = parameter.data.new_empty(0) if spread is None else spread.to_local().detach()
 
     def _hand_over(self) -> None:
         """Moves the gradients that have come together to the pieces."""
-        for parameter, spread in self._parameters:
+        for parameter, spread in self._spread:
             found, spread.grad = spread.grad, None
             if found is None:
                 continue

@@ -1,0 +1,101 @@
+"""A model whose layers several ranks share, through which micro-batches go one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from sheepop.model import LossSums, Outputs, Transformer
+from sheepop.model.head import OutputHead
+from sheepop.parallel.layout import PIPELINE
+from sheepop.parallel.pipeline import Pipeline, Stage
+from sheepop.train.placement import Pass
+from sheepop.train.sharded import ShardedModel
+from sheepop.train.tensor_batch import TensorBatch
+
+_TIED = "embedding.weight"
+
+
+class PipelinedModel(ShardedModel):
+    """As `ShardedModel`, with this rank's stages of a pipeline; the parameters of others are empty here.
+
+    A weight that embedding and head share is in the first and in the last stage, which add up their gradients.
+    """
+
+    def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
+        config, group = self._layout.config, mesh[PIPELINE].get_group()
+        self._pipeline = Pipeline.of(network, config, group, self.device, self._dtype or torch.float32)
+        for stage in self._pipeline.stages:
+            stage.arithmetic = self.arithmetic
+        self._has_start = any(stage.is_first for stage in self._pipeline.stages)
+        self._has_end = any(stage.is_last for stage in self._pipeline.stages)
+        # All ranks make all groups.
+        size, ends = self._layout.stage_size, []
+        if network.config.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1:
+            ends = [[place, place + size * (config.pipeline - 1)] for place in range(size)]
+        groups = [dist.new_group(ranks) for ranks in ends]
+        is_end = self._has_start or self._has_end
+        self._ends = groups[self._layout.ranks.rank % size] if groups and is_end else None
+        return self._pipeline.stages
+
+    def _names(self, part: Transformer) -> list[str]:
+        return [cast(Stage, part).name_in_network(name) for name in super()._names(part)]
+
+    def _group(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
+        return mesh[PIPELINE].get_group()
+
+    def _counts(self, name: str) -> bool:
+        return super()._counts(name) and (name != _TIED or self._has_start)
+
+    def begin_step(self) -> None:
+        """Brings the second place of a tied weight up to date, where both are here."""
+        for parameter, spread in self._spread:
+            piece = spread.to_local()
+            if piece.data_ptr() != parameter.data_ptr():
+                piece.detach().copy_(parameter.data)
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """No rank has a whole pass."""
+        raise RuntimeError("a pipeline runs whole steps: see compute")
+
+    def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
+        """Through all stages, in the order of `parallel.schedule`; the last stage has the losses."""
+        batches = [batch.to(self.device) for batch in batches]
+        shape = cast("tuple[int, int]", tuple(batches[0].labels.shape))
+        if any(batch.labels.shape != shape for batch in batches):
+            raise RuntimeError("the micro-batches of a step do not have one shape")
+        found: dict[int, LossSums] = {}
+
+        def end(hidden_BTD: Tensor, number: int) -> Tensor:
+            self._cast_head()
+            arrived_BTD = hidden_BTD.detach().requires_grad_()
+            found[number] = pass_of(number, batches[number], _End(self.head, self.modules, arrived_BTD)).back()
+            assert arrived_BTD.grad is not None
+            return arrived_BTD.grad
+
+        self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].inputs), end)
+        self._hand_over()
+        if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
+            dist.all_reduce(tied, group=self._ends)
+        return [found[number] for number in sorted(found)]
+
+
+@dataclass(frozen=True)
+class _End:
+    """A network whose only pass has been computed up to its hidden states."""
+
+    head: OutputHead
+    modules: Transformer
+    arrived: Tensor
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        return Outputs(self.arrived, ())
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        return self.arrived
