@@ -167,16 +167,34 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together
     require_same_course(alone, run)
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo"])
+_POLICY = ["training.micro_batch_size=2", "training.warmup_steps=0", "training.schedule=constant"]
+_METHODS = {
+    "sft": ["tuning.lora={}"],
+    "dpo": [],
+    # Groups of equal rewards are left out, so that some ranks have micro-batches without an answer.
+    "grpo": [
+        "tuning.grpo.max_new_tokens=5",
+        "tuning.grpo.group_size=2",
+        "tuning.grpo.epochs=2",
+        "tuning.grpo.equal_groups=leave_out",
+        *_POLICY,
+    ],
+    "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=apart", *_POLICY],
+}
+
+
+@pytest.mark.parametrize("method", list(_METHODS))
 def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp_path: Path, method: str) -> None:
     examples: list[dict[str, Any]] = []
     for number in range(40):
         asked, answer = {"role": "user", "content": "Sheep"}, {"role": "assistant", "content": f"{number}"}
-        pair = {"prompt": "Sheep", "chosen": f"number {number}", "rejected": "fence"}
+        pair = {"prompt": f"Sheep{number}", "chosen": f"number {number}", "rejected": "fence"}
         examples.append({"messages": [asked, answer]} if method == "sft" else pair)
-    data = tmp_path / "rows.jsonl"
+    data, judge = tmp_path / "rows.jsonl", tmp_path / "judge.py"
     data.write_text("".join(json.dumps(each) + "\n" for each in examples))
-    settings = [f"tuning.method={method}", *(["tuning.lora={}"] if method == "sft" else [])]
+    judge.write_text("def reward(prompt, completion, **fields):\n    return completion.count('e') / 5\n")
+    settings = [f"tuning.method={method}", *_METHODS[method]]
+    settings += [f"tuning.{method}.reward={judge}"] if method in ("ppo", "grpo") else []
     more = [*settings, "training.max_steps=4", "training.eval_interval=2", "training.global_batch_size=8"]
     common = ["train", "--fork", str(alone), "--data", str(data), "--device", "cpu", "--quiet", *more]
     common += ["training.precision=fp32", "training.log_interval=1", "data.validation_fraction=0.2"]
@@ -187,7 +205,8 @@ def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp
     assert [end.code for end in ends] == [0, 0], ends
     for a, b in zip(rows(one), rows(two), strict=True):
         assert (a["step"], a["split"]) == (b["step"], b["split"])
-        assert b["loss"] == pytest.approx(a["loss"], rel=2e-4)
+        for key in {"loss", "reward", "length", "divergence", "value_loss"} & a.keys():
+            assert b[key] == pytest.approx(a[key], rel=2e-4, abs=1e-6), (a["step"], key)
     assert load_model(two).provenance["step"] == load_model(one).provenance["step"]
 
 

@@ -16,6 +16,9 @@ from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.errors import ConfigError, Interrupted
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.layout import Layout
+from sheepop.parallel.ranks import ALONE
 from sheepop.train import Trainer, TrainingConfig, build_optimizers
 from sheepop.train.optimizer_settings import OPTIMIZER_NAMES
 from sheepop.train.placement import OneDevice, Pass, Placement
@@ -34,6 +37,7 @@ class TwoRanks(Placement):
     """
 
     device = "cpu"
+    layout = Layout(ALONE, ParallelConfig())
 
     def __init__(self, model: Transformer) -> None:
         self.model = model

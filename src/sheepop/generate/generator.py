@@ -82,6 +82,7 @@ class Generator:
         config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
         batched: bool = True,
+        indices: Sequence[int] | None = None,
         on_text: OnText | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> list[Completion]:
@@ -91,7 +92,8 @@ class Generator:
         one for each; those of prompts that are given together agree in `num_beams` and `use_cache`.
 
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
-        `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic.
+        `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic. So
+        does each of several parts of a list, when `indices` say which prompts of the list these are.
         A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they
         are. `on_text` is called with (i, piece) as the text of prompt i becomes final, where it has one text, and its
         pieces joined are that text. Once `should_stop` is true, what is unfinished ends with the reason ``abort``.
@@ -99,7 +101,7 @@ class Generator:
         Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
         while `on_overflow` is ``refuse``; `CheckpointError` when the network's logits are not finite.
         """
-        requests = self._requests(prompts, config or GenerationConfig())
+        requests = self._requests(prompts, config or GenerationConfig(), indices)
         if not requests:
             return []
         for group in [requests] if batched else [[request] for request in requests]:
@@ -178,7 +180,10 @@ class Generator:
         return Grammars(self.tokenizer, self._sampler.forbidden, sorted(self._end_ids))
 
     def _requests(
-        self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig | Sequence[GenerationConfig]
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        config: GenerationConfig | Sequence[GenerationConfig],
+        indices: Sequence[int] | None = None,
     ) -> list[Request]:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
@@ -193,7 +198,7 @@ class Generator:
                 index=index,
                 number=index,
             )
-            for index, (prompt, settings) in enumerate(zip(prompts, configs, strict=True))
+            for index, prompt, settings in zip(indices or range(len(prompts)), prompts, configs, strict=True)
         ]
 
     def request(

@@ -34,11 +34,6 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
         return
     if config.output_dir is None:
         raise ConfigError("Several ranks need the directory of the run, which all of them find: give --output DIR.")
-    if config.tuning.method in ("ppo", "grpo"):
-        raise ConfigError(
-            f"tuning.method = {config.tuning.method} writes what it learns from, and runs in one process. Start it "
-            "without a launcher."
-        )
     others = [name for name in ("tensor", "context", "pipeline") if getattr(config.parallel, name) > 1]
     if config.tuning.method is not None and others:
         asked = " and ".join(f"parallel.{name}=1" for name in others)

@@ -192,7 +192,7 @@ class PolicyData(TunedData):
         return RolloutSource(
             prompts=split,
             order=SampleOrder(split.num_groups, config.seed),
-            writer=self._writer(config),
+            writer=self._writer(config, placement.layout.ranks),
             method=self.method(config),
             objective=objective,
             placement=placement,
@@ -206,7 +206,7 @@ class PolicyData(TunedData):
             hashed=training.log_batch_hash,
         )
 
-    def _writer(self, config: SheepOpConfig) -> Writer:
+    def _writer(self, config: SheepOpConfig, ranks: Ranks) -> Writer:
         settings = self.settings(config)
         return Writer(
             self.tokenizer(),
@@ -215,6 +215,7 @@ class PolicyData(TunedData):
             settings.temperature,
             self._end_ids,
             _TOGETHER,
+            ranks,
         )
 
     def _reference(self, config: SheepOpConfig, placement: Placement) -> Transformer:
@@ -243,7 +244,7 @@ class PolicyData(TunedData):
         """How answers to held-out prompts are judged; the draws are the same every time."""
         assert isinstance(held_out, PromptRows)
         chosen = scored_samples(held_out, max_tokens).tolist()
-        writer, found = self._writer(config), Written([], [], [], [])
+        writer, found = self._writer(config, ranks), Written([], [], [], [])
         for start in range(0, len(chosen), _TOGETHER):
             some = chosen[start : start + _TOGETHER]
             seed = derive_seed(config.seed, "held-out answers", start)

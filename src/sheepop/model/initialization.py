@@ -40,7 +40,8 @@ def parameter_role(name: str, shape: Sequence[int]) -> Role:
     owner = name.removesuffix(".weight")
     if len(shape) < 2 or owner.endswith("_bias"):
         return "vector"
-    return _ROLES.get(owner) or _ROLES.get(owner.rpartition(".")[2], "matrix")
+    words = owner.split(".")
+    return _ROLES.get(".".join(words[-2:])) or _ROLES.get(words[-1], "matrix")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import PIECE, REPLICA
@@ -39,10 +39,12 @@ def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: t
     frees = config.zero == 3
     for mixture in model.mixtures.values():
         fully_shard(mixture.router, mesh=mesh, reshard_after_forward=frees, mp_policy=_EXACT)
-    for block in model.layers:
+    values = getattr(model, VALUE_MODEL, None)
+    for block in (*model.layers, *(() if values is None else values.layers)):
         fully_shard(block, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
     # What is computed behind the forward pass finds its weights whole, as all of the outermost group.
-    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams, getattr(model, REWARD_HEAD, None)}
+    apart = {model.embedding, model.lm_head, model.blocks, model.ngrams}
+    apart |= {getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD, VALUE_MODEL)}
     for child in model.children():
         if child not in apart and any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)

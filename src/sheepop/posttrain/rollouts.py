@@ -19,6 +19,7 @@ from sheepop.data.batches import IGNORED_LABEL
 from sheepop.data.order import Order
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
@@ -110,7 +111,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Lets a model answer questions, and has the answers judged."""
+    """Lets a model answer questions, and has the answers judged; several `ranks` share the questions."""
 
     tokenizer: Tokenizer
     reward: Reward
@@ -118,6 +119,7 @@ class Writer:
     temperature: float
     end_ids: Sequence[int] = ()
     max_batch_size: int = 128
+    ranks: Ranks = ALONE
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
         """`count` answers to each question; question i of the list has a seed made of `seed` and i."""
@@ -125,16 +127,41 @@ class Writer:
         settings = GenerationConfig(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
         )
-        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
-        completions = generator.generate([question.token_ids for question in questions], configs)
-        answers, lengths = [], []
-        for place, completion in enumerate(completions):
-            asked = questions[place // count]
+        here = range(self.ranks.rank, len(questions), self.ranks.size)
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in here]
+        prompts = [questions[place].token_ids for place in here]
+        completions = generator.generate(prompts, configs, indices=here)
+        answers = []
+        for number, completion in enumerate(completions):
+            asked = questions[here[number // count]]
             ids = [*asked.token_ids, *completion.token_ids]
             answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
-            lengths.append(len(asked.token_ids))
         finished = [completion.finish_reason == "stop" for completion in completions]
-        return Written(answers, lengths, finished, self.reward(answers))
+        return self._of_all_ranks(answers, finished, self.reward(answers) if answers else [], questions, count)
+
+    def _of_all_ranks(
+        self,
+        answers: Sequence[Answer],
+        finished: Sequence[bool],
+        rewards: Sequence[float],
+        questions: Sequence[Question],
+        count: int,
+    ) -> Written:
+        """What all have written and judged, in the order of the questions."""
+        own = [
+            (answer.prompt, answer.completion, answer.token_ids, is_finished, reward)
+            for answer, is_finished, reward in zip(answers, finished, rewards, strict=True)
+        ]
+        told = self.ranks.gathered(own)
+        found = Written([], [], [], [])
+        for place, asked in enumerate(questions):
+            first = place // self.ranks.size * count
+            for prompt, text, ids, is_finished, reward in told[place % self.ranks.size][first : first + count]:
+                found.answers.append(Answer(prompt, text, ids, asked.fields))
+                found.prompt_lengths.append(len(asked.token_ids))
+                found.is_finished.append(is_finished)
+                found.rewards.append(reward)
+        return found
 
 
 class RewardMethod(Protocol):
@@ -211,7 +238,9 @@ class RolloutSource(StepSource):
         prepared = PreparedStep.of(
             batch, self.micro_batch_size, self.objective, device=self.placement.device, hashed=self.hashed
         )
-        return replace(prepared, measured=self._metrics)
+        empty = TensorBatch.on_host(self._nothing())
+        missing = -len(prepared.micro_batches) % self.placement.layout.num_data
+        return replace(prepared, micro_batches=[*prepared.micro_batches, *[empty] * missing], measured=self._metrics)
 
     def describe(self, number: int) -> list[str]:
         """Answers come from no document."""
@@ -331,7 +360,8 @@ class RolloutSource(StepSource):
     def _asked(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities (N, T) of all answers, and their values where there is a value model.
 
-        They are computed in the micro-batches of the first epoch, so that its first ratios are 1 to the bit.
+        They are computed in the micro-batches of the first epoch, and by the ranks that learn from them, so that its
+        first ratios are 1 to the bit.
         """
         assert self._batch is not None
         batch = self._batch
@@ -340,21 +370,26 @@ class RolloutSource(StepSource):
         values = torch.zeros(batch.labels.shape) if judges else None
         begin()
         for chosen in self._micro_batches(rollout):
-            piece = batch.rows(chosen)
+            piece = batch.rows(chosen) if len(chosen) else self._nothing()
             tensors = TensorBatch.from_numpy(piece, self.placement.device)
             width = piece.labels.shape[1]
             with self.placement.arithmetic():
                 found, hidden = self.objective.log_probabilities(network, tensors)
-                log_p[chosen, :width] = found.float().cpu()
+                log_p[chosen, :width] = found.float().cpu()[: len(chosen)]
                 if values is not None:
-                    values[chosen, :width] = predicted_values(network, tensors, hidden).float().cpu()
-        return log_p, values
+                    values[chosen, :width] = predicted_values(network, tensors, hidden).float().cpu()[: len(chosen)]
+        total = self.placement.layout.ranks.total
+        return total(log_p), None if values is None else total(values)
 
     def _micro_batches(self, rollout: int) -> Iterator[NDArray[np.int64]]:
+        """The answers of each micro-batch of this rank; where others have more, it has some without any."""
+        layout = self.placement.layout
         for place in range(self.config.minibatches):
             chosen = self._minibatch(rollout, place)
-            for start in range(0, len(chosen), self.micro_batch_size):
-                yield chosen[start : start + self.micro_batch_size]
+            starts = range(0, len(chosen), self.micro_batch_size)
+            cuts = [chosen[start : start + self.micro_batch_size] for start in starts]
+            cuts += [chosen[:0]] * (-len(cuts) % layout.num_data)
+            yield from (cuts[number] for number in layout.share(len(cuts)))
 
     def _check_ceilings(self) -> None:
         """Raises `TrainingError` where the policy has gone too far."""

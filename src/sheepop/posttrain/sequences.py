@@ -106,10 +106,11 @@ def mean_losses(
             if on_batch is not None:
                 on_batch(len(samples.labels))
     if ranks.are_several:
-        names = sorted(ranks.told(sorted(measured)))
-        found = [total, supervised, *(float(measured.get(name, 0.0)) for name in names)]
-        total, supervised, *rest = ranks.total(torch.tensor(found, dtype=torch.float64)).tolist()
-        measured = dict(zip(names, torch.tensor(rest, dtype=torch.float64), strict=True))
+        total, supervised = ranks.total(torch.tensor([total, supervised], dtype=torch.float64)).tolist()
+        # The first rank has samples where any has.
+        shapes = ranks.told({name: list(value.shape) for name, value in measured.items()})
+        nothing = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        measured = {name: ranks.total(measured.get(name, value)) for name, value in nothing.items()}
     return MeanLosses(total / max(1, supervised), int(supervised), measured)
 
 

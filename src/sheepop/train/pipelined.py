@@ -29,19 +29,19 @@ class PipelinedModel(ShardedModel):
     """
 
     def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
-        config, group = self._layout.config, mesh[PIPELINE].get_group()
+        config, group = self.layout.config, mesh[PIPELINE].get_group()
         self._pipeline = Pipeline.of(network, config, group, self.device, self._dtype or torch.float32)
         for stage in self._pipeline.stages:
             stage.arithmetic = self.arithmetic
         self._has_start = any(stage.is_first for stage in self._pipeline.stages)
         self._has_end = any(stage.is_last for stage in self._pipeline.stages)
         # All ranks make all groups.
-        size, ends = self._layout.stage_size, []
+        size, ends = self.layout.stage_size, []
         if network.config.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1:
             ends = [[place, place + size * (config.pipeline - 1)] for place in range(size)]
         groups = [dist.new_group(ranks) for ranks in ends]
         is_end = self._has_start or self._has_end
-        self._ends = groups[self._layout.ranks.rank % size] if groups and is_end else None
+        self._ends = groups[self.layout.ranks.rank % size] if groups and is_end else None
         return self._pipeline.stages
 
     def _names(self, part: Transformer) -> list[str]:

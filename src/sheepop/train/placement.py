@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.layout import Layout
+from sheepop.parallel.ranks import ALONE
 from sheepop.train.precision import autocast, working_dtype
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -65,6 +68,7 @@ class Placement(Network, Protocol):
 
     device: str
     model: Transformer  # with the weights that the optimizers move, in evaluation mode for good
+    layout: Layout
 
     @property
     def may_be_left(self) -> bool:
@@ -119,6 +123,7 @@ class OneDevice(Placement):
 
     def __init__(self, model: Transformer, *, precision: str, device: str, compiled: bool = False) -> None:
         self.model, self.precision, self.device = model.eval(), precision, device
+        self.layout = Layout(ALONE, ParallelConfig())
         self._masters: list[Tensor] = []
         self._working: list[Tensor] = []
         dtype = working_dtype(precision)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.model.ngrams import NgramEmbedding
 from sheepop.parallel.context import SharedRows
 from sheepop.parallel.layout import PIPELINE, TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
@@ -36,15 +37,16 @@ class ShardedModel(Placement):
     """
 
     def __init__(self, model: Transformer, layout: Layout, *, precision: str, device: str, compiled: bool) -> None:
-        self.model, self.precision, self.device, self._layout = model.eval(), precision, device, layout
+        self.model, self.precision, self.device, self.layout = model.eval(), precision, device, layout
         self._adds_up_each_time, self._frees = layout.config.zero >= 2, layout.config.zero == 3
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         network = model.sharing_copy().train()
         if self._dtype is not None:
             network.embedding = CastEmbedding(model.embedding, self._dtype)
-        if network.ngrams is not None:
-            network.ngrams.is_sparse = False  # ranks add up whole gradients
+        for module in network.modules():
+            if isinstance(module, NgramEmbedding):
+                module.is_sparse = False  # ranks add up whole gradients
         if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
             network.lm_head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
@@ -84,7 +86,7 @@ class ShardedModel(Placement):
         return None
 
     def _counts(self, name: str) -> bool:
-        is_first = self._layout.tensor_rank == 0 or TENSOR in self.pieces.place(name)
+        is_first = self.layout.tensor_rank == 0 or TENSOR in self.pieces.place(name)
         return is_first and self.pieces.is_counted(name)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -162,15 +164,15 @@ class ShardedModel(Placement):
         """See `clip_gradients`; the norm is that of all pieces."""
         counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
         squares = torch.nn.utils.get_total_norm(counted).square() if counted else torch.zeros((), device=self.device)
-        return clip_gradients(self.model.parameters(), max_norm, self._layout.ranks.total(squares).sqrt())
+        return clip_gradients(self.model.parameters(), max_norm, self.layout.ranks.total(squares).sqrt())
 
     def reduce(self, sums: Tensor) -> Tensor:
         """The sums of all ranks; those that split tensors have the same."""
-        return self._layout.ranks.total(sums if self._layout.tensor_rank == 0 else torch.zeros_like(sums))
+        return self.layout.ranks.total(sums if self.layout.tensor_rank == 0 else torch.zeros_like(sums))
 
     def greatest(self, value: float) -> float:
         """The greatest of what ranks give."""
-        return self._layout.ranks.greatest(value)
+        return self.layout.ranks.greatest(value)
 
     def zero_gradients(self) -> None:
         """Forgets the gradients of the pieces; `modules` keep none."""
@@ -178,7 +180,7 @@ class ShardedModel(Placement):
 
     def differences(self, own: Sequence[str]) -> Sequence[str]:
         """What ranks found, and who has other weights than the first one that should have the same."""
-        layout = self._layout
+        layout = self.layout
         sums: dict[str, Any] = {}
         for name in self.pieces.parameters:
             parameter = self.model.get_parameter(name)
