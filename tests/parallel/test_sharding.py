@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 
 from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, build_model
+from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
@@ -39,19 +39,31 @@ _RICH = _NETWORK.replace(
     tie_weights=True,
     parallel_residual=True,
 )
+_SPLIT = _RICH.replace(
+    vocab_size=68, position_encoding="learned", tie_weights=False, ngrams={"rows": 64}, embedding_norm=True,
+    norm_position="sandwich", logit_soft_cap=3.0, qk_norm=None, parallel_residual=False,
+)  # fmt: skip
 _STEPS, _ROWS, _LENGTH = 20, 8, 16
+_TERMS = LossTerms(z_loss=0.01, label_smoothing=0.1)
 
 
 def _steps() -> list[PreparedStep]:
+    """Every second one has documents in its rows, and places that do not count."""
     generator = torch.Generator().manual_seed(3)
     found = []
-    for _ in range(_STEPS):
+    for number in range(_STEPS):
         ids = torch.randint(0, 67, (_ROWS, _LENGTH + 1), generator=generator)
-        pieces = [ids[start : start + 2] for start in range(0, _ROWS, 2)]
-        batches = [
-            TensorBatch({"input_ids": p[:, :-1].contiguous()}, p[:, 1:].contiguous(), slice(None)) for p in pieces
-        ]
-        count = _ROWS * _LENGTH
+        labels, documents = ids[:, 1:].clone(), torch.zeros(_ROWS, _LENGTH, dtype=torch.long)
+        if number % 2 == 0:
+            documents[:, 5:] = 1
+            labels[:3, 4:9] = IGNORE_INDEX
+        batches = []
+        for rows in (slice(start, start + 2) for start in range(0, _ROWS, 2)):
+            inputs = {"input_ids": ids[rows, :-1].contiguous()}
+            if number % 2 == 0:
+                inputs["document_ids"] = documents[rows]
+            batches.append(TensorBatch(inputs, labels[rows], (labels[rows].flatten() != IGNORE_INDEX).nonzero()[:, 0]))
+        count = int((labels != IGNORE_INDEX).sum())
         found.append(PreparedStep(batches, num_tokens=count, num_reported=count, num_computed=count))
     return found
 
@@ -80,7 +92,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 )
                 if spreads:
                     placement.take_over(optimizers)
-                runners.append(StepRunner(placement, NextToken(), optimizers, TrainedWeights(), 0.5))
+                runners.append(StepRunner(placement, NextToken(_TERMS), optimizers, TrainedWeights(), 0.5))
             spread, alone = runners
             for number, step in enumerate(_steps()):
                 part = step.part(layout.share(len(step.micro_batches)))
@@ -111,7 +123,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 for one, other in zip(
                     spread.placement.model.parameters(), alone.placement.model.parameters(), strict=True
                 ):
-                    torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=2e-3)
+                    torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=4.1e-3)  # two steps of Lion's
     Path(folder, f"rank-{rank}").touch()
 
 
@@ -132,9 +144,14 @@ def test_replicas_of_sharded_copies_learn_the_same(tmp_path: Path) -> None:
 
 
 def test_tensor_ranks_learn_the_same_beside_data_ranks(tmp_path: Path) -> None:
-    _run(2, [({"tensor": 2}, "adamw")], tmp_path, _RICH)
+    layouts: list[Any] = [
+        ({"tensor": 2}, "adamw"),  # which do not divide the vocabulary
+        ({"tensor": 2}, "adamw", _RICH.replace(vocab_size=68)),
+        ({"tensor": 2, "zero": 0}, "adamw", _SPLIT),
+    ]
+    _run(2, layouts, tmp_path, _RICH)
     (tmp_path / "four").mkdir()
-    _run(4, [({"tensor": 2, "zero": 3}, "muon")], tmp_path / "four")
+    _run(4, [({"tensor": 2, "zero": 3}, "muon")], tmp_path / "four", _NETWORK.replace(vocab_size=68))
 
 
 def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None:
@@ -153,7 +170,7 @@ def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(tmp_path: Path) 
         ({"pipeline": 2, "schedule": "gpipe", "zero": 1}, "adamw"),
         ({"pipeline": 2, "schedule": "1f1b", "zero": 1}, "muon"),
         ({"pipeline": 2, "schedule": "interleaved", "zero": 1}, "adamw"),
-        ({"pipeline": 2, "schedule": "zero_bubble", "zero": 1}, "lion"),
+        ({"pipeline": 2, "schedule": "zero_bubble", "zero": 1}, "adamw"),
     ]
     _run(2, orders, tmp_path, _DEEP)
 
@@ -162,7 +179,7 @@ def test_pipelines_learn_the_same_beside_other_ranks(tmp_path: Path) -> None:
     rich = _RICH.replace(num_layers=4)
     _run(2, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], tmp_path, rich)
     four: list[Any] = [
-        ({"pipeline": 2, "tensor": 2}, "adamw"),
+        ({"pipeline": 2, "tensor": 2}, "adamw", rich.replace(vocab_size=68)),
         ({"pipeline": 4, "schedule": "gpipe"}, "adamw", rich.replace(ngrams={"rows": 64}, embedding_norm=True)),
         ({"pipeline": 2, "zero": 1, "schedule": "interleaved"}, "muon", rich.replace(tie_weights=False)),
     ]

@@ -86,6 +86,14 @@ def _chosen(config: SheepOpConfig) -> dict[str, Any]:
 def _check_training(config: SheepOpConfig) -> None:
     """Raises `ConfigError` for settings of the training that a layout does not go with."""
     parallel, training = config.parallel, config.training
+    lengths = [config.data.max_length or config.model.max_seq_len, *dict(training.sequence_length_warmup).values()]
+    for length in lengths:
+        if length % (parallel.tensor * parallel.context):
+            raise ConfigError(
+                f"Rows of {length} tokens (data.max_length, model.max_seq_len, training.sequence_length_warmup) cannot "
+                f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
+                "ranks. Use a multiple."
+            )
     refused = {
         "parallel.context": parallel.context > 1 and training.compile is True,
         "parallel.schedule = zero_bubble": parallel.puts_off_weights and training.compile is True,

@@ -6,15 +6,25 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model.logits import LossMemory, Places, cap
-from sheepop.model.loss import LossSums, LossTerms, linear_cross_entropy, linear_log_probabilities, score_tokens
+from sheepop.model.loss import (
+    LossesThenGradients,
+    LossSums,
+    LossTerms,
+    linear_cross_entropy,
+    linear_log_probabilities,
+    score_tokens,
+)
 
 
 class OutputHead(nn.Linear):
     """Hidden states (..., D) to logits (..., V), and to what is made of logits without holding all of them.
 
     Logits z are bounded to ``c tanh(z / c)`` with a `soft_cap` c. `cast` is a copy of the weight in the data type that
-    training steps multiply in, if that is not the weight's own; the gradient arrives in `weight` all the same.
+    training steps multiply in, if that is not the weight's own; the gradient arrives in `weight` all the same. What
+    `losses_then_gradients` is, see `sheepop.model.linear_cross_entropy`.
     """
+
+    losses_then_gradients: LossesThenGradients | None = None
 
     def __init__(self, d_model: int, vocab_size: int, soft_cap: float | None = None) -> None:
         super().__init__(d_model, vocab_size, bias=False)
@@ -22,6 +32,11 @@ class OutputHead(nn.Linear):
         self.cast: Tensor | None = None
         self._memory: LossMemory | None = None
         self._gradient: Tensor | None = None
+
+    @property
+    def own_weight(self) -> Tensor:
+        """The weight that losses are computed with."""
+        return self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states."""
@@ -44,13 +59,14 @@ class OutputHead(nn.Linear):
         """The loss of hidden states (B, T, D) for labels (B, T); see `sheepop.model.linear_cross_entropy`."""
         return linear_cross_entropy(
             hidden,
-            self.weight,
+            self.own_weight,
             labels,
             terms,
             places=places,
             weight_cast=self.cast,
             soft_cap=self.soft_cap,
             memory=self._memory,
+            losses_then_gradients=self.losses_then_gradients,
         )
 
     def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:

@@ -7,7 +7,7 @@ a time: the logits of all N positions, in float32 the largest tensor of a traini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -66,6 +66,10 @@ class LossTerms:
     label_smoothing: float = 0.0
 
 
+LossesThenGradients = Callable[[Tensor, Tensor, LossTerms, float | None, torch.dtype], Tensor]
+"""Logits (R, V), labels (R,), terms, soft cap and exact data type to two sums; gradients take the place of logits."""
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight_VD: Tensor,
@@ -77,6 +81,7 @@ def linear_cross_entropy(
     soft_cap: float | None = None,
     chunk_bytes: int | None = None,
     memory: LossMemory | None = None,
+    losses_then_gradients: LossesThenGradients | None = None,
 ) -> LossSums:
     """The loss of `hidden` (..., D) under the output projection `weight_VD`, for `labels` (...), -100 for none.
 
@@ -86,8 +91,8 @@ def linear_cross_entropy(
 
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
     the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
-    time, and `memory` keeps them, and what else is large, for the next call. Raises `ValueError` when shapes do not
-    fit.
+    time, and `memory` keeps them, and what else is large, for the next call. Where the rows of the weight are a part of
+    a vocabulary, `losses_then_gradients` knows what to do with a chunk. Raises `ValueError` when shapes do not fit.
     """
     _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()
@@ -101,6 +106,7 @@ def linear_cross_entropy(
         soft_cap,
         chunk_bytes,
         memory,
+        losses_then_gradients,
     )
     return LossSums(objective, plain)
 
@@ -180,6 +186,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         soft_cap: float | None,
         chunk_bytes: int | None,
         memory: LossMemory | None,
+        given: LossesThenGradients | None,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), memory)
@@ -191,7 +198,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(chunks.dtype)
                 logits_RV = chunks.logits(hidden_RD)
-                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
+                if given is not None:
+                    sums += given(logits_RV, labels_N[rows], terms, soft_cap, chunks.exact)
+                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if given is None else ():
                     sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
@@ -211,7 +220,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in (grad_hidden, grad_weight):
             if gradient is not None:
                 gradient.mul_(grad_objective)
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None, None
 
 
 class _LinearLogProbabilities(torch.autograd.Function):

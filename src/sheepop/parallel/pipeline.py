@@ -87,7 +87,7 @@ class Stage(Transformer):
     def of(cls, network: Transformer, layers: range) -> Stage:
         """Those of `network`, with modules of its own but for the layers and what else holds weights."""
         stage = copy.copy(network)
-        stage._modules = network._modules.copy()
+        stage._modules, stage._buffers = network._modules.copy(), network._buffers.copy()
         stage.__class__ = cls
         assert isinstance(stage, cls)
         stage.layers_here = layers
@@ -157,9 +157,11 @@ class Pipeline:
         return cls(config, group, [Stage.of(network, each) for each in layers], device, dtype)
 
     def run(self, count: int, shape: tuple[int, int], inputs_of: Inputs, end: Callable[[Tensor, int], Tensor]) -> None:
-        """Forward and backward passes of `count` micro-batches (B, T), which add to the gradients of the stages.
+        """Forward and backward passes of `count` micro-batches, which add to the gradients of the stages.
 
-        `end` takes the hidden states (B, T, D) of one behind the last stage, and gives their gradient.
+        The residual stream has the `shape` (B, T) between stages.
+
+        `end` takes the hidden states of one behind the last stage, and gives their gradient.
         """
         for stage in self.stages:
             stage.inputs_of = inputs_of

@@ -10,6 +10,7 @@ from sheepop.model import ModelConfig, Transformer
 from sheepop.parallel.layout import Layout
 
 _FLOAT = 4
+_OF_LOSS = 4  # the greatest logit, the label's, their sum and that of their exponentials
 _CUT = {
     0: "every copy whole",
     1: "the optimizer's state",
@@ -50,6 +51,7 @@ class Plan:
             "weights": _share(pieces) * gathers,
             "gradients": added * (_share(pieces) * here + 2 * _share(replicas) * here / pieces),
             "sums of layers": 4 * 2 * _share(config.tensor) * tokens * model.config.d_model * len(model.layers),
+            "tokens of embedding and head": _share(config.tensor) * tokens * _around(model.config, config.tensor),
             "tokens for heads": 2 * _share(config.context) * tokens * _width(model.config) * len(model.layers)
             / config.tensor,
         }  # fmt: skip
@@ -73,15 +75,27 @@ class Plan:
         )
 
 
+def _around(config: ModelConfig, tensor: int) -> int:
+    """The numbers of a token that tensor ranks exchange before and behind all layers, forwards and backwards.
+
+    They are the residual stream and, of parts of a vocabulary, what a loss sums up.
+    """
+    return 4 * config.d_model + 2 * _OF_LOSS if config.vocabulary % tensor == 0 else 2 * config.d_model
+
+
 def _share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
 def _numbers(model: Transformer, tensor: int) -> float:
     """The parameters of a tensor rank, where others are not taken into account."""
-    outside = sum(parameter.numel() for parameter in model.parameters())
-    outside -= sum(parameter.numel() for parameter in model.blocks.parameters())
-    return outside + _numbers_of_blocks(model, tensor)
+    inner = {id(parameter) for parameter in model.blocks.parameters()}
+    outside = {name: each for name, each in model.named_parameters() if id(each) not in inner}
+    cut = tensor if model.config.vocabulary % tensor == 0 else 1
+    rows = {"embedding.weight", "lm_head.weight"}
+    return sum(each.numel() / (cut if name in rows else 1) for name, each in outside.items()) + _numbers_of_blocks(
+        model, tensor
+    )
 
 
 def _numbers_of_blocks(model: Transformer, tensor: int) -> float:

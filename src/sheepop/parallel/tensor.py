@@ -1,9 +1,13 @@
-"""Tensor parallelism: the matrices of a block are split over ranks, which compute with parts of heads and of features.
+"""Tensor parallelism: matrices are split over ranks, which compute with parts of heads, of features and of tokens.
 
-A sublayer reads the same x on every rank. Its first matrices are split by rows, so that each rank has heads or features
-of its own; its last one is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM",
-section 3). That is one all-reduce a sublayer forwards, and one backwards. Embedding, norms and output head are the same
-everywhere. A layer gets a class that computes with the rank's part; nothing else of the network knows of it.
+The first matrices of a sublayer are split by rows, so that each rank has heads or features of its own; its last one is
+split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
+sublayers each rank has a part of the tokens, which are gathered before a sublayer and scattered behind it (Korthikanti
+et al. 2022, section 4.2.2). That sends as much as one all-reduce a sublayer forwards, and one backwards. Where their
+number divides the vocabulary, each rank has some of its rows in embedding and output head. To write, where there is a
+token at a time, all ranks have it, and the vocabulary is whole.
+
+A layer gets a class that computes with the rank's part; nothing else of the network knows of it.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -21,9 +25,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 
 from sheepop.core.errors import ConfigError
-from sheepop.model import ModelConfig, Transformer
+from sheepop.model import LossTerms, ModelConfig, Transformer
 from sheepop.model.attention.layer import Attention
+from sheepop.model.cache import Cache
 from sheepop.model.feedforward import FeedForward
+from sheepop.model.logits import cap
+from sheepop.parallel.exchange import entered, gathered, part, scattered, summed, whole
 
 
 def check_split(config: ModelConfig, count: int) -> None:
@@ -48,7 +55,10 @@ def check_split(config: ModelConfig, count: int) -> None:
 
 @dataclass(frozen=True)
 class TensorRanks:
-    """The ranks that split tensors, this one number `rank` of `size`; with a `mesh` parts are DTensors over it."""
+    """The ranks that split tensors, this one number `rank` of `size`.
+
+    With a `mesh`, to train, parts are DTensors over it, and ranks have parts of the tokens between sublayers.
+    """
 
     group: dist.ProcessGroup
     rank: int
@@ -70,7 +80,7 @@ class TensorRanks:
 
 
 def split(model: Transformer, ranks: TensorRanks) -> None:
-    """Gives the layers of `model` this rank's parts, in place."""
+    """Gives the layers of `model`, or of a stage of one, this rank's parts, in place."""
     for block in model.layers:
         _split_attention(block.attention, ranks)
         _split_feed_forward(block.feed_forward, ranks)
@@ -78,6 +88,44 @@ def split(model: Transformer, ranks: TensorRanks) -> None:
             sublayer.register_forward_pre_hook(_Entering(ranks))
     if model.slopes is not None:
         model.slopes = model.slopes.chunk(ranks.size)[ranks.rank]
+    if ranks.mesh is not None:
+        _split_tokens(model, ranks)
+
+
+def divides_vocabulary(config: ModelConfig, count: int) -> bool:
+    """Whether `count` ranks have as many rows of the vocabulary each; else all have all of it."""
+    return config.vocabulary % count == 0
+
+
+def _split_tokens(model: Transformer, ranks: TensorRanks) -> None:
+    """Parts of tokens between sublayers, and of the vocabulary before and behind them."""
+    norms = [module for block in model.layers for module in block.children() if module not in _sublayers(block)]
+    for layer in (*norms, model.final_norm, model.embedding_norm, model.added_positions):
+        if layer is not None and any(True for _ in layer.parameters()):
+            _give(layer, _OfParts, ranks, {})
+    is_split = divides_vocabulary(model.config, ranks.size)
+    tied = has_embedding(model) and has_head(model) and model.lm_head.weight is model.embedding.weight
+    if has_embedding(model):
+        _give(model.embedding, _SomeRows if is_split else _AllRows, ranks, {"weight": 0} if is_split else {})
+    if has_head(model) and is_split:
+        _give(model.lm_head, _SomeLogits, ranks, {} if tied else {"weight": 0})
+        if tied:
+            model.lm_head.weight = model.embedding.weight
+    _give(model, _ByTokens, ranks, {})
+
+
+def has_embedding(model: Transformer) -> bool:
+    """Whether a network, or a stage of one, begins with tokens."""
+    return "embedding" in model._modules and model._modules["embedding"] is not None
+
+
+def has_head(model: Transformer) -> bool:
+    """Whether it ends with logits."""
+    return "lm_head" in model._modules and model._modules["lm_head"] is not None
+
+
+def _sublayers(block: nn.Module) -> tuple[nn.Module, ...]:
+    return block.attention, block.feed_forward  # type: ignore[return-value]
 
 
 def split_to_write(model: Transformer, ranks: TensorRanks) -> None:
@@ -107,7 +155,7 @@ def _split_attention(attention: Attention, ranks: TensorRanks) -> None:
             _give(convolution, _Local, ranks, {"taps": 1})
     for norm in (attention.q_norm, attention.k_norm):
         if norm is not None:
-            _give(norm, _OfAllHeads, ranks, {})
+            _give(norm, _OfParts, ranks, {})
     if attention.sinks is not None:
         _give(attention, _Local, ranks, {"sinks": 0})
 
@@ -120,7 +168,7 @@ def _split_feed_forward(feed_forward: nn.Module, ranks: TensorRanks) -> None:
     _give(feed_forward.down_proj, _Columns, ranks, {"weight": 1})
 
 
-def _give(layer: nn.Module, kind: type[_Local], ranks: TensorRanks, dimensions: Mapping[str, int]) -> None:
+def _give(layer: nn.Module, kind: type[nn.Module], ranks: TensorRanks, dimensions: Mapping[str, int]) -> None:
     """Makes `layer` one of `kind`, with its part of the parameters that are split along these dimensions."""
     for name, dimension in dimensions.items():
         parameter = getattr(layer, name)
@@ -132,7 +180,7 @@ def _give(layer: nn.Module, kind: type[_Local], ranks: TensorRanks, dimensions: 
 
 
 @functools.cache  # compiled code tells classes apart
-def _class_of(kind: type[_Local], base: type[nn.Module]) -> type[nn.Module]:
+def _class_of(kind: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
     return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
 
 
@@ -177,15 +225,111 @@ class _Columns(_Local):
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = _Summed.apply(nn.functional.linear(x, _here(self.weight)), self.ranks.group)  # type: ignore[no-untyped-call]
-        return found if self.bias is None else found + _here(self.bias)
+        group, scatters = self.ranks.group, self.ranks.mesh is not None
+        partial = nn.functional.linear(x, _here(self.weight))
+        found = scattered(partial, group) if scatters else summed(partial, group)
+        if self.bias is None:
+            return found
+        bias = _here(self.bias)
+        return found + (entered(bias, group) if scatters else bias)
 
 
-class _OfAllHeads(_Local):
-    """A norm that every rank applies to its heads: its gradient is the sum over all of them."""
+class _OfParts(_Local):
+    """A layer that every rank applies to its heads or tokens: its gradient is the sum over all of them."""
 
     def parts(self) -> dict[str, Tensor]:
-        return {name: _Entered.apply(part, self.ranks.group) for name, part in super().parts().items()}  # type: ignore[no-untyped-call]
+        return {name: entered(each, self.ranks.group) for name, each in super().parts().items()}
+
+
+class _SomeRows(_Local):
+    """An embedding with some rows of the vocabulary, which gives this rank's tokens of what all have found."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        rows = len(_here(cast(Tensor, self.weight)))
+        places = input_ids - self.ranks.rank * rows
+        is_here = (places >= 0) & (places < rows)
+        found = torch.where(is_here[..., None], super().forward(places.clamp(0, rows - 1)), 0)
+        return scattered(found, self.ranks.group)
+
+
+class _AllRows(_Local):
+    """An embedding, which gives this rank's tokens."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return part(super().forward(input_ids), self.ranks.group)
+
+
+class _SomeLogits(_Local):
+    """An output head with some rows of the vocabulary: of every token ranks exchange three numbers and a maximum."""
+
+    @property
+    def own_weight(self) -> Tensor:
+        """This rank's rows (V / n, D)."""
+        return _here(cast(Tensor, self.weight))
+
+    def losses_then_gradients(
+        self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+    ) -> Tensor:
+        """As `sheepop.model.loss` has it for whole rows of logits; these are parts of them."""
+        rows = logits_RV.shape[1]
+        z_RV = cap(logits_RV.to(exact), soft_cap)
+        slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
+        keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
+        places_R = labels_R - self.ranks.rank * rows
+        is_here_R = (places_R >= 0) & (places_R < rows)
+        places_R1 = places_R.clamp(0, rows - 1)[:, None]
+        largest_R = z_RV.amax(1)
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
+        label_R = torch.where(is_here_R, z_RV.gather(1, places_R1)[:, 0], 0)
+        sum_R = z_RV.sum(1)
+        total_R = z_RV.sub_(largest_R[:, None]).exp_().sum(1)
+        numbers = torch.stack((label_R, sum_R, total_R))
+        dist.all_reduce(numbers, group=self.ranks.group)
+        label_R, sum_R, total_R = numbers.unbind()
+        log_sum_R = total_R.log() + largest_R
+        plain_R, size = log_sum_R - label_R, rows * self.ranks.size
+        objective_R = log_sum_R - keep * label_R - spread * sum_R / size + terms.z_loss * log_sum_R.square()
+        z_RV.mul_(((1.0 + 2.0 * terms.z_loss * log_sum_R) / total_R)[:, None])
+        if spread:
+            z_RV.sub_(spread / size)
+        z_RV.scatter_add_(1, places_R1, -keep * is_here_R[:, None].to(exact))
+        if slope_RV is not None:
+            z_RV.mul_(slope_RV)
+        if z_RV is not logits_RV:
+            logits_RV.copy_(z_RV)
+        return torch.stack((objective_R.sum(), plain_R.sum()))
+
+
+class _ByTokens(Transformer):
+    """A network, or a stage of one, whose ranks have parts of the tokens between sublayers."""
+
+    ranks: TensorRanks
+
+    def enter(
+        self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """This rank's tokens of what enters the first block."""
+        if not has_embedding(self):
+            return super().enter(input_ids, positions, documents, cache)
+        group, num_tokens = self.ranks.group, input_ids.shape[1]
+        if num_tokens % self.ranks.size:
+            raise ValueError(f"rows of {num_tokens} tokens cannot be shared evenly by {self.ranks.size} ranks")
+        each = num_tokens // self.ranks.size
+        ngrams_BTD = None
+        if self.ngrams is not None:
+            ngrams_BTD = part(self.ngrams(input_ids, documents, cache), group)
+        if self.added_positions is not None:
+            all_1T = torch.arange(num_tokens, device=input_ids.device)[None] if positions is None else positions
+            positions = all_1T[:, self.ranks.rank * each : (self.ranks.rank + 1) * each]
+        return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
+
+    def finish(self, x_BTD: Tensor) -> Tensor:
+        """All tokens, normalised, for the head."""
+        x_BTD = super().finish(x_BTD)
+        if not has_head(self):
+            return x_BTD
+        is_split = hasattr(self.lm_head, "ranks")
+        return (gathered if is_split else whole)(x_BTD, self.ranks.group)
 
 
 @dataclass(frozen=True)
@@ -195,37 +339,8 @@ class _Entering:
     ranks: TensorRanks
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_Entered.apply(inputs[0], self.ranks.group), *inputs[1:])  # type: ignore[no-untyped-call]
-
-
-class _Entered(torch.autograd.Function):
-    """The same on every rank; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over ranks; each of them has its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        found = x.contiguous().clone()
-        dist.all_reduce(found, group=group)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+        enters = entered if self.ranks.mesh is None else gathered
+        return (enters(inputs[0], self.ranks.group), *inputs[1:])
 
 
 def _here(parameter: Tensor) -> Tensor:

@@ -67,9 +67,10 @@ class PipelinedModel(ShardedModel):
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """Through all stages, in the order of `parallel.schedule`; the last stage has the losses."""
         batches = [batch.to(self.device) for batch in batches]
-        shape = cast("tuple[int, int]", tuple(batches[0].labels.shape))
-        if any(batch.labels.shape != shape for batch in batches):
+        rows, num_tokens = batches[0].labels.shape
+        if any(batch.labels.shape != (rows, num_tokens) for batch in batches):
             raise RuntimeError("the micro-batches of a step do not have one shape")
+        shape = rows, num_tokens // self.layout.config.tensor
         found: dict[int, LossSums] = {}
 
         def end(hidden_BTD: Tensor, number: int) -> Tensor:

@@ -50,11 +50,12 @@ class ShardedModel(Placement):
         if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
             network.lm_head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
-        if layout.config.tensor > 1:
-            split(network, TensorRanks.of(mesh[TENSOR]))
-        if compiled:
-            network.compile_blocks()
         self._parts = self._cut(network, mesh)
+        for part in self._parts:
+            if layout.config.tensor > 1:
+                split(part, TensorRanks.of(mesh[TENSOR]))
+            if compiled:
+                part.compile_blocks()
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
         for part in self._parts:
@@ -133,7 +134,7 @@ class ShardedModel(Placement):
 
     def _cast_head(self) -> None:
         if self._dtype is not None:
-            self.head.cast = self.head.weight.detach().to(self._dtype)
+            self.head.cast = self.head.own_weight.detach().to(self._dtype)
 
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """The hidden states of such a pass."""
