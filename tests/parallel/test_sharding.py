@@ -18,6 +18,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import NextToken
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice
@@ -92,7 +93,11 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 )
                 if spreads:
                     placement.take_over(optimizers)
-                runners.append(StepRunner(placement, NextToken(_TERMS), optimizers, TrainedWeights(), 0.5))
+                runners.append(
+                    StepRunner(
+                        placement, with_experts(NextToken(_TERMS), model.config), optimizers, TrainedWeights(), 0.5
+                    )
+                )
             spread, alone = runners
             for number, step in enumerate(_steps()):
                 part = step.part(layout.share(len(step.micro_batches)))
@@ -160,6 +165,26 @@ def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None
     _run(
         4, [({"context": 2, "tensor": 2}, "adamw")], tmp_path / "four", _RICH.replace(sliding_window=6, num_kv_heads=4)
     )
+
+
+_MIXED = _NETWORK.replace(
+    vocab_size=68,
+    position_encoding="rope",
+    activation="swiglu",
+    bias=True,
+    experts={"count": 4, "per_token": 2, "shared": 1, "d_ff": 16, "bias_update_rate": 0.01},
+)
+
+
+def test_ranks_that_share_experts_learn_the_same_beside_all_others(tmp_path: Path) -> None:
+    _run(2, [({"expert": 2}, "adamw"), ({"context": 2, "zero": 3}, "adamw")], tmp_path, _MIXED)
+    four: list[Any] = [
+        ({"expert": 4, "zero": 3}, "muon"),
+        ({"expert": 2, "zero": 2, "shard": 2}, "adamw"),
+        ({"context": 2, "tensor": 2, "expert": 4}, "adamw"),
+    ]
+    (tmp_path / "four").mkdir()
+    _run(4, four, tmp_path / "four", _MIXED)
 
 
 _DEEP = _NETWORK.replace(num_layers=5, position_encoding="learned")

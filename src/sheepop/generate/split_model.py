@@ -31,8 +31,9 @@ from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.runner import PagedRunner, Reading
 from sheepop.model import Transformer
+from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ranks import loss_of_ranks
-from sheepop.parallel.tensor import TensorRanks, split_to_write
+from sheepop.parallel.tensor import split_to_write
 
 _EVER = timedelta(days=365)  # a server may have nothing to do for long
 _ARRIVAL = timedelta(minutes=5)
@@ -185,7 +186,7 @@ def load_part(place: Path, dtype: torch.dtype | None, device: str) -> LoadedMode
     loaded = load_model(place, "cpu", dtype)
     group = dist.group.WORLD
     assert group is not None
-    split_to_write(loaded.model, TensorRanks(group, dist.get_rank(), dist.get_world_size()))
+    split_to_write(loaded.model, SharingRanks(group, dist.get_rank(), dist.get_world_size()))
     return replace(loaded, model=loaded.model.to(device))
 
 

@@ -54,12 +54,14 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
         return config
     # These load torch, which a command that is refused does not need.
     from sheepop.parallel.context import check_context
+    from sheepop.parallel.experts import check_experts
     from sheepop.parallel.pipeline import check_pipeline
     from sheepop.parallel.tensor import check_split
 
     layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
     check_context(config.model, config.parallel)
+    check_experts(config.model, config.parallel.expert)
     check_pipeline(config.model, config.parallel)
     _check_training(config)
     training = config.training

@@ -18,6 +18,8 @@ class ParallelConfig(Config):
     """Ranks that split the matrices of every block among them, and compute a forward pass together."""
     context: int = Field(1, ge=1, strict=True)
     """Ranks that have parts of the tokens of every row, and exchange them for heads in attention (Ulysses)."""
+    expert: int = Field(1, ge=1, strict=True)
+    """Neighbouring ranks, whatever else they share, that have some of the experts each and send tokens to them."""
     pipeline: int = Field(1, ge=1, strict=True)
     """Ranks, or groups of others, that have some of the layers each, and hand micro-batches on to the next."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"

@@ -35,8 +35,8 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
                 f"parallel.context = {parallel.context}{with_tensor} does not divide model.{name} = {size}, of which "
                 "every rank has a part in attention. Use a divisor."
             )
-    if config.architecture != "decoder" or config.experts is not None:
-        raise ConfigError("parallel.context splits the rows of decoders without experts. Use parallel.context=1.")
+    if config.architecture != "decoder":
+        raise ConfigError("parallel.context splits the rows of decoders. Use parallel.context=1.")
     if config.dropout:
         raise ConfigError(
             "parallel.context needs model.dropout = 0: ranks that have parts of a row would leave out the same places "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sheepop.parallel.context import ContextRanks
 
 PIPELINE, REPLICA, PIECE, TENSOR, CONTEXT = "pipeline", "replica", "piece", "tensor", "context"
+EXPERT_REPLICA, EXPERT_PIECE, EXPERT = "expert_replica", "expert_piece", "expert"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ class Layout:
                 f"parallel.shard = {shard} does not divide {self.num_copies}, the ranks that would each have a copy of "
                 "all weights. Use a divisor, or parallel.shard=null for one group."
             )
+
+        expert, sharing = self.config.expert, self.num_pieces * self.config.tensor
+        if self.stage_size % expert or (self.num_pieces > 1 and sharing % expert and expert % sharing):
+            sizes = f"{self.stage_size}, the ranks of a stage"
+            if shard is not None:
+                sizes += f", or does not go with {sharing}, those that share a copy of all else (parallel.shard)"
+            raise ConfigError(f"parallel.expert = {expert} does not divide {sizes}. Use a divisor.")
 
     @property
     def stage_size(self) -> int:
@@ -90,6 +98,30 @@ class Layout:
                 PIECE: self.num_pieces,
                 TENSOR: self.config.tensor,
             },
+        )
+
+    @property
+    def num_expert_pieces(self) -> int:
+        """Into how many pieces the weights of an expert or the state of optimizers for them are cut."""
+        if self.config.zero == 0:
+            return 1
+        shared = self.stage_size if self.config.shard is None else self.num_pieces * self.config.tensor
+        return max(1, shared // self.config.expert)
+
+    def expert_mesh(self, device: str) -> DeviceMesh | None:
+        """The ranks as (stages, replicas of experts, pieces of one, ranks that share experts).
+
+        To experts tensor ranks are as others are, since they have tokens of their own. None where they are laid out as
+        all else is.
+        """
+        config = self.config
+        if config.expert == config.tensor == 1:
+            return None
+        pieces = self.num_expert_pieces
+        replicas = self.stage_size // (pieces * config.expert)
+        return self._mesh(
+            device,
+            {PIPELINE: config.pipeline, EXPERT_REPLICA: replicas, EXPERT_PIECE: pieces, EXPERT: config.expert},
         )
 
     def context_ranks(self, device: str) -> ContextRanks | None:

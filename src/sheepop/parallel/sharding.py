@@ -8,28 +8,36 @@ is left is the all-reduce of gradients that DDP is (Li et al. 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import PIECE, REPLICA
+from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA
 
 
-def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: torch.dtype | None) -> FSDPModule:
+def shard(
+    model: Transformer,
+    mesh: DeviceMesh,
+    config: ParallelConfig,
+    dtype: torch.dtype | None,
+    experts: DeviceMesh | None = None,
+) -> FSDPModule:
     """Lays `model` out over the data ranks of `mesh`, in place.
 
-    The parameters of a block are one group, and those outside of blocks another.
+    The parameters of a block are one group, and those outside of blocks another; experts that are laid out otherwise
+    have the mesh `experts`.
 
     With `dtype` blocks compute in it, from float32 weights, and gradients are added up in float32. Embedding, output
     head and what is exact stay float32. Gradients are summed over the ranks.
@@ -39,6 +47,14 @@ def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: t
     frees = config.zero == 3
     for mixture in model.mixtures.values():
         fully_shard(mixture.router, mesh=mesh, reshard_after_forward=frees, mp_policy=_EXACT)
+        if experts is not None:
+            fully_shard(
+                mixture.experts,
+                mesh=experts[EXPERT_REPLICA, EXPERT_PIECE],
+                reshard_after_forward=frees,
+                mp_policy=computes,
+                shard_placement_fn=partial(_cut_of_experts, pieces=experts[EXPERT_PIECE].size()),
+            )
     values = getattr(model, VALUE_MODEL, None)
     for block in (*model.layers, *(() if values is None else values.layers)):
         fully_shard(block, mesh=mesh, reshard_after_forward=frees, mp_policy=computes)
@@ -55,6 +71,12 @@ def shard(model: Transformer, mesh: DeviceMesh, config: ParallelConfig, dtype: t
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     return root
+
+
+def _cut_of_experts(parameter: nn.Parameter, pieces: int) -> Shard:
+    """Whole experts for each piece, or else a part of every one."""
+    count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
+    return Shard(1 if count % pieces and width % pieces == 0 else 0)
 
 
 # Gathering over one dimension of a mesh after the other is what is asked for; it changes no bit.
@@ -154,6 +176,10 @@ class Pieces:
     def is_counted(self, name: str) -> bool:
         """Whether this rank's piece is the one that counts, of those that replicas have."""
         return all(is_cut or number == 0 for _, number, is_cut in self._coordinates(name))
+
+    def dimensions(self, name: str) -> Sequence[str]:
+        """The dimensions of ranks that a parameter is laid out over."""
+        return [dimension for dimension, _, _ in self._coordinates(name)]
 
     def _coordinates(self, name: str) -> list[tuple[str, int, bool]]:
         """This rank's dimensions and numbers in them, and whether a parameter is cut over each."""

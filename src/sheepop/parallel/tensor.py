@@ -6,38 +6,36 @@ sublayers each rank has a part of the tokens, which are gathered before a sublay
 et al. 2022, section 4.2.2). That sends as much as one all-reduce a sublayer forwards, and one backwards. Where their
 number divides the vocabulary, each rank has some of its rows in embedding and output head. To write, where there is a
 token at a time, all ranks have it, and the vocabulary is whole.
-
-A layer gets a class that computes with the rank's part; nothing else of the network knows of it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.func import functional_call
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import LossTerms, ModelConfig, Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
+from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.logits import cap
 from sheepop.parallel.exchange import entered, gathered, part, scattered, summed, whole
+from sheepop.parallel.experts import keep_tokens_apart, split_features
+from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
 
 
-def check_split(config: ModelConfig, count: int) -> None:
-    """Raises `ConfigError` for a network whose matrices cannot be split over `count` ranks."""
+def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> None:
+    """Raises `ConfigError` for a network whose matrices cannot be split over `count` ranks, to train or to write."""
     if count == 1:
         return
     sizes = {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads, "d_ff": config.ffn_size}
+    if config.experts is not None and (config.experts.shared or writes):
+        sizes["experts.d_ff"] = config.experts.d_ff or config.ffn_size
     for name, size in sizes.items():
         if size % count:
             raise ConfigError(
@@ -45,7 +43,6 @@ def check_split(config: ModelConfig, count: int) -> None:
                 "Use a divisor."
             )
     refused = {
-        "experts": config.experts is not None,
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
         "an encoder": config.architecture != "decoder",
     }
@@ -53,39 +50,14 @@ def check_split(config: ModelConfig, count: int) -> None:
         raise ConfigError(f"Matrices are split over ranks for a decoder, and not for one with {name}.")
 
 
-@dataclass(frozen=True)
-class TensorRanks:
-    """The ranks that split tensors, this one number `rank` of `size`.
-
-    With a `mesh`, to train, parts are DTensors over it, and ranks have parts of the tokens between sublayers.
-    """
-
-    group: dist.ProcessGroup
-    rank: int
-    size: int
-    mesh: DeviceMesh | None = None
-
-    @classmethod
-    def of(cls, mesh: DeviceMesh) -> TensorRanks:
-        """Those of a mesh with one dimension, for training."""
-        return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh)
-
-    def part(self, parameter: Tensor, dimension: int) -> Tensor:
-        """What this rank has of a parameter that is split along `dimension`."""
-        part = parameter.detach().chunk(self.size, dimension)[self.rank].contiguous()
-        return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Shard(dimension)], run_check=False)
-
-    def __deepcopy__(self, memory: dict[int, Any]) -> TensorRanks:
-        return self  # processes are no part of a model, whose layers know them
-
-
-def split(model: Transformer, ranks: TensorRanks) -> None:
+def split(model: Transformer, ranks: SharingRanks) -> None:
     """Gives the layers of `model`, or of a stage of one, this rank's parts, in place."""
     for block in model.layers:
         _split_attention(block.attention, ranks)
-        _split_feed_forward(block.feed_forward, ranks)
-        for sublayer in (block.attention, block.feed_forward):
-            sublayer.register_forward_pre_hook(_Entering(ranks))
+        if isinstance(block.feed_forward, MixtureOfExperts):
+            _split_mixture(block.feed_forward, ranks)
+        else:
+            _split_feed_forward(block.feed_forward, ranks)
     if model.slopes is not None:
         model.slopes = model.slopes.chunk(ranks.size)[ranks.rank]
     if ranks.mesh is not None:
@@ -97,21 +69,21 @@ def divides_vocabulary(config: ModelConfig, count: int) -> bool:
     return config.vocabulary % count == 0
 
 
-def _split_tokens(model: Transformer, ranks: TensorRanks) -> None:
+def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
     """Parts of tokens between sublayers, and of the vocabulary before and behind them."""
     norms = [module for block in model.layers for module in block.children() if module not in _sublayers(block)]
     for layer in (*norms, model.final_norm, model.embedding_norm, model.added_positions):
         if layer is not None and any(True for _ in layer.parameters()):
-            _give(layer, _OfParts, ranks, {})
+            give_part(layer, _OfParts, ranks, {})
     is_split = divides_vocabulary(model.config, ranks.size)
     tied = has_embedding(model) and has_head(model) and model.lm_head.weight is model.embedding.weight
     if has_embedding(model):
-        _give(model.embedding, _SomeRows if is_split else _AllRows, ranks, {"weight": 0} if is_split else {})
+        give_part(model.embedding, _SomeRows if is_split else _AllRows, ranks, {"weight": 0} if is_split else {})
     if has_head(model) and is_split:
-        _give(model.lm_head, _SomeLogits, ranks, {} if tied else {"weight": 0})
+        give_part(model.lm_head, _SomeLogits, ranks, {} if tied else {"weight": 0})
         if tied:
             model.lm_head.weight = model.embedding.weight
-    _give(model, _ByTokens, ranks, {})
+    give_part(model, _ByTokens, ranks, {})
 
 
 def has_embedding(model: Transformer) -> bool:
@@ -128,10 +100,10 @@ def _sublayers(block: nn.Module) -> tuple[nn.Module, ...]:
     return block.attention, block.feed_forward  # type: ignore[return-value]
 
 
-def split_to_write(model: Transformer, ranks: TensorRanks) -> None:
+def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
     """As `split`, for a model that is only read from then on: it is one with fewer heads, as caches see it."""
     config = model.config
-    check_split(config, ranks.size)
+    check_split(config, ranks.size, writes=True)
     if not all(type(layer) is nn.Linear for layer in model.blocks.modules() if isinstance(layer, nn.Linear)):
         raise ConfigError(
             "Weights that are quantised are not split over ranks. Use the model that they were rounded from."
@@ -146,79 +118,52 @@ def split_to_write(model: Transformer, ranks: TensorRanks) -> None:
     )
 
 
-def _split_attention(attention: Attention, ranks: TensorRanks) -> None:
+def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-        _give(layer, _Rows, ranks, {"weight": 0, "bias": 0})
-    _give(attention.o_proj, _Columns, ranks, {"weight": 1})
+        give_part(layer, _Rows, ranks, {"weight": 0, "bias": 0})
+    give_part(attention.o_proj, _Columns, ranks, {"weight": 1})
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():
-            _give(convolution, _Local, ranks, {"taps": 1})
+            give_part(convolution, LayerPart, ranks, {"taps": 1})
     for norm in (attention.q_norm, attention.k_norm):
         if norm is not None:
-            _give(norm, _OfParts, ranks, {})
+            give_part(norm, _OfParts, ranks, {})
     if attention.sinks is not None:
-        _give(attention, _Local, ranks, {"sinks": 0})
+        give_part(attention, LayerPart, ranks, {"sinks": 0})
+    attention.register_forward_pre_hook(_Entering(ranks))
 
 
-def _split_feed_forward(feed_forward: nn.Module, ranks: TensorRanks) -> None:
+def _split_mixture(mixture: MixtureOfExperts, ranks: SharingRanks) -> None:
+    """To train, experts read the tokens that are here; what all tokens pass through is split as elsewhere."""
+    if mixture.shared is not None:
+        _split_feed_forward(mixture.shared, ranks)
+    if ranks.mesh is None:
+        split_features(mixture.experts, ranks)
+    else:
+        give_part(mixture.router, _OfParts, ranks, {})
+        keep_tokens_apart(mixture, ranks)
+
+
+def _split_feed_forward(feed_forward: nn.Module, ranks: SharingRanks) -> None:
     assert isinstance(feed_forward, FeedForward)
     for layer in (feed_forward.gate_proj, feed_forward.up_proj):
         if layer is not None:
-            _give(layer, _Rows, ranks, {"weight": 0, "bias": 0})
-    _give(feed_forward.down_proj, _Columns, ranks, {"weight": 1})
+            give_part(layer, _Rows, ranks, {"weight": 0, "bias": 0})
+    give_part(feed_forward.down_proj, _Columns, ranks, {"weight": 1})
+    feed_forward.register_forward_pre_hook(_Entering(ranks))
 
 
-def _give(layer: nn.Module, kind: type[nn.Module], ranks: TensorRanks, dimensions: Mapping[str, int]) -> None:
-    """Makes `layer` one of `kind`, with its part of the parameters that are split along these dimensions."""
-    for name, dimension in dimensions.items():
-        parameter = getattr(layer, name)
-        if parameter is not None:
-            part = ranks.part(parameter, dimension)
-            setattr(layer, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-    layer.ranks = ranks  # type: ignore[assignment]
-    layer.__class__ = _class_of(kind, type(layer))  # type: ignore[arg-type]
-
-
-@functools.cache  # compiled code tells classes apart
-def _class_of(kind: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
-    return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
-
-
-class _Local(nn.Module):
-    """A layer that computes with this rank's part of its parameters."""
-
-    ranks: TensorRanks
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return functional_call(_Plain(self), self.parts(), inputs, named)
-
-    def parts(self) -> dict[str, Tensor]:
-        """The parameters of its own, as they are here."""
-        return {f"layer.{name}": _here(parameter) for name, parameter in self.named_parameters(recurse=False)}
-
-
-class _Plain(nn.Module):
-    """The layer as it is by itself."""
-
-    def __init__(self, layer: _Local) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return super(_Local, self.layer).forward(*inputs, **named)
-
-
-class _Rows(_Local):
+class _Rows(LayerPart):
     """A linear layer with some of its outputs."""
 
     weight: Tensor
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, _here(self.weight), None if self.bias is None else _here(self.bias))
+        return nn.functional.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
 
 
-class _Columns(_Local):
+class _Columns(LayerPart):
     """A linear layer with some of its inputs: the sum over ranks, and then the bias."""
 
     weight: Tensor
@@ -226,46 +171,46 @@ class _Columns(_Local):
 
     def forward(self, x: Tensor) -> Tensor:
         group, scatters = self.ranks.group, self.ranks.mesh is not None
-        partial = nn.functional.linear(x, _here(self.weight))
+        partial = nn.functional.linear(x, here(self.weight))
         found = scattered(partial, group) if scatters else summed(partial, group)
         if self.bias is None:
             return found
-        bias = _here(self.bias)
+        bias = here(self.bias)
         return found + (entered(bias, group) if scatters else bias)
 
 
-class _OfParts(_Local):
+class _OfParts(LayerPart):
     """A layer that every rank applies to its heads or tokens: its gradient is the sum over all of them."""
 
     def parts(self) -> dict[str, Tensor]:
         return {name: entered(each, self.ranks.group) for name, each in super().parts().items()}
 
 
-class _SomeRows(_Local):
+class _SomeRows(LayerPart):
     """An embedding with some rows of the vocabulary, which gives this rank's tokens of what all have found."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        rows = len(_here(cast(Tensor, self.weight)))
+        rows = len(here(cast(Tensor, self.weight)))
         places = input_ids - self.ranks.rank * rows
         is_here = (places >= 0) & (places < rows)
         found = torch.where(is_here[..., None], super().forward(places.clamp(0, rows - 1)), 0)
         return scattered(found, self.ranks.group)
 
 
-class _AllRows(_Local):
+class _AllRows(LayerPart):
     """An embedding, which gives this rank's tokens."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return part(super().forward(input_ids), self.ranks.group)
 
 
-class _SomeLogits(_Local):
+class _SomeLogits(LayerPart):
     """An output head with some rows of the vocabulary: of every token ranks exchange three numbers and a maximum."""
 
     @property
     def own_weight(self) -> Tensor:
         """This rank's rows (V / n, D)."""
-        return _here(cast(Tensor, self.weight))
+        return here(cast(Tensor, self.weight))
 
     def losses_then_gradients(
         self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
@@ -303,7 +248,7 @@ class _SomeLogits(_Local):
 class _ByTokens(Transformer):
     """A network, or a stage of one, whose ranks have parts of the tokens between sublayers."""
 
-    ranks: TensorRanks
+    ranks: SharingRanks
 
     def enter(
         self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
@@ -336,12 +281,8 @@ class _ByTokens(Transformer):
 class _Entering:
     """Lets the first argument of a layer into what ranks compute apart."""
 
-    ranks: TensorRanks
+    ranks: SharingRanks
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         enters = entered if self.ranks.mesh is None else gathered
         return (enters(inputs[0], self.ranks.group), *inputs[1:])
-
-
-def _here(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -52,14 +52,18 @@ class BalancedExperts(Objective):
         places = batch.supervised
         num_tokens = batch.labels.numel() if isinstance(places, slice) else places.numel()
         routings = [routing.of(places) for routing in recording.only_run().routings]
-        balance = num_tokens * torch.stack([routing.load_balancing_loss() for routing in routings]).mean()
+        counts_LE = torch.stack([routing.counts for routing in routings])
+        of_rows_LE = network.over_rows(counts_LE)
+        all_L = [None] * len(routings) if of_rows_LE is counts_LE else list(of_rows_LE)
+        balances = [routing.load_balancing_loss(of_all) for routing, of_all in zip(routings, all_L, strict=True)]
+        balance = num_tokens * torch.stack(balances).mean()
         router_z = num_tokens * torch.stack([routing.z_loss() for routing in routings]).mean()
         added = self.config.load_balancing_loss * balance + self.config.router_z_loss * router_z
         measured = {
             **sums.measured,
             BALANCE: balance.detach(),
             ROUTER_Z: router_z.detach(),
-            LOADS: torch.stack([routing.counts for routing in routings]),
+            LOADS: counts_LE,
         }
         return LossSums(sums.objective + added, sums.cross_entropy, measured)
 
@@ -68,7 +72,7 @@ class BalancedExperts(Objective):
         """Moves the bias of every expert by `experts.bias_update_rate` towards even loads (Wang et al. 2024)."""
         self.objective.step_taken(placement, losses)
         if self.config.bias_update_rate:
-            for mixture, loads_E in zip(placement.modules.mixtures.values(), losses.measured[LOADS], strict=True):
+            for mixture, loads_E in zip(placement.model.mixtures.values(), losses.measured[LOADS], strict=True):
                 # Whole numbers: the sign of the mean's distance is exact.
                 direction_E = torch.sign(loads_E.sum() - len(loads_E) * loads_E)
                 mixture.router.balance.add_(direction_E, alpha=self.config.bias_update_rate)
@@ -94,7 +98,7 @@ class _Recording:
     """A network for one call of an objective, which remembers what its forward passes gave."""
 
     def __init__(self, network: Network) -> None:
-        self.head, self.modules = network.head, network.modules
+        self.head, self.modules, self.over_rows = network.head, network.modules, network.over_rows
         self._network = network
         self._runs: list[Outputs] = []
 

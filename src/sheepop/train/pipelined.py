@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -76,7 +76,8 @@ class PipelinedModel(ShardedModel):
         def end(hidden_BTD: Tensor, number: int) -> Tensor:
             self._cast_head()
             arrived_BTD = hidden_BTD.detach().requires_grad_()
-            found[number] = pass_of(number, batches[number], _End(self.head, self.modules, arrived_BTD)).back()
+            ended = _End(self.head, self.modules, arrived_BTD, self.over_rows)
+            found[number] = pass_of(number, batches[number], ended).back()
             assert arrived_BTD.grad is not None
             return arrived_BTD.grad
 
@@ -94,6 +95,7 @@ class _End:
     head: OutputHead
     modules: Transformer
     arrived: Tensor
+    over_rows: Callable[[Tensor], Tensor]
 
     def run(self, inputs: Mapping[str, Any]) -> Outputs:
         return Outputs(self.arrived, ())

@@ -41,6 +41,10 @@ class Network(Protocol):
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """The hidden states of such a pass (B, T, D)."""
 
+    def over_rows(self, counts: Tensor) -> Tensor:
+        """The sum of `counts` over all that have tokens of the same rows; the same tensor where one has all."""
+        return counts
+
 
 @dataclass(frozen=True)
 class Loss:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -20,9 +20,11 @@ from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
 from sheepop.parallel.context import SharedRows
-from sheepop.parallel.layout import PIPELINE, TENSOR, Layout
+from sheepop.parallel.experts import share_experts
+from sheepop.parallel.layout import EXPERT, PIECE, PIPELINE, REPLICA, TENSOR, Layout
+from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
-from sheepop.parallel.tensor import TensorRanks, split
+from sheepop.parallel.tensor import split
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
@@ -50,16 +52,20 @@ class ShardedModel(Placement):
         if device == "cpu":  # the allocator of an accelerator keeps its memory by itself
             network.lm_head.keep_memory()
         mesh, self.context = layout.mesh(device), layout.context_ranks(device)
+        experts = None if network.config.experts is None else layout.expert_mesh(device)
         self._parts = self._cut(network, mesh)
         for part in self._parts:
+            if layout.config.expert > 1:
+                assert experts is not None
+                share_experts(part, SharingRanks.of(experts[EXPERT]))
             if layout.config.tensor > 1:
-                split(part, TensorRanks.of(mesh[TENSOR]))
+                split(part, SharingRanks.of(mesh[TENSOR]))
             if compiled:
                 part.compile_blocks()
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
         for part in self._parts:
-            shard(part, mesh, layout.config, self._dtype)
+            shard(part, mesh, layout.config, self._dtype, experts)
         # A tied weight may be in two parts.
         self._spread = [
             (master, spread)
@@ -82,13 +88,14 @@ class ShardedModel(Placement):
         """What the parameters of such a part are called in the whole network."""
         return [name for name, _ in part.named_parameters()]
 
-    def _group(self, mesh: DeviceMesh) -> ProcessGroup | None:
+    def _group(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
         """The ranks that have the other parts."""
         return None
 
     def _counts(self, name: str) -> bool:
-        is_first = self.layout.tensor_rank == 0 or TENSOR in self.pieces.place(name)
-        return is_first and self.pieces.is_counted(name)
+        # Where it is not laid out over tensor ranks, each of them has it.
+        are_alike = set(self.pieces.dimensions(name)) <= {REPLICA, PIECE}
+        return self.pieces.is_counted(name) and not (are_alike and self.layout.tensor_rank)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Lets optimizers that need whole matrices have them."""
@@ -139,6 +146,14 @@ class ShardedModel(Placement):
     def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
         """The hidden states of such a pass."""
         return self.run(inputs).hidden_states
+
+    def over_rows(self, counts: Tensor) -> Tensor:
+        """The sum over context ranks."""
+        if self.context is None:
+            return counts
+        found = counts.clone()
+        dist.all_reduce(found, group=self.context.group)
+        return found
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """One after the other; before ZeRO 2 ranks add up their gradients behind the last one only."""

@@ -28,13 +28,17 @@ class Routing(NamedTuple):
         """The tokens of each expert (E,), int64."""
         return count_choices(self.chosen, self.logits.shape[1])
 
-    def load_balancing_loss(self) -> Tensor:
+    def load_balancing_loss(self, counts_E: Tensor | None = None) -> Tensor:
         """``E sum_e f_e P_e``: f_e the choices per token that fell on e, P_e its mean probability (Fedus et al. 2021).
 
-        Equal loads give the number of experts per token, which is the least when f and P agree. No token gives 0.
+        Equal loads give the number of experts per token, which is the least when f and P agree. No token gives 0. Where
+        these are a part of the tokens whose loads should be even, `counts_E` are those of all of them.
         """
         tokens, experts = self.logits.shape
-        fractions_E = self.counts.to(self.logits.dtype) / max(1, tokens)
+        if counts_E is None:
+            fractions_E = self.counts.to(self.logits.dtype) / max(1, tokens)
+        else:
+            fractions_E = counts_E.to(self.logits.dtype) * (self.chosen.shape[1] / counts_E.sum().clamp(min=1))
         return experts / max(1, tokens) * (fractions_E * self.logits.softmax(-1).sum(0)).sum()
 
     def z_loss(self) -> Tensor:
