@@ -41,7 +41,6 @@ def test_ranks_have_the_stages_that_the_order_needs() -> None:
         ({"num_layers": 3}, {"schedule": "interleaved"}, "num_layers = 3 are too few for 4 stages"),
         ({"dropout": 0.1}, {}, "model.dropout"),
         ({"architecture": "encoder_decoder"}, {}, "an encoder"),
-        ({"experts": {"count": 4, "per_token": 2}}, {}, "experts"),
         ({}, {"zero": 3}, "keeps its weights and gradients whole"),
     ],
 )

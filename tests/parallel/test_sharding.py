@@ -182,6 +182,7 @@ def test_ranks_that_share_experts_learn_the_same_beside_all_others(tmp_path: Pat
         ({"expert": 4, "zero": 3}, "muon"),
         ({"expert": 2, "zero": 2, "shard": 2}, "adamw"),
         ({"context": 2, "tensor": 2, "expert": 4}, "adamw"),
+        ({"pipeline": 2, "expert": 2, "schedule": "zero_bubble"}, "adamw", _MIXED.replace(num_layers=4)),
     ]
     (tmp_path / "four").mkdir()
     _run(4, four, tmp_path / "four", _MIXED)

@@ -54,7 +54,7 @@ def keep_tokens_apart(mixture: MixtureOfExperts, ranks: SharingRanks) -> None:
 class _SomeExperts(LayerPart):
     """Experts of which this rank has some, applied to the rows of all ranks that are theirs."""
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
         """As `Experts.forward`; rows travel to the ranks of their experts and back."""
         ranks = self.ranks

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.cache import Cache
+from sheepop.model.experts import Routing
 from sheepop.parallel.config import ParallelConfig
 
 # When a rank is lost the others would print the whole order, beside the error that says so.
@@ -45,7 +46,6 @@ def check_pipeline(config: ModelConfig, parallel: ParallelConfig) -> None:
             f"parallel.pipeline = {parallel.pipeline} with parallel.schedule = {parallel.schedule}. Use fewer."
         )
     refused = {
-        "experts": config.experts is not None,
         "an encoder": config.architecture != "decoder",
         "model.dropout, which stages would draw otherwise than one device": config.dropout > 0,
     }
@@ -73,11 +73,12 @@ def numbers_of(config: ParallelConfig, group: dist.ProcessGroup) -> tuple[int, .
 class Stage(Transformer):
     """Some of the layers of a network; the first stage has the embedding too, and the last one norm and head.
 
-    `inputs_of` says what it reads of a micro-batch beside what the stage before it hands on, and `arithmetic` in which
-    context.
+    `inputs_of` says what it reads of a micro-batch beside what the stage before it hands on, `arithmetic` in which
+    context, and `loss_of_experts` what its layers with experts add to the loss.
     """
 
     inputs_of: Inputs
+    loss_of_experts: Callable[[Stage, tuple[Routing, ...], int], Tensor]
     arithmetic: Callable[[], AbstractContextManager[None]]
     is_first: bool
     is_last: bool
@@ -113,7 +114,12 @@ class Stage(Transformer):
         """
         self._arrived = arrived
         with self.arithmetic():
-            return super().run(**self.inputs_of(int(number))).hidden_states
+            hidden_BTD, routings = super().run(**self.inputs_of(int(number)))
+        if not routings:
+            return hidden_BTD
+        added = self.loss_of_experts(self, routings, int(number))
+        found: Tensor = _With.apply(hidden_BTD, added)  # type: ignore[no-untyped-call]
+        return found
 
     def enter(
         self, input_ids: Tensor, positions: Tensor | None, documents: Tensor | None, cache: Cache | None
@@ -208,6 +214,19 @@ class Pipeline:
         """A scalar whose gradient is that of the loss; head and loss are gone back through by then."""
         found: Tensor = _Known.apply(hidden_BTD, self._end(hidden_BTD, int(number)))  # type: ignore[no-untyped-call]
         return found
+
+
+class _With(torch.autograd.Function):
+    """Hands on the first, and lets the gradient of the second, a part of the loss, go back beside that of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.one = torch.ones_like(loss)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], ctx.one
 
 
 class _Known(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import Tensor
 from sheepop.data import Batch
 from sheepop.model import LossSums, ModelConfig, Outputs
 from sheepop.model.config import ExpertsConfig
+from sheepop.model.experts import Routing
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
@@ -22,12 +23,15 @@ BALANCE, ROUTER_Z = "load_balancing_loss", "router_z_loss"
 
 def with_experts(objective: Objective, config: ModelConfig) -> Objective:
     """`objective` as it is to be minimised by a network of `config`: itself, unless there are experts."""
-    return objective if config.experts is None else BalancedExperts(objective, config.experts)
+    if config.experts is None:
+        return objective
+    num_layers = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    return BalancedExperts(objective, config.experts, num_layers)
 
 
 @dataclass(frozen=True)
 class BalancedExperts(Objective):
-    """An objective with the losses of the routers added to it.
+    """An objective with the losses of the routers of `num_layers` added to it.
 
     The mean over the layers of ``a E sum_e f_e P_e + b mean(logsumexp(logits)^2)`` is added for every token, where a
     and b are `experts.load_balancing_loss` and `experts.router_z_loss`; see `sheepop.model.experts.Routing`. Only
@@ -37,6 +41,7 @@ class BalancedExperts(Objective):
 
     objective: Objective
     config: ExpertsConfig
+    num_layers: int
 
     def supervised(self, batch: Batch) -> int:
         """As the objective has it."""
@@ -49,23 +54,29 @@ class BalancedExperts(Objective):
         """
         recording = _Recording(network)
         sums = self.objective.loss_sums(recording, batch)
+        routings = recording.only_run().routings
+        if not routings:
+            return sums  # ranks that have the layers tell of them
+        added = self.layer_sums(network, batch, dict(enumerate(routings)))
+        return LossSums(sums.objective + added.objective, sums.cross_entropy, {**sums.measured, **added.measured})
+
+    def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
+        """The routers' losses of some of the layers, and the loads of those, 0 for the others."""
         places = batch.supervised
         num_tokens = batch.labels.numel() if isinstance(places, slice) else places.numel()
-        routings = [routing.of(places) for routing in recording.only_run().routings]
-        counts_LE = torch.stack([routing.counts for routing in routings])
+        found = [routing.of(places) for routing in routings.values()]
+        share = len(found) / self.num_layers
+        counts_LE = torch.stack([routing.counts for routing in found])
         of_rows_LE = network.over_rows(counts_LE)
-        all_L = [None] * len(routings) if of_rows_LE is counts_LE else list(of_rows_LE)
-        balances = [routing.load_balancing_loss(of_all) for routing, of_all in zip(routings, all_L, strict=True)]
-        balance = num_tokens * torch.stack(balances).mean()
-        router_z = num_tokens * torch.stack([routing.z_loss() for routing in routings]).mean()
+        all_L = [None] * len(found) if of_rows_LE is counts_LE else list(of_rows_LE)
+        balances = [routing.load_balancing_loss(of_all) for routing, of_all in zip(found, all_L, strict=True)]
+        balance = num_tokens * torch.stack(balances).mean() * share
+        router_z = num_tokens * torch.stack([routing.z_loss() for routing in found]).mean() * share
+        loads_LE = counts_LE.new_zeros(self.num_layers, counts_LE.shape[1])
+        loads_LE[list(routings)] = counts_LE
+        measured = {BALANCE: balance.detach(), ROUTER_Z: router_z.detach(), LOADS: loads_LE}
         added = self.config.load_balancing_loss * balance + self.config.router_z_loss * router_z
-        measured = {
-            **sums.measured,
-            BALANCE: balance.detach(),
-            ROUTER_Z: router_z.detach(),
-            LOADS: counts_LE,
-        }
-        return LossSums(sums.objective + added, sums.cross_entropy, measured)
+        return LossSums(added, torch.zeros_like(added), measured)
 
     @torch.no_grad()
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:

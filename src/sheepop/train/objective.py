@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, LossSums, LossTerms
+from sheepop.model.experts import Routing
 from sheepop.train.config import TrainingConfig
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
@@ -33,7 +34,7 @@ class StepLoss:
 class Objective(Protocol):
     """The loss of a micro-batch, summed, so that a step of several micro-batches divides once by all its tokens.
 
-    The last two methods have a body for the usual case; inherit them.
+    The last three methods have a body for the usual case; inherit them.
     """
 
     def supervised(self, batch: Batch) -> int:
@@ -41,6 +42,10 @@ class Objective(Protocol):
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """What is minimised, and the cross-entropy that is reported, summed over the positions that count."""
+
+    def layer_sums(self, network: Network, batch: TensorBatch, routings: Mapping[int, Routing]) -> LossSums:
+        """What layers with experts add to these, by their number among them, where `network` does not tell of them."""
+        raise ValueError("an objective that asks nothing of experts was given some")
 
     def step_taken(self, placement: Placement, losses: StepLoss) -> None:
         """Hears that the optimizer has taken the step of these losses."""

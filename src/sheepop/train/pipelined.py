@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sheepop.model import LossSums, Outputs, Transformer
+from sheepop.model.experts import Routing
 from sheepop.model.head import OutputHead
 from sheepop.parallel.layout import PIPELINE
 from sheepop.parallel.pipeline import Pipeline, Stage
@@ -81,11 +82,31 @@ class PipelinedModel(ShardedModel):
             assert arrived_BTD.grad is not None
             return arrived_BTD.grad
 
+        def loss_of_experts(stage: Stage, routings: tuple[Routing, ...], number: int) -> Tensor:
+            here = [layer + stage.layers_here.start for layer in stage.mixtures]
+            numbers = [layer_numbers.index(layer) for layer in here]
+            loss = pass_of.of_layers(number, batches[number], self, dict(zip(numbers, routings, strict=True)))
+            added[stage.layers_here.start, number] = loss.sums._replace(objective=loss.sums.objective.detach())
+            return loss.scaled
+
+        layer_numbers = list(self.model.mixtures)
+        added: dict[tuple[int, int], LossSums] = {}
+        for stage in self._pipeline.stages:
+            stage.loss_of_experts = loss_of_experts
         self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].inputs), end)
         self._hand_over()
         if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
             dist.all_reduce(tied, group=self._ends)
-        return [found[number] for number in sorted(found)]
+        here = [sums for _, sums in [*sorted(found.items()), *sorted(added.items())]]
+        return [*here, self._measured_elsewhere(here)]
+
+    def _measured_elsewhere(self, here: Sequence[LossSums]) -> LossSums:
+        """Sums of nothing, under all names that ranks of this pipeline have measured something by."""
+        forms = {name: (each.shape, each.dtype) for sums in here for name, each in sums.measured.items()}
+        told = {name: form for of_rank in self.pieces.told(forms) for name, form in of_rank.items()}
+        nothing = {name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in told.items()}
+        zero = torch.zeros((), device=self.device)
+        return LossSums(zero, zero, nothing)
 
 
 @dataclass(frozen=True)

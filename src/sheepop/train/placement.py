@@ -6,7 +6,7 @@ one; whoever spreads a model over several devices writes another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model import LossSums, Outputs, Transformer
+from sheepop.model.experts import Routing
 from sheepop.model.head import OutputHead
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
@@ -59,8 +60,14 @@ class Loss:
         return self.sums._replace(objective=self.sums.objective.detach())
 
 
-Pass = Callable[[int, TensorBatch, Network], Loss]
-"""From the number of a micro-batch, itself on the host, and what computes it, to its loss."""
+class Pass(Protocol):
+    """What to compute of a micro-batch, given its number and itself on the host."""
+
+    def __call__(self, number: int, batch: TensorBatch, network: Network) -> Loss:
+        """Its loss by `network`."""
+
+    def of_layers(self, number: int, batch: TensorBatch, network: Network, routings: Mapping[int, Routing]) -> Loss:
+        """What some layers with experts add to it, where others are elsewhere; see `Objective.layer_sums`."""
 
 
 class Placement(Network, Protocol):

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sheepop.model import LossSums
+from sheepop.model.experts import Routing
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.optimizers import set_learning_rate
-from sheepop.train.placement import Loss, Network, Placement
+from sheepop.train.placement import Loss, Network, Pass, Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.trouble import Limits
@@ -105,16 +107,8 @@ class StepRunner:
         cut. The loss is multiplied by `loss_scale` on its way back. `before_forward` hears the number of each
         micro-batch, for the randomness that belongs to it. When `verified` all is computed twice and compared.
         """
-        placement, divisor = self.placement, max(1, prepared.num_tokens)
-
-        def pass_of(number: int, batch: TensorBatch, network: Network) -> Loss:
-            if before_forward is not None:
-                before_forward(prepared.first + number)
-            with placement.arithmetic():
-                sums = self.objective.loss_sums(network, batch.to(placement.device))
-            # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
-            return Loss(sums, sums.objective / divisor * loss_scale)
-
+        placement = self.placement
+        pass_of = _Passes(self, max(1, prepared.num_tokens), loss_scale, before_forward, prepared.first)
         placement.zero_gradients()
         placement.begin_step()
         recomputation = Recomputation(placement.model) if verified else None
@@ -134,7 +128,7 @@ class StepRunner:
             StepLoss(
                 placement.reduce(sums),
                 prepared.num_tokens,
-                {name: placement.reduce(value) for name, value in measured.items()},
+                {name: placement.reduce(measured[name]) for name in sorted(measured)},  # in one order on all ranks
             ),
             placement.clip(self.max_grad_norm).to(placement.device),
             () if recomputation is None else placement.differences(recomputation.differences),
@@ -172,6 +166,33 @@ class StepRunner:
             optimizer.step()
             if left_out is not None:
                 del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class _Passes(Pass):
+    """The passes of one step, whose micro-batches here begin with number `first`."""
+
+    runner: StepRunner
+    divisor: int
+    loss_scale: float
+    before_forward: Callable[[int], None] | None
+    first: int
+
+    def __call__(self, number: int, batch: TensorBatch, network: Network) -> Loss:
+        placement = self.runner.placement
+        if self.before_forward is not None:
+            self.before_forward(self.first + number)
+        with placement.arithmetic():
+            return self._loss(self.runner.objective.loss_sums(network, batch.to(placement.device)))
+
+    def of_layers(self, number: int, batch: TensorBatch, network: Network, routings: Mapping[int, Routing]) -> Loss:
+        placement = self.runner.placement
+        with placement.arithmetic():
+            return self._loss(self.runner.objective.layer_sums(network, batch.to(placement.device), routings))
+
+    def _loss(self, sums: LossSums) -> Loss:
+        # Scaling by a power of two is exact, so that a scale of 1 changes no bit.
+        return Loss(sums, sums.objective / self.divisor * self.loss_scale)
 
 
 def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
