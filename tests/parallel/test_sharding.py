@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.experts import check_experts
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
@@ -233,5 +234,13 @@ def test_layouts_that_do_not_fit_the_ranks_are_refused() -> None:
         Layout(Ranks(0, 2), ParallelConfig(data=4))
     with pytest.raises(ConfigError, match="shard = 3 does not divide 4"):
         Layout(Ranks(0, 4), ParallelConfig(zero=2, shard=3))
+    with pytest.raises(ConfigError, match="expert = 3 does not divide 4, the ranks of a stage"):
+        Layout(Ranks(0, 4), ParallelConfig(expert=3))
+    with pytest.raises(ConfigError, match="does not go with 6, those that share a copy"):
+        Layout(Ranks(0, 12), ParallelConfig(zero=3, shard=6, expert=4))
+    with pytest.raises(ConfigError, match=r"expert = 4 does not divide model\.experts\.count = 6"):
+        check_experts(_MIXED.replace(experts={"count": 6, "per_token": 2}), 4)
+    with pytest.raises(ConfigError, match="the network has none"):
+        check_experts(_NETWORK, 2)
     with pytest.raises(ConfigError, match="shard is for"):
         ParallelConfig(shard=2)

@@ -38,7 +38,7 @@ class Layout:
             raise ConfigError(
                 f"{words or 'parallel.data = 1'} asks for {many}, and {there}. Start the command with sheepop launch "
                 f"--processes {needed}, or lay it out otherwise: parallel.data=null parallel.tensor=1 "
-                "parallel.context=1 parallel.pipeline=1 takes all there are."
+                "parallel.context=1 parallel.pipeline=1 parallel.expert=1 takes all there are."
             )
         if shard is not None and self.num_copies % shard:
             raise ConfigError(
@@ -51,7 +51,7 @@ class Layout:
             sizes = f"{self.stage_size}, the ranks of a stage"
             if shard is not None:
                 sizes += f", or does not go with {sharing}, those that share a copy of all else (parallel.shard)"
-            raise ConfigError(f"parallel.expert = {expert} does not divide {sizes}. Use a divisor.")
+            raise ConfigError(f"parallel.expert = {expert} does not divide {sizes}. Use a divisor, such as 1.")
 
     @property
     def stage_size(self) -> int:
