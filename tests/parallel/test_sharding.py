@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
+from sheepop.checkpoint.training_state import optimizer_state
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken
@@ -80,7 +83,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
         for settings, optimizer, *other in layouts:
             layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
-            runners = []
+            runners, states = [], []
             for spreads in (True, False):
                 model = build_model(other[0] if other else network, seed=2 if spreads and rank else 1)
                 optimizers = build_optimizers(model, training)
@@ -93,6 +96,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 if spreads:
                     placement.take_over(optimizers)
                 runners.append(StepRunner(placement, NextToken(_TERMS), optimizers, TrainedWeights(), 0.5))
+                states.append((optimizers, {parameter: name for name, parameter in model.named_parameters()}))
             spread, alone = runners
             for number, step in enumerate(_steps()):
                 part = step.part(layout.share(len(step.micro_batches)))
@@ -110,6 +114,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
                 assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
                 assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
+            _compare_states(spread.placement.pieces, *(optimizer_state(*each).tensors for each in states))
             if settings == {"zero": 0}:
                 assert spread.placement.differences([]) == []
                 if rank == 1:
@@ -127,6 +132,18 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
     Path(folder, f"rank-{rank}").touch()
 
 
+def _compare_states(pieces: Pieces, here: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """The state of optimizers is made whole of pieces, and cut into the same ones again."""
+    found = dict(pieces.wholes(here))
+    assert found.keys() == theirs.keys()
+    for name, whole in found.items():
+        assert whole.shape == theirs[name].shape
+        if "k_proj.bias" not in name:  # whose gradients are rounding errors: they move all scores of a query alike
+            assert (whole - theirs[name]).norm() <= 0.02 * theirs[name].norm(), name
+    for name, piece in here.items():
+        assert torch.equal(pieces.piece(name, found[name]), piece), name
+
+
 def _run(world: int, layouts: list[Any], folder: Path, network: ModelConfig = _NETWORK) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -140,18 +157,20 @@ def test_two_ranks_learn_what_one_device_learns_with_every_zero_stage(tmp_path: 
 
 
 def test_replicas_of_sharded_copies_learn_the_same(tmp_path: Path) -> None:
-    _run(4, [({"zero": 3, "shard": 2}, "adamw")], tmp_path)
+    one_key = _NETWORK.replace(num_kv_heads=1, head_dim=1, position_encoding="learned")  # of which one rank has nothing
+    _run(4, [({"zero": 3, "shard": 2}, "adafactor")], tmp_path, one_key)
 
 
 def test_tensor_ranks_learn_the_same_beside_data_ranks(tmp_path: Path) -> None:
     layouts: list[Any] = [
-        ({"tensor": 2}, "adamw"),  # which do not divide the vocabulary
+        ({"tensor": 2}, "adafactor"),  # which do not divide the vocabulary
         ({"tensor": 2}, "adamw", _RICH.replace(vocab_size=68)),
         ({"tensor": 2, "zero": 0}, "adamw", _SPLIT),
     ]
     _run(2, layouts, tmp_path, _RICH)
     (tmp_path / "four").mkdir()
-    _run(4, [({"tensor": 2, "zero": 3}, "muon")], tmp_path / "four", _NETWORK.replace(vocab_size=68))
+    pieces_of_parts: list[Any] = [({"tensor": 2, "zero": 3}, "muon"), ({"tensor": 2, "zero": 3}, "adafactor")]
+    _run(4, pieces_of_parts, tmp_path / "four", _NETWORK.replace(vocab_size=68))
 
 
 def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None:
@@ -179,7 +198,7 @@ def test_pipelines_learn_the_same_beside_other_ranks(tmp_path: Path) -> None:
     rich = _RICH.replace(num_layers=4)
     _run(2, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], tmp_path, rich)
     four: list[Any] = [
-        ({"pipeline": 2, "tensor": 2}, "adamw", rich.replace(vocab_size=68)),
+        ({"pipeline": 2, "tensor": 2}, "adafactor", rich.replace(vocab_size=68)),
         ({"pipeline": 4, "schedule": "gpipe"}, "adamw", rich.replace(ngrams={"rows": 64}, embedding_norm=True)),
         ({"pipeline": 2, "zero": 1, "schedule": "interleaved"}, "muon", rich.replace(tie_weights=False)),
     ]

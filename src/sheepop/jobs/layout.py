@@ -38,11 +38,6 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
     if config.tuning.method is not None and others:
         asked = " and ".join(f"parallel.{name}=1" for name in others)
         raise ConfigError(f"tuning.method = {config.tuning.method} is for data ranks. Use {asked}.")
-    if config.training.optimizer == "adafactor" and config.parallel.zero:
-        raise ConfigError(
-            "training.optimizer = adafactor needs the mean of whole rows and columns, which no rank has with "
-            f"parallel.zero = {config.parallel.zero}. Use parallel.zero=0, or another optimizer."
-        )
 
 
 def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:

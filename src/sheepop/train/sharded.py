@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +24,7 @@ from sheepop.parallel.context import SharedRows
 from sheepop.parallel.layout import PIPELINE, TENSOR, Layout
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import TensorRanks, split
+from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
@@ -91,11 +93,15 @@ class ShardedModel(Placement):
         return is_first and self.pieces.is_counted(name)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Lets optimizers that need whole matrices have them."""
+        """Lets optimizers that need whole matrices, or sums over them, have them; and hears how their state is cut."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in optimizers:
+            told = getattr(optimizer, "dimensions", {})
+            self.pieces = replace(self.pieces, dimensions={**self.pieces.dimensions, **told})
             if isinstance(optimizer, Muon):
                 optimizer.matrices = _SpreadMatrices(self.pieces, names)
+            if isinstance(optimizer, Adafactor):
+                optimizer.sums = _SpreadSums(self.pieces, names)
 
     @property
     def modules(self) -> Transformer:
@@ -235,10 +241,31 @@ class _SpreadMatrices(Matrices):
     names: Mapping[Tensor, str]
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        return self.pieces.parameters[self.names[parameter]].shape
+        return self.pieces.shape(self.names[parameter])
 
     def whole(self, parameter: Tensor, piece: Tensor) -> Tensor:
         return self.pieces.whole(self.names[parameter], piece)
 
     def piece(self, parameter: Tensor, whole: Tensor) -> Tensor:
         return self.pieces.piece(self.names[parameter], whole)
+
+
+@dataclass(frozen=True)
+class _SpreadSums(Sums):
+    """Each rank sums up its piece of a parameter, and adds the sums of those that have the others."""
+
+    pieces: Pieces
+    names: Mapping[Tensor, str]
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        return self.pieces.shape(self.names[parameter])
+
+    def form(self, parameter: Tensor) -> Hashable:
+        spread = self.pieces.parameters[self.names[parameter]]
+        return spread.shape, spread.placements
+
+    def total(self, parameter: Tensor, sums: Tensor, *dimensions: int) -> Tensor:
+        cuts = self.pieces.cuts(self.names[parameter])
+        for group in (group for dimension in dimensions for group in cuts.get(dimension, ())):
+            dist.all_reduce(sums, group=group)
+        return sums
