@@ -138,6 +138,7 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
         (["training.micro_batch_size=8"], "makes 1 micro-batches of .*, which 2 data ranks cannot share evenly"),
         (["model.num_heads=5"], "num_heads"),
         (["parallel.tensor=2", "model.max_seq_len=33"], "Rows of 33 tokens .* cannot be shared evenly"),
+        (["parallel.context=2", "parallel.context_method=ring"], "data.packing = true joins several"),
         (["parallel.pipeline=2", "parallel.schedule=interleaved"], "num_layers = 2 are too few for 4 stages"),
     ],
 )

@@ -18,6 +18,7 @@ from sheepop.model import IGNORE_INDEX, LossTerms, ModelConfig, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.ring import check_ring, check_ring_here
 from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
@@ -50,8 +51,8 @@ _STEPS, _ROWS, _LENGTH = 20, 8, 16
 _TERMS = LossTerms(z_loss=0.01, label_smoothing=0.1)
 
 
-def _steps() -> list[PreparedStep]:
-    """Every second one has documents in its rows, and places that do not count."""
+def _steps(*, has_documents: bool) -> list[PreparedStep]:
+    """Every second one has places that do not count, and may have documents in its rows."""
     generator = torch.Generator().manual_seed(3)
     found = []
     for number in range(_STEPS):
@@ -63,7 +64,7 @@ def _steps() -> list[PreparedStep]:
         batches = []
         for rows in (slice(start, start + 2) for start in range(0, _ROWS, 2)):
             inputs = {"input_ids": ids[rows, :-1].contiguous()}
-            if number % 2 == 0:
+            if number % 2 == 0 and has_documents:
                 inputs["document_ids"] = documents[rows]
             batches.append(TensorBatch(inputs, labels[rows], (labels[rows].flatten() != IGNORE_INDEX).nonzero()[:, 0]))
         count = int((labels != IGNORE_INDEX).sum())
@@ -98,7 +99,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 runners.append(StepRunner(placement, NextToken(_TERMS), optimizers, TrainedWeights(), 0.5))
                 states.append((optimizers, {parameter: name for name, parameter in model.named_parameters()}))
             spread, alone = runners
-            for number, step in enumerate(_steps()):
+            for number, step in enumerate(_steps(has_documents=layout.config.context_method != "ring")):
                 part = step.part(layout.share(len(step.micro_batches)))
                 if spread.placement.context is not None:
                     part = part.columns(spread.placement.context)
@@ -179,6 +180,36 @@ def test_context_ranks_learn_the_same_from_parts_of_rows(tmp_path: Path) -> None
     _run(
         4, [({"context": 2, "tensor": 2}, "adamw")], tmp_path / "four", _RICH.replace(sliding_window=6, num_kv_heads=4)
     )
+
+
+def test_a_ring_of_context_ranks_learns_the_same(tmp_path: Path) -> None:
+    network = _RICH.replace(position_encoding="rope", attention_sinks=False, num_heads=3, head_dim=8, num_kv_heads=1)
+    ring = {"context": 2, "context_method": "ring"}
+    _run(2, [(ring, "adamw")], tmp_path, network.replace(ngrams={"rows": 64}))
+    four: list[Any] = [
+        ({**ring, "context": 4, "zero": 3}, "adamw"),
+        ({**ring, "tensor": 2}, "adamw", network.replace(num_heads=4, num_kv_heads=2)),
+    ]
+    (tmp_path / "four").mkdir()
+    _run(4, four, tmp_path / "four", network)
+
+
+def test_a_ring_refuses_what_it_does_not_compute() -> None:
+    ring = ParallelConfig(context=2, context_method="ring")
+    check_ring(_NETWORK, ring)
+    changes: list[dict[str, Any]] = [
+        {"position_encoding": "alibi"}, {"sliding_window": 4}, {"attention_soft_cap": 5.0}, {"attention_sinks": True},
+        {"value_head_dim": 4}, {"attention_backend": "eager"},
+    ]  # fmt: skip
+    for change in changes:
+        (name,) = change
+        check_ring(_NETWORK.replace(**change), ParallelConfig(context=2))
+        with pytest.raises(ConfigError, match=f"ring is for plain causal attention, and not for .*{name}"):
+            check_ring(_NETWORK.replace(**change), ring)
+    with pytest.raises(ConfigError, match=r"it has nothing for training\.precision = fp32"):
+        check_ring_here(_NETWORK, ring, "cuda", "fp32")
+    with pytest.raises(ConfigError, match="context_method = ring is for context of 2 ranks or more"):
+        ParallelConfig(context_method="ring")
 
 
 _DEEP = _NETWORK.replace(num_layers=5, position_encoding="learned")

@@ -50,11 +50,13 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     # These load torch, which a command that is refused does not need.
     from sheepop.parallel.context import check_context
     from sheepop.parallel.pipeline import check_pipeline
+    from sheepop.parallel.ring import check_ring
     from sheepop.parallel.tensor import check_split
 
     layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
     check_context(config.model, config.parallel)
+    check_ring(config.model, config.parallel)
     check_pipeline(config.model, config.parallel)
     _check_training(config)
     training = config.training
@@ -89,6 +91,11 @@ def _check_training(config: SheepOpConfig) -> None:
                 f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
                 "ranks. Use a multiple."
             )
+    if parallel.context_method == "ring" and config.data.packing:
+        raise ConfigError(
+            "parallel.context_method = ring is for rows of one document each, and data.packing = true joins several. "
+            "Use data.packing=false, or parallel.context_method=ulysses."
+        )
     refused = {
         "parallel.context": parallel.context > 1 and training.compile is True,
         "parallel.schedule = zero_bubble": parallel.puts_off_weights and training.compile is True,

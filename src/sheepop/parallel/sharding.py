@@ -97,7 +97,7 @@ class Pieces:
         return self.absent[parameter] if parameter in self.absent else self.parameters[parameter].shape
 
     def cuts(self, parameter: str) -> dict[int, list[dist.ProcessGroup]]:
-        """By each dimension that a parameter is cut along: the ranks with the other pieces, in the order of the mesh."""
+        """By each dimension that a parameter is cut along: the ranks with the other pieces, as the mesh has them."""
         spread, found = self.parameters[parameter], dict[int, list[dist.ProcessGroup]]()
         for number, how in enumerate(spread.placements):
             if not isinstance(how, Replicate) and spread.device_mesh.size(number) > 1:

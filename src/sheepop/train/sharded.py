@@ -22,6 +22,7 @@ from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
 from sheepop.parallel.context import SharedRows
 from sheepop.parallel.layout import PIPELINE, TENSOR, Layout
+from sheepop.parallel.ring import RingRows
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import TensorRanks, split
 from sheepop.train.optimizers.adafactor import Adafactor, Sums
@@ -135,8 +136,8 @@ class ShardedModel(Placement):
         """The same where rows are whole; else what is known of the tokens of others too."""
         if self.context is None:
             return inputs
-        rows = SharedRows(self.context, inputs.get("document_ids"), inputs["input_ids"].device)
-        return {**inputs, "cache": rows}
+        kind = RingRows if self.layout.config.context_method == "ring" else SharedRows
+        return {**inputs, "cache": kind(self.context, inputs.get("document_ids"), inputs["input_ids"].device)}
 
     def _cast_head(self) -> None:
         if self._dtype is not None:
