@@ -23,6 +23,7 @@ from sheepop.parallel.sharding import Pieces
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken
+from sheepop.train.optimizers import optimizer_slots
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice
 from sheepop.train.sharded import ShardedModel
@@ -115,7 +116,9 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 ours, theirs = spread.take(part, number=number), alone.take(step, number=number)
                 assert abs(ours.loss - theirs.loss) < 2e-4, (settings, optimizer, number, ours.loss, theirs.loss)
                 assert abs(ours.norm - theirs.norm) < 2e-3 * theirs.norm
-            _compare_states(spread.placement.pieces, *(optimizer_state(*each).tensors for each in states))
+            here, theirs = (optimizer_state(*each).tensors for each in states)
+            _compare_states(spread.placement.pieces, here, theirs)
+            _compare_slots(spread.placement.pieces, *states[0], theirs)
             if settings == {"zero": 0}:
                 assert spread.placement.differences([]) == []
                 if rank == 1:
@@ -143,6 +146,18 @@ def _compare_states(pieces: Pieces, here: dict[str, Tensor], theirs: dict[str, T
             assert (whole - theirs[name]).norm() <= 0.02 * theirs[name].norm(), name
     for name, piece in here.items():
         assert torch.equal(pieces.piece(name, found[name]), piece), name
+
+
+def _compare_slots(
+    pieces: Pieces, optimizers: list[torch.optim.Optimizer], names: dict[Tensor, str], wholes: dict[str, Tensor]
+) -> None:
+    """What a checkpoint is cut into are the slots that the optimizers say they have here."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for slot, shape in optimizer_slots(optimizer, group, parameter).items():
+                    name = f"{names[parameter]}/{slot}"
+                    assert shape is None or pieces.piece(name, wholes[name]).shape == shape, name
 
 
 def _run(world: int, layouts: list[Any], folder: Path, network: ModelConfig = _NETWORK) -> None:
@@ -206,8 +221,14 @@ def test_a_ring_refuses_what_it_does_not_compute() -> None:
         check_ring(_NETWORK.replace(**change), ParallelConfig(context=2))
         with pytest.raises(ConfigError, match=f"ring is for plain causal attention, and not for .*{name}"):
             check_ring(_NETWORK.replace(**change), ring)
-    with pytest.raises(ConfigError, match=r"it has nothing for training\.precision = fp32"):
-        check_ring_here(_NETWORK, ring, "cuda", "fp32")
+    check_ring_here(_NETWORK, ring, "cpu", "fp32")
+    for device, precision, width, name in (
+        ("mps", "bf16", 8, "mps"),
+        ("cuda", "fp32", 8, "fp32"),
+        ("cuda", "bf16", 12, "12"),
+    ):
+        with pytest.raises(ConfigError, match=f"has nothing for .* = {name}"):
+            check_ring_here(_NETWORK.replace(head_dim=width), ring, device, precision)
     with pytest.raises(ConfigError, match="context_method = ring is for context of 2 ranks or more"):
         ParallelConfig(context_method="ring")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ _MULTIPLE, _WIDEST = 8, 256  # of its heads
 
 def check_ring(config: ModelConfig, parallel: ParallelConfig) -> None:
     """Raises `ConfigError` for a network whose attention a ring does not compute."""
-    if parallel.context == 1 or parallel.context_method != "ring":
+    if parallel.context_method != "ring":
         return
     refused = {
         "model.position_encoding = alibi": config.position_encoding == "alibi",
@@ -52,19 +52,24 @@ def check_ring(config: ModelConfig, parallel: ParallelConfig) -> None:
 
 def check_ring_here(config: ModelConfig, parallel: ParallelConfig, device: str, precision: str) -> None:
     """Raises `ConfigError` where the flash attention of `device` does not compute this network in `precision`."""
-    if parallel.context == 1 or parallel.context_method != "ring" or device == "cpu":
+    if parallel.context_method != "ring" or device == "cpu":
         return
-    refused = {
-        f"training.precision = {precision}": precision == "fp32",
-        f"heads of {config.head_size}": config.head_size % _MULTIPLE != 0 or config.head_size > _WIDEST,
-        "this device": device != "cuda" or torch.cuda.get_device_capability() < _CAPABILITY,
-    }
-    for name in (name for name, is_so in refused.items() if is_so):
+    if (refused := _lacking(config, device, precision)) is not None:
         raise ConfigError(
-            f"parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or "
-            f"newer), two bytes a number, and heads of a multiple of {_MULTIPLE} up to {_WIDEST}; it has nothing for "
-            f"{name}. Use parallel.context_method=ulysses."
+            "parallel.context_method = ring is computed by FlashAttention, which needs an NVIDIA GPU (Ampere or "
+            f"newer), two bytes a number, and heads of a multiple of {_MULTIPLE} up to {_WIDEST}, and has nothing for "
+            f"{refused}. Use parallel.context_method=ulysses."
         )
+
+
+def _lacking(config: ModelConfig, device: str, precision: str) -> str | None:
+    if device != "cuda":
+        return f"device = {device}"
+    if precision == "fp32":
+        return "training.precision = fp32"
+    if config.head_size % _MULTIPLE or config.head_size > _WIDEST:
+        return f"model.head_dim = {config.head_size}"
+    return "this GPU" if torch.cuda.get_device_capability() < _CAPABILITY else None
 
 
 class RingRows(SharedRows):
@@ -111,7 +116,7 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         with _side_by_side():
             out, logsumexp, *ctx.rest = engine._templated_ring_attention(
-                group, _TOKENS, _attended, q_BHTC, k_BKTC, v_BKTC, is_causal=True, scale=scale
+                group, _TOKENS, cast(Any, _attended), q_BHTC, k_BKTC, v_BKTC, is_causal=True, scale=scale
             )
         ctx.group, ctx.scale = group, scale
         ctx.save_for_backward(q_BHTC, k_BKTC, v_BKTC, out, logsumexp)
@@ -119,13 +124,11 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q_BHTC, k_BKTC, v_BKTC, out, logsumexp = ctx.saved_tensors
-        more = {"scale": ctx.scale, "rest": ctx.rest}
+        given = (ctx.group, _TOKENS, cast(Any, _went_back), gradients[0], "gradient", *ctx.saved_tensors)
         with _side_by_side():
             of_q, of_k, of_v = engine._templated_ring_attention_backward(
-                ctx.group, _TOKENS, _went_back, gradients[0], "gradient", q_BHTC, k_BKTC, v_BKTC, out, logsumexp, True,
-                **more,
-            )  # fmt: skip
+                *given, is_causal=True, scale=ctx.scale, rest=ctx.rest
+            )
         return of_q, of_k, of_v, None, None
 
 
