@@ -40,6 +40,10 @@ class Counting(TorchDispatchMode):
         self.sent: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "_c10d_functional" and function._schema.name.endswith("all_to_all_single"):
+            splits = list(args[2])
+            splits[0] = 0  # this is rank 0, which sends nothing to itself
+            self.sent["alltoall"] += sum(splits) * args[0].itemsize
         if function.namespace == "c10d":
             name = function._schema.name.partition("::")[2].strip("_")
             boxes = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
@@ -80,6 +84,7 @@ def _taken(layout: Layout, micro_batches: int) -> tuple[Counter[str], ShardedMod
         (8, {"zero": 3, "shard": 4}, 1),
         (2, {"tensor": 2}, 2),
         (4, {"context": 4}, 1),
+        (4, {"context": 4, "context_method": "ring"}, 1),
         (8, {"tensor": 4, "zero": 3}, 1),
         (1000, {"zero": 3}, 1),
         (1000, {"tensor": 4, "context": 2, "zero": 1, "shard": 125}, 1),

@@ -136,9 +136,9 @@ def test_a_signal_to_one_rank_saves_all(together: Together, alone: Path, tmp_pat
         (["parallel.data=4"], "parallel.data = 4 asks for 4 processes, and there are 2"),
         (["training.global_batch_size=9"], "9 rows of a step .* cannot be shared evenly by 2 data ranks"),
         (["training.micro_batch_size=8"], "makes 1 micro-batches of .*, which 2 data ranks cannot share evenly"),
-        (["training.optimizer=adafactor", "parallel.zero=1"], "adafactor needs the mean of whole rows"),
         (["model.num_heads=5"], "num_heads"),
         (["parallel.tensor=2", "model.max_seq_len=33"], "Rows of 33 tokens .* cannot be shared evenly"),
+        (["parallel.context=2", "parallel.context_method=ring"], "data.packing = true joins several"),
         (["parallel.pipeline=2", "parallel.schedule=interleaved"], "num_layers = 2 are too few for 4 stages"),
     ],
 )

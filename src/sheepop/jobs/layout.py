@@ -38,11 +38,6 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
     if config.tuning.method is not None and others:
         asked = " and ".join(f"parallel.{name}=1" for name in others)
         raise ConfigError(f"tuning.method = {config.tuning.method} is for data ranks. Use {asked}.")
-    if config.training.optimizer == "adafactor" and config.parallel.zero:
-        raise ConfigError(
-            "training.optimizer = adafactor needs the mean of whole rows and columns, which no rank has with "
-            f"parallel.zero = {config.parallel.zero}. Use parallel.zero=0, or another optimizer."
-        )
 
 
 def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
@@ -56,12 +51,14 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
     from sheepop.parallel.context import check_context
     from sheepop.parallel.experts import check_experts
     from sheepop.parallel.pipeline import check_pipeline
+    from sheepop.parallel.ring import check_ring
     from sheepop.parallel.tensor import check_split
 
     layout = Layout(ranks, config.parallel)
     check_split(config.model, config.parallel.tensor)
     check_context(config.model, config.parallel)
     check_experts(config.model, config.parallel.expert)
+    check_ring(config.model, config.parallel)
     check_pipeline(config.model, config.parallel)
     _check_training(config)
     training = config.training
@@ -96,6 +93,11 @@ def _check_training(config: SheepOpConfig) -> None:
                 f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
                 "ranks. Use a multiple."
             )
+    if parallel.context_method == "ring" and config.data.packing:
+        raise ConfigError(
+            "parallel.context_method = ring is for rows of one document each, and data.packing = true joins several. "
+            "Use data.packing=false, or parallel.context_method=ulysses."
+        )
     refused = {
         "parallel.context": parallel.context > 1 and training.compile is True,
         "parallel.schedule = zero_bubble": parallel.puts_off_weights and training.compile is True,

@@ -19,6 +19,7 @@ from sheepop.jobs.run_record import Budget, Request, RunRecord
 from sheepop.jobs.training_run import build_network, bytes_of_a_step
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.attention.choose import require_backend
+from sheepop.parallel.ring import check_ring_here
 from sheepop.train import check_layers
 from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import (
@@ -114,6 +115,7 @@ def check_settings(config: SheepOpConfig, data: RunData, device: str) -> None:
     """Refuses before a step is taken what would end the run in its middle, or be ignored."""
     narrowest = min(config.model.head_size, config.model.value_size)
     require_backend(config.model.attention_backend, torch.device(device), narrowest)
+    check_ring_here(config.model, config.parallel, device, config.training.precision)
     if config.training.early_stopping is not None and data.held_out_tokens == 0:
         raise ConfigError(
             "training.early_stopping watches the loss on held-out text, but no text is held out. "
@@ -126,6 +128,7 @@ def require_arithmetic(config: SheepOpConfig, device: str) -> None:
     """Raises `DeviceError` when a run cannot go on here with the arithmetic that it began with."""
     settings = config.training.resolved()
     check_precision(settings.precision, device)
+    check_ring_here(config.model, config.parallel, device, settings.precision)
     if settings.compile and device == "cpu" and not _has_compiler():
         raise DeviceError(
             "This run uses training.compile = true, but no C++ compiler with Python's headers was found. "

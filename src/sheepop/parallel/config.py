@@ -17,7 +17,10 @@ class ParallelConfig(Config):
     tensor: int = Field(1, ge=1, strict=True)
     """Ranks that split the matrices of every block among them, and compute a forward pass together."""
     context: int = Field(1, ge=1, strict=True)
-    """Ranks that have parts of the tokens of every row, and exchange them for heads in attention (Ulysses)."""
+    """Ranks that have parts of the tokens of every row, which attention brings together."""
+    context_method: Literal["ulysses", "ring"] = "ulysses"
+    """How: `ulysses` exchanges tokens for heads, of which ranks then have some each; `ring` hands keys and values on
+    from rank to rank, for any number of heads, and rows of one document with plain causal attention."""
     expert: int = Field(1, ge=1, strict=True)
     """Neighbouring ranks, whatever else they share, that have some of the experts each and send tokens to them."""
     pipeline: int = Field(1, ge=1, strict=True)
@@ -39,6 +42,8 @@ class ParallelConfig(Config):
     def _check(self) -> Self:
         if self.pipeline == 1 and self.schedule != "1f1b":
             raise ValueError(f"schedule = {self.schedule} is for pipeline of 2 ranks or more; here it is 1")
+        if self.context == 1 and self.context_method != "ulysses":
+            raise ValueError(f"context_method = {self.context_method} is for context of 2 ranks or more; here it is 1")
         if self.shard is not None and self.zero == 0:
             raise ValueError("shard is for parallel.zero of 1, 2 or 3; at 0 every rank keeps everything")
         if self.shard is not None and self.data is not None and self.data % self.shard:

@@ -2,7 +2,8 @@
 
 Everything but attention looks at one token at a time, and does so where the token is. Before attention each rank gives
 its tokens of all heads away and gets all tokens of some heads; behind it the other way round (Jacobs et al. 2023,
-"DeepSpeed Ulysses"). To the network this is a cache: a store that knows what other places of a row hold.
+"DeepSpeed Ulysses"); `sheepop.parallel.ring` has another way. To the network this is a cache: a store that knows what
+other places of a row hold.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def check_context(config: ModelConfig, parallel: ParallelConfig) -> None:
     """Raises `ConfigError` for a network whose rows cannot be split over so many ranks."""
     if parallel.context == 1:
         return
-    needed = parallel.context * parallel.tensor
-    for name, size in {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads}.items():
-        if size % needed:
+    needed, sizes = parallel.context * parallel.tensor, {"num_heads": config.num_heads, "num_kv_heads": config.kv_heads}
+    for name, size in sizes.items():
+        if size % needed and parallel.context_method == "ulysses":
             with_tensor = f" times parallel.tensor = {parallel.tensor}" if parallel.tensor > 1 else ""
             raise ConfigError(
                 f"parallel.context = {parallel.context}{with_tensor} does not divide model.{name} = {size}, of which "
-                "every rank has a part in attention. Use a divisor."
+                "every rank has a part in attention. Use a divisor, or parallel.context_method=ring."
             )
     if config.architecture != "decoder":
         raise ConfigError("parallel.context splits the rows of decoders. Use parallel.context=1.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sheepop.core.facts import counted
 from sheepop.model import ModelConfig, Transformer
+from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 
 _FLOAT = 4
@@ -52,9 +53,8 @@ class Plan:
             "gradients": added * (_share(pieces) * here + 2 * _share(replicas) * here / pieces),
             "sums of layers": 4 * 2 * _share(config.tensor) * tokens * model.config.d_model * len(model.layers),
             "tokens of embedding and head": _share(config.tensor) * tokens * _around(model.config, config.tensor),
-            "tokens for heads": 2 * _share(config.context) * tokens * _width(model.config) * len(model.layers)
-            / config.tensor,
-        }  # fmt: skip
+            **_of_attention(model.config, config, tokens * len(model.layers) / config.tensor),
+        }
         held = {
             "weights": here / (pieces if zero == 3 else 1),
             "gradients": here / (pieces if zero >= 2 else 1),
@@ -108,9 +108,17 @@ def _numbers_of_blocks(model: Transformer, tensor: int) -> float:
     return found
 
 
-def _width(config: ModelConfig) -> int:
-    """The numbers of a token that attention reads and gives."""
-    return (config.num_heads + config.kv_heads) * (config.head_size + config.value_size)
+def _of_attention(config: ModelConfig, parallel: ParallelConfig, tokens: float) -> dict[str, float]:
+    """The numbers that a context rank sends of so many tokens in attention, forwards and backwards.
+
+    Of n ranks in a ring each hands keys and values on n - 1 times there and n - 1 times back, and their gradients n
+    times, which end where they belong.
+    """
+    ranks, kept = parallel.context, config.kv_heads * (config.head_size + config.value_size)
+    if parallel.context_method == "ring":
+        return {"keys and values": (3 * ranks - 2) * tokens * kept}
+    given = config.num_heads * (config.head_size + config.value_size)
+    return {"tokens for heads": 2 * _share(ranks) * tokens * (given + kept)}
 
 
 def _in_bytes(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.model import Transformer
@@ -88,14 +89,16 @@ _EXACT = MixedPrecisionPolicy(cast_forward_inputs=False)
 class Pieces:
     """This rank's pieces of the parameters of a model, and how whole tensors are made of pieces and cut into them.
 
-    A tensor is named after its parameter, or ``parameter/slot``. It is cut as the parameter is where it has its shape,
-    or a number for each of its rows; any other is whole already, such as a count of steps. Parameters that are `absent`
-    belong to other ranks of a `pipeline`, and are empty here.
+    A tensor is named after its parameter, or ``parameter/slot``. It is cut as the parameter is, along the `dimensions`
+    that a slot of this name has of it, which are all where none are given. What has another shape is whole already,
+    such as a count of steps. Parameters that are `absent`, with the shape of the whole, belong to other ranks of a
+    `pipeline`, and are empty here.
     """
 
     parameters: Mapping[str, DTensor]
-    absent: frozenset[str] = frozenset()
+    absent: Mapping[str, torch.Size] = field(default_factory=dict)
     pipeline: dist.ProcessGroup | None = None
+    dimensions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -108,7 +111,20 @@ class Pieces:
         found: dict[str, DTensor] = {}
         for parameter, piece in spread:
             found.setdefault(names[parameter], piece)
-        return cls(found, frozenset(names.values()) - found.keys(), pipeline)
+        absent = {name: parameter.shape for parameter, name in names.items() if name not in found}
+        return cls(found, absent, pipeline)
+
+    def shape(self, parameter: str) -> torch.Size:
+        """That of a whole parameter, here or not."""
+        return self.absent[parameter] if parameter in self.absent else self.parameters[parameter].shape
+
+    def cuts(self, parameter: str) -> dict[int, list[dist.ProcessGroup]]:
+        """By each dimension that a parameter is cut along: the ranks with the other pieces, as the mesh has them."""
+        spread, found = self.parameters[parameter], dict[int, list[dist.ProcessGroup]]()
+        for number, how in enumerate(spread.placements):
+            if not isinstance(how, Replicate) and spread.device_mesh.size(number) > 1:
+                found.setdefault(how.dim, []).append(spread.device_mesh.get_group(number))  # type: ignore[attr-defined]
+        return found
 
     def is_here(self, name: str) -> bool:
         """Whether a tensor is one of this rank's, or of no parameter."""
@@ -119,10 +135,11 @@ class Pieces:
         parameter, shape = self.parameters.get(_parameter_of(name)), self._shape(name, piece)
         if parameter is None or shape is None:
             return piece.detach()
+        dimensions = self._dimensions(name, parameter)
         spread = DTensor.from_local(
             piece.detach(),
             parameter.device_mesh,
-            parameter.placements,
+            [_along(how, dimensions) for how in parameter.placements],
             run_check=False,
             shape=shape,
             stride=torch.empty(shape, device="meta").stride(),
@@ -161,13 +178,16 @@ class Pieces:
         if whole.ndim and not self.is_here(name):
             return whole.new_empty(0)
         parameter = self.parameters.get(_parameter_of(name))
-        if parameter is None or not _is_like(whole, parameter):
+        if parameter is None:
+            return whole
+        dimensions = self._dimensions(name, parameter)
+        if whole.shape != _some(parameter.shape, dimensions):
             return whole
         shape, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
         places = [slice(start, start + size) for start, size in zip(offset, shape, strict=True)]
-        return whole[tuple(places[: whole.ndim])].contiguous()
+        return whole[tuple(places[dimension] for dimension in dimensions)].contiguous()
 
     def place(self, name: str) -> dict[str, int]:
         """Which piece of a parameter is here, by the dimensions of ranks that it is cut over."""
@@ -177,7 +197,7 @@ class Pieces:
         """Whether this rank's piece is the one that counts, of those that replicas have."""
         return all(is_cut or number == 0 for _, number, is_cut in self._coordinates(name))
 
-    def dimensions(self, name: str) -> Sequence[str]:
+    def laid_over(self, name: str) -> Sequence[str]:
         """The dimensions of ranks that a parameter is laid out over."""
         return [dimension for dimension, _, _ in self._coordinates(name)]
 
@@ -193,17 +213,32 @@ class Pieces:
     def _shape(self, name: str, piece: Tensor) -> torch.Size | None:
         """The shape of the whole that `piece` is cut from, None where it is whole."""
         parameter = self.parameters.get(_parameter_of(name))
-        if parameter is None or not _is_like(piece, parameter.to_local()):
+        if parameter is None:
             return None
-        return parameter.shape[: piece.ndim]
+        dimensions = self._dimensions(name, parameter)
+        is_cut = piece.ndim > 0 and piece.shape == _some(parameter.to_local().shape, dimensions)
+        return _some(parameter.shape, dimensions) if is_cut else None
+
+    def _dimensions(self, name: str, parameter: DTensor) -> tuple[int, ...]:
+        """Those of a parameter that a tensor has."""
+        return self.dimensions.get(name.partition("/")[2], tuple(range(parameter.ndim)))
 
 
 def _parameter_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _is_like(tensor: Tensor, parameter: Tensor) -> bool:
-    return tensor.ndim > 0 and tensor.shape in (parameter.shape, parameter.shape[:1])
+def _some(shape: torch.Size, dimensions: Iterable[int]) -> torch.Size:
+    return torch.Size(shape[dimension] for dimension in dimensions)
+
+
+def _along(how: Placement, dimensions: tuple[int, ...]) -> Placement:
+    """How a tensor is cut that has only these dimensions of a parameter."""
+    dimension = getattr(how, "dim", None)
+    if dimension not in dimensions:
+        return Replicate()
+    place = dimensions.index(dimension)
+    return how if place == dimension else Shard(place)
 
 
 def same_on_all(parameters: Iterable[Tensor]) -> None:

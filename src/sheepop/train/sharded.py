@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -23,8 +23,10 @@ from sheepop.parallel.context import SharedRows
 from sheepop.parallel.experts import share_experts
 from sheepop.parallel.layout import EXPERT, PIECE, PIPELINE, REPLICA, TENSOR, Layout
 from sheepop.parallel.parts import SharingRanks
+from sheepop.parallel.ring import RingRows
 from sheepop.parallel.sharding import Pieces, same_on_all, shard
 from sheepop.parallel.tensor import split
+from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
 from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
 from sheepop.train.precision import autocast, working_dtype
@@ -94,15 +96,19 @@ class ShardedModel(Placement):
 
     def _counts(self, name: str) -> bool:
         # Where it is not laid out over tensor ranks, each of them has it.
-        are_alike = set(self.pieces.dimensions(name)) <= {REPLICA, PIECE}
+        are_alike = set(self.pieces.laid_over(name)) <= {REPLICA, PIECE}
         return self.pieces.is_counted(name) and not (are_alike and self.layout.tensor_rank)
 
     def take_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Lets optimizers that need whole matrices have them."""
+        """Lets optimizers that need whole matrices, or sums over them, have them; and hears how their state is cut."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in optimizers:
+            told = getattr(optimizer, "dimensions", {})
+            self.pieces = replace(self.pieces, dimensions={**self.pieces.dimensions, **told})
             if isinstance(optimizer, Muon):
                 optimizer.matrices = _SpreadMatrices(self.pieces, names)
+            if isinstance(optimizer, Adafactor):
+                optimizer.sums = _SpreadSums(self.pieces, names)
 
     @property
     def modules(self) -> Transformer:
@@ -136,8 +142,8 @@ class ShardedModel(Placement):
         """The same where rows are whole; else what is known of the tokens of others too."""
         if self.context is None:
             return inputs
-        rows = SharedRows(self.context, inputs.get("document_ids"), inputs["input_ids"].device)
-        return {**inputs, "cache": rows}
+        kind = RingRows if self.layout.config.context_method == "ring" else SharedRows
+        return {**inputs, "cache": kind(self.context, inputs.get("document_ids"), inputs["input_ids"].device)}
 
     def _cast_head(self) -> None:
         if self._dtype is not None:
@@ -250,10 +256,31 @@ class _SpreadMatrices(Matrices):
     names: Mapping[Tensor, str]
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        return self.pieces.parameters[self.names[parameter]].shape
+        return self.pieces.shape(self.names[parameter])
 
     def whole(self, parameter: Tensor, piece: Tensor) -> Tensor:
         return self.pieces.whole(self.names[parameter], piece)
 
     def piece(self, parameter: Tensor, whole: Tensor) -> Tensor:
         return self.pieces.piece(self.names[parameter], whole)
+
+
+@dataclass(frozen=True)
+class _SpreadSums(Sums):
+    """Each rank sums up its piece of a parameter, and adds the sums of those that have the others."""
+
+    pieces: Pieces
+    names: Mapping[Tensor, str]
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        return self.pieces.shape(self.names[parameter])
+
+    def form(self, parameter: Tensor) -> Hashable:
+        spread = self.pieces.parameters[self.names[parameter]]
+        return spread.shape, spread.placements
+
+    def total(self, parameter: Tensor, sums: Tensor, *dimensions: int) -> Tensor:
+        cuts = self.pieces.cuts(self.names[parameter])
+        for group in (group for dimension in dimensions for group in cuts.get(dimension, ())):
+            dist.all_reduce(sums, group=group)
+        return sums

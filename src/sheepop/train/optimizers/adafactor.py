@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,22 @@ _LARGEST_UPDATE = 1.0
 _DECAY_EXPONENT = -0.8
 
 
+class Sums:
+    """Sums over the entries of parameters of Adafactor: all of them are here, unless ranks have pieces."""
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """The shape of the whole."""
+        return parameter.shape
+
+    def form(self, parameter: Tensor) -> Hashable:
+        """What parameters have in common whose sums are made together."""
+        return parameter.shape
+
+    def total(self, parameter: Tensor, sums: Tensor, *dimensions: int) -> Tensor:
+        """What is summed up here along some `dimensions` of a parameter, for the whole; may change `sums`."""
+        return sums
+
+
 class Adafactor(torch.optim.Optimizer):
     """Shazeer and Stern 2018, algorithms 4 (matrices) and 5 (all else), with decoupled weight decay.
 
@@ -28,8 +44,12 @@ class Adafactor(torch.optim.Optimizer):
     (R,) and ``column`` (C,); other parameters have ``variance``, of their shape. `eps` is added to squared gradients.
     """
 
+    dimensions: ClassVar = {"row": (0,), "column": (1,)}
+    """Which dimensions of its parameter a slot has, where it has not all."""
+
     def __init__(self, params: ParamsT, lr: float = 1e-2, eps: float = 1e-30, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+        self.sums = Sums()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -42,12 +62,12 @@ class Adafactor(torch.optim.Optimizer):
 
     def slots(self, parameter: Tensor) -> dict[str, tuple[int, ...] | None]:
         """The state of a parameter after a step: the shape of each slot, None for a number."""
-        if parameter.ndim == 2:
-            return {"step": None, "row": (parameter.shape[0],), "column": (parameter.shape[1],)}
+        if len(self.sums.shape(parameter)) == 2:
+            return {"step": None, "row": tuple(parameter.shape[:1]), "column": tuple(parameter.shape[-1:])}
         return {"step": None, "variance": tuple(parameter.shape)}
 
     def _lockstep(self, parameter: Tensor) -> tuple[Any, ...]:
-        return parameter.device, parameter.shape, self._state(parameter)["step"]
+        return parameter.device, self.sums.form(parameter), self._state(parameter)["step"]
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -57,38 +77,38 @@ class Adafactor(torch.optim.Optimizer):
         return state
 
     def _update(self, parameters: list[Tensor], rate: float, eps: float, weight_decay: float) -> None:
-        """One step of N parameters of one shape."""
-        states = [self._state(parameter) for parameter in parameters]
+        """One step of N parameters of one form."""
+        first, states = parameters[0], [self._state(parameter) for parameter in parameters]
         for state in states:
             state["step"] += 1
         decay = 1 - states[0]["step"] ** _DECAY_EXPONENT
         updates = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if parameters[0].ndim == 2:
-            _divide_by_factored_moment(updates, states, decay, eps)
+        if first.ndim == 2:
+            self._divide_by_factored_moment(updates, first, states, decay, eps)
         else:
             variances = _averaged(states, "variance", updates.square() + eps, decay)
             updates.mul_(variances.rsqrt())
-        size = math.sqrt(max(1, parameters[0].numel()))
-        of_parameters = torch.stack(list(torch._foreach_norm(parameters))) / size
-        of_updates = torch.stack(list(torch._foreach_norm(list(updates.unbind())))) / size
+        norms = [torch.stack(list(torch._foreach_norm(each))) for each in (parameters, list(updates.unbind()))]
+        squares_2N = self.sums.total(first, torch.stack(norms).square(), *range(first.ndim))
+        of_parameters, of_updates = squares_2N.sqrt() / math.sqrt(max(1, self.sums.shape(first).numel()))
         scales_N = rate * of_parameters.clamp(min=_SMALLEST_SCALE) / (of_updates / _LARGEST_UPDATE).clamp(min=1.0)
-        updates.mul_(scales_N.view(-1, *[1] * parameters[0].ndim))
+        updates.mul_(scales_N.view(-1, *[1] * first.ndim))
         torch._foreach_mul_(parameters, 1 - rate * weight_decay)
         torch._foreach_sub_(parameters, list(updates.unbind()))
 
+    def _divide_by_factored_moment(
+        self, gradients_NRC: Tensor, parameter: Tensor, states: list[dict[str, Any]], decay: float, eps: float
+    ) -> None:
+        """Divides gradients by the root of ``row column / mean(row)``, which is never written out as a matrix.
 
-def _divide_by_factored_moment(gradients_NRC: Tensor, states: list[dict[str, Any]], decay: float, eps: float) -> None:
-    """Divides gradients by the root of ``row column / mean(row)``, which is never written out as a matrix.
-
-    With means in place of the paper's sums the quotient is the same.
-    """
-    rows, columns = gradients_NRC.shape[-2:]
-    of_rows_NR = torch.linalg.vector_norm(gradients_NRC, dim=-1).square() / columns + eps
-    of_columns_NC = torch.linalg.vector_norm(gradients_NRC, dim=-2).square() / rows + eps
-    row_NR = _averaged(states, "row", of_rows_NR, decay)
-    column_NC = _averaged(states, "column", of_columns_NC, decay)
-    relative_NR = row_NR / row_NR.mean(dim=-1, keepdim=True)
-    gradients_NRC.mul_(relative_NR.rsqrt()[:, :, None]).mul_(column_NC.rsqrt()[:, None, :])
+        With means in place of the paper's sums the quotient is the same. All have the form of `parameter`.
+        """
+        total, (rows, columns) = self.sums.total, self.sums.shape(parameter)
+        squares_NR, squares_NC = (torch.linalg.vector_norm(gradients_NRC, dim=dim).square() for dim in (-1, -2))
+        row_NR = _averaged(states, "row", total(parameter, squares_NR, 1) / columns + eps, decay)
+        column_NC = _averaged(states, "column", total(parameter, squares_NC, 0) / rows + eps, decay)
+        mean_N1 = total(parameter, row_NR.sum(dim=-1, keepdim=True), 0) / rows
+        gradients_NRC.mul_((row_NR / mean_N1).rsqrt()[:, :, None]).mul_(column_NC.rsqrt()[:, None, :])
 
 
 def _averaged(states: list[dict[str, Any]], slot: str, news: Tensor, decay: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ class RowAdagrad(torch.optim.Optimizer):
     a row that is seen often settles. Gradients may be sparse; there is no decay, for a row that is not read is left
     alone.
     """
+
+    dimensions: ClassVar = {"sum": (0,)}
+    """Which dimensions of its parameter a slot has, where it has not all."""
 
     def __init__(self, params: ParamsT, lr: float) -> None:
         super().__init__(params, {"lr": lr})
