@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -67,20 +68,20 @@ class PipelinedModel(ShardedModel):
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """Through all stages, in the order of `parallel.schedule`; the last stage has the losses."""
         batches = [batch.to(self.device) for batch in batches]
-        rows, num_tokens = batches[0].labels.shape
-        if any(batch.labels.shape != (rows, num_tokens) for batch in batches):
+        *groups, num_tokens = batches[0].labels.shape
+        if any(batch.labels.shape != batches[0].labels.shape for batch in batches):
             raise RuntimeError("the micro-batches of a step do not have one shape")
-        shape = rows, num_tokens // self.layout.config.tensor
+        shape = math.prod(groups), num_tokens // self.layout.config.tensor
         found: dict[int, LossSums] = {}
 
         def end(hidden_BTD: Tensor, number: int) -> Tensor:
             self._cast_head()
             arrived_BTD = hidden_BTD.detach().requires_grad_()
-            found[number] = pass_of(number, batches[number], _End(self.head, self.modules, arrived_BTD)).back()
+            found[number] = pass_of(number, batches[number], _End(self.head, self._parts[-1], arrived_BTD)).back()
             assert arrived_BTD.grad is not None
             return arrived_BTD.grad
 
-        self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].inputs), end)
+        self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].rows), end)
         self._hand_over()
         if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
             dist.all_reduce(tied, group=self._ends)
