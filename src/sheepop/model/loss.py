@@ -102,8 +102,8 @@ def linear_cross_entropy(
 
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
     the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
-    time, and `memory` keeps them, and what else is large, for the next call. `vocabulary` is given where the rows of the
-    weight are a part of one. Raises `ValueError` when shapes do not fit.
+    time, and `memory` keeps them, and what else is large, for the next call. Where the rows of the weight are a part of
+    a vocabulary, `vocabulary` knows of the rest. Raises `ValueError` when shapes do not fit.
     """
     _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 
-from sheepop.adapt.lora import LoraEmbedding, LoraLinear, LowRank
+from sheepop.adapt.lora import LoraEmbedding, LoraLinear
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
 from sheepop.model import LossTerms, ModelConfig, Transformer

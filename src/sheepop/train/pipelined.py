@@ -36,6 +36,7 @@ class PipelinedModel(ShardedModel):
             stage.arithmetic = self.arithmetic
         self._has_start = any(stage.is_first for stage in self._pipeline.stages)
         self._has_end = any(stage.is_last for stage in self._pipeline.stages)
+        self._forms: dict[str, tuple[torch.Size, torch.dtype]] | None = None
         # All ranks make all groups.
         size, ends = self.layout.stage_size, []
         if network.config.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1:
@@ -66,7 +67,7 @@ class PipelinedModel(ShardedModel):
         raise RuntimeError("a pipeline runs whole steps: see compute")
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Through all stages, in the order of `parallel.schedule`; the last stage has the losses."""
+        """Through all stages, in the order of `parallel.schedule`; ranks without the last stage have losses of 0."""
         batches = [batch.to(self.device) for batch in batches]
         *groups, num_tokens = batches[0].labels.shape
         if any(batch.labels.shape != batches[0].labels.shape for batch in batches):
@@ -85,7 +86,21 @@ class PipelinedModel(ShardedModel):
         self._hand_over()
         if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
             dist.all_reduce(tied, group=self._ends)
-        return [found[number] for number in sorted(found)]
+        return self._known_to_all([found[number] for number in sorted(found)])
+
+    def _known_to_all(self, losses: list[LossSums]) -> list[LossSums]:
+        """Sums of 0 where there are none, so that all ranks add up what an objective measures, the same each step."""
+        if self._forms is None:
+            measured = losses[0].measured if losses else {}
+            told = self.pieces.told({name: (value.shape, value.dtype) for name, value in measured.items()})
+            self._forms = next(filter(None, told), {})
+        if losses:
+            return losses
+        zeros = {
+            name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in self._forms.items()
+        }
+        nothing = torch.zeros((), device=self.device)
+        return [LossSums(nothing, nothing, zeros)]
 
 
 @dataclass(frozen=True)

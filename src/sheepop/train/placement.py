@@ -7,7 +7,7 @@ one; whoever spreads a model over several devices writes another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -107,6 +107,10 @@ class Placement(Network, Protocol):
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Within the block `model` is whole and in one data type, to be scored, sampled from and saved."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Within the block `model` is whole, each weight in the data type that it has between evaluations."""
+        return nullcontext()
 
 
 class OneDevice(Placement):

@@ -208,6 +208,10 @@ class ShardedModel(Placement):
         finally:
             self._take_pieces()
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """As `evaluating`: pieces are float32 always."""
+        return self.evaluating()
+
     def _take_pieces(self) -> None:
         for name, parameter in self.model.named_parameters():
             spread = self.pieces.parameters.get(name)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.data import Batch
