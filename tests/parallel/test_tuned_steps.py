@@ -19,7 +19,10 @@ from torch import Tensor
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL, add_scalar_head
+from sheepop.core.errors import ConfigError
 from sheepop.data import Batch
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.layout import check_layout
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
@@ -42,7 +45,7 @@ from sheepop.train.source import PreparedStep, SharedSource, StepSource
 from sheepop.train.step import StepRunner
 
 _NETWORK = ModelConfig(
-    vocab_size=68, d_model=16, num_layers=4, num_heads=4, num_kv_heads=2, d_ff=24, max_seq_len=12, dropout=0.0,
+    vocab_size=68, d_model=16, num_layers=4, num_heads=4, d_ff=24, max_seq_len=12, dropout=0.0,
     position_encoding="rope", activation="swiglu", tie_weights=False,
 )  # fmt: skip
 _LENGTHS = ((5, 7), (3, 6), (11, 2), (4, 4))  # of the rows of each micro-batch
@@ -204,3 +207,36 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
         port = server.getsockname()[1]
     mp.spawn(_compare, (world, port, str(tmp_path)), nprocs=world)
     assert len(list(tmp_path.iterdir())) == world
+
+
+@pytest.mark.parametrize(
+    ("tuning", "parallel", "words"),
+    [
+        (
+            {"method": "dpo"},
+            {"context": 2},
+            r"dpo does not go with parallel\.context = 2: answers are weighed as a whole",
+        ),
+        ({"method": "reward"}, {"context": 2}, r"reward does not go with parallel\.context = 2"),
+        (
+            {"method": "grpo"},
+            {"pipeline": 2},
+            r"grpo does not go with parallel\.pipeline = 2: what was written is read",
+        ),
+        ({"method": "ppo"}, {"tensor": 2, "context": 2}, r"ppo .* Use parallel\.context=1\."),
+        ({"method": "sft", "neftune_alpha": 5}, {"pipeline": 2}, r"neftune_alpha draws .* or use parallel\.pipeline=1"),
+        ({"method": "sft", "lora": {"dropout": 0.1}}, {"tensor": 2}, r"tuning\.lora\.dropout draws numbers"),
+        ({"method": "sft", "teacher": {"model": "m"}}, {"context": 2}, r"teacher reads whole rows"),
+    ],
+)
+def test_what_these_ranks_cannot_share_is_refused_in_words(
+    tuning: dict[str, Any], parallel: dict[str, int], words: str
+) -> None:
+    world = int(np.prod(list(parallel.values())))
+    shared: dict[str, Any] = {"output_dir": "run", "parallel": parallel}
+    with pytest.raises(ConfigError, match=words):
+        check_layout(SheepOpConfig(**shared, tuning=tuning), Ranks(0, world))
+    lora = {"method": tuning["method"], "lora": {}}
+    if tuning["method"] == "sft":
+        check_layout(SheepOpConfig(**shared, tuning=lora), Ranks(0, world))
+    check_layout(SheepOpConfig(output_dir="run", parallel={"tensor": 2}, tuning=lora), Ranks(0, 2))
