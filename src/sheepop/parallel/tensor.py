@@ -436,9 +436,9 @@ class _Entering:
         return (enters(inputs[0], self.ranks.group), *inputs[1:])
 
 
-def _product(layer: nn.Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+def _product(layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
     """Of what is here of the weight, and of the changes beside it."""
-    weight = _here(layer.weight)
+    weight = _here(cast(Tensor, layer.weight))
     return layer.changed(x, weight, bias) if isinstance(layer, LoraLinear) else nn.functional.linear(x, weight, bias)
 
 

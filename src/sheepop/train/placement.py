@@ -138,7 +138,8 @@ class OneDevice(Placement):
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
-        if dtype is not None or sparse:
+        # An embedding with changes beside it gives their sum, in the data type that its weight is frozen in.
+        if type(model.embedding) is nn.Embedding and (dtype is not None or sparse):
             self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse)
         if torch.device(device).type == "cuda":
             # On a CPU a wider product may round otherwise, and nothing is gained.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -42,7 +42,7 @@ class ShardedModel(Placement):
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         network = model.sharing_copy().train()
-        if self._dtype is not None:
+        if self._dtype is not None and type(model.embedding) is nn.Embedding:
             network.embedding = CastEmbedding(model.embedding, self._dtype)
         for module in network.modules():
             if isinstance(module, NgramEmbedding):
