@@ -171,7 +171,10 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together
 _POLICY = ["training.micro_batch_size=2", "training.warmup_steps=0", "training.schedule=constant"]
 _METHODS = {
     "sft": ["tuning.lora={}"],
+    "full sft": ["data.packing=false"],
     "dpo": [],
+    "dpo with lora": ["tuning.lora={}"],
+    "reward": [],
     # Groups of equal rewards are left out, so that some ranks have micro-batches without an answer.
     "grpo": [
         "tuning.grpo.max_new_tokens=5",
@@ -181,11 +184,34 @@ _METHODS = {
         *_POLICY,
     ],
     "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=apart", *_POLICY],
+    "ppo with lora": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.lora={}", *_POLICY],
 }
+_TENSOR, _CONTEXT, _PIPELINE, _PIECES = (
+    "parallel.tensor=2",
+    "parallel.context=2",
+    "parallel.pipeline=2",
+    "parallel.zero=3",
+)
+_TUNED = [("sft", _PIPELINE), ("dpo", _TENSOR), ("grpo", _PIECES), ("ppo", _TENSOR)]
+_TUNED_TOO = [
+    *(("sft", layout) for layout in (_PIECES, _TENSOR, _CONTEXT)),
+    *(("full sft", layout) for layout in (_PIECES, _TENSOR, _CONTEXT, _PIPELINE)),
+    *(("dpo", layout) for layout in (_PIECES, _PIPELINE)),
+    *(("dpo with lora", layout) for layout in (_TENSOR, _PIPELINE)),
+    *(("reward", layout) for layout in (_PIECES, _TENSOR, _PIPELINE)),
+    ("grpo", _TENSOR),
+    ("ppo", _PIECES),
+    *(("ppo with lora", layout) for layout in (_PIECES, _TENSOR)),
+]
 
 
-@pytest.mark.parametrize("method", list(_METHODS))
-def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout"), [*_TUNED, *(pytest.param(*each, marks=pytest.mark.campaign) for each in _TUNED_TOO)]
+)
+def test_two_ranks_tune_as_one_process_does(
+    together: Together, alone: Path, tmp_path: Path, name: str, layout: str
+) -> None:
+    method = next(word for word in ("sft", "dpo", "reward", "grpo", "ppo") if word in name)
     examples: list[dict[str, Any]] = []
     for number in range(40):
         asked, answer = {"role": "user", "content": "Sheep"}, {"role": "assistant", "content": f"{number}"}
@@ -194,7 +220,7 @@ def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp
     data, judge = tmp_path / "rows.jsonl", tmp_path / "judge.py"
     data.write_text("".join(json.dumps(each) + "\n" for each in examples))
     judge.write_text("def reward(prompt, completion, **fields):\n    return completion.count('e') / 5\n")
-    settings = [f"tuning.method={method}", *_METHODS[method]]
+    settings = [f"tuning.method={method}", *_METHODS[name]]
     settings += [f"tuning.{method}.reward={judge}"] if method in ("ppo", "grpo") else []
     more = [*settings, "training.max_steps=4", "training.eval_interval=2", "training.global_batch_size=8"]
     common = ["train", "--fork", str(alone), "--data", str(data), "--device", "cpu", "--quiet", *more]
@@ -202,11 +228,11 @@ def test_two_ranks_tune_as_one_process_does(together: Together, alone: Path, tmp
     one, two = tmp_path / "one", tmp_path / "two"
     done = together.alone([*common, "--output", str(one)])
     assert done.code == 0, done.err
-    ends = together.run(2, [*common, "--output", str(two), "parallel.zero=3"])
+    ends = together.run(2, [*common, "--output", str(two), layout])
     assert [end.code for end in ends] == [0, 0], ends
     for a, b in zip(rows(one), rows(two), strict=True):
         assert (a["step"], a["split"]) == (b["step"], b["split"])
-        for key in {"loss", "reward", "length", "divergence", "value_loss"} & a.keys():
+        for key in {"loss", "grad_norm", "margin", "reward", "length", "divergence", "value_loss"} & a.keys():
             assert b[key] == pytest.approx(a[key], rel=2e-4, abs=1e-6), (a["step"], key)
     assert load_model(two).provenance["step"] == load_model(one).provenance["step"]
 

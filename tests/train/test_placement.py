@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sheepop.adapt.lora import add_lora
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.model.probe import record, watch
@@ -264,6 +266,20 @@ def test_the_rows_of_a_tied_embedding_make_a_gradient_without_the_output_project
     expected[1], expected[3] = 1.0, 2.0
     assert model.embedding.weight.grad is not None
     assert torch.equal(model.embedding.weight.grad, expected)
+
+
+def test_a_change_beside_the_embedding_learns_in_every_precision() -> None:
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for precision in ("fp32", "bf16"):
+        model = make_model(tied=False)
+        add_lora(model, LoraConfig(rank=2, targets=("embedding",)))
+        change = model.get_submodule("embedding.changes.default")
+        change.get_parameter("down").data.normal_(generator=torch.Generator().manual_seed(1))
+        step(model, precision)
+        found[precision] = {name: each.grad for name, each in change.named_parameters() if each.grad is not None}
+    assert found["fp32"].keys() == found["bf16"].keys() == {"down", "up"}
+    for name, gradient in found["fp32"].items():
+        assert (found["bf16"][name] - gradient).norm() < 0.05 * gradient.norm()
 
 
 def test_the_objective_and_the_plain_loss_are_told_apart() -> None:

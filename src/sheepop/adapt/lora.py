@@ -32,9 +32,18 @@ class LowRank(nn.Module):
         self.down, self.up = nn.Parameter(down), nn.Parameter(up)
         self.magnitude = None if magnitude is None else nn.Parameter(magnitude)
 
+    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A, B and the lengths, as they are computed with."""
+        return self.down, self.up, self.magnitude
+
     def change(self) -> Tensor:
         """``s B A`` (N, K)."""
-        return self.config.scale * (self.up @ self.down)
+        down, up, _ = self.factors()
+        return self.config.scale * (up @ down)
+
+    def lengths(self, changed_NK: Tensor) -> Tensor:
+        """Those of the rows of W + s B A (N,)."""
+        return row_lengths(changed_NK)
 
 
 class _Adapted(nn.Module):
@@ -67,19 +76,24 @@ class LoraLinear(_Adapted, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """``W x + b`` and the changes that are active."""
-        product = F.linear(x, self.weight)
+        return self.changed(x, self.weight, self.bias)
+
+    def changed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same with a weight and a bias that are given."""
+        product = F.linear(x, weight)
         found = product
         for change in self._counting:
             dropped = F.dropout(x, change.config.dropout, self.training and change.config.dropout > 0)
-            low = F.linear(F.linear(dropped.to(change.down.dtype), change.down), change.up) * change.config.scale
-            if change.magnitude is None:
+            down, up, magnitude = change.factors()
+            low = F.linear(F.linear(dropped.to(down.dtype), down), up) * change.config.scale
+            if magnitude is None:
                 found = found + low.to(product.dtype)
                 continue
             # The length is a constant where gradients are taken (section 4.3), and dropout is not on what it scales.
-            factor = change.magnitude / row_lengths(full(self.weight) + change.change()).detach()
-            base = product if dropped is x else F.linear(dropped, self.weight)
+            factor = magnitude / change.lengths((full(weight) + change.change()).detach())
+            base = product if dropped is x else F.linear(dropped, weight)
             found = found + ((factor - 1) * base + factor * low).to(product.dtype)
-        return found if self.bias is None else found + self.bias
+        return found if bias is None else found + bias
 
 
 class LoraEmbedding(_Adapted, nn.Embedding):
@@ -92,7 +106,8 @@ class LoraEmbedding(_Adapted, nn.Embedding):
         """The rows of the tokens, with the changes that are active."""
         found = super().forward(input_ids)
         for change in self._counting:
-            low = F.linear(F.embedding(input_ids, change.down.t()), change.up) * change.config.scale
+            down, up, _ = change.factors()
+            low = F.linear(F.embedding(input_ids, down.t()), up) * change.config.scale
             found = found + low.to(found.dtype)
         return found
 

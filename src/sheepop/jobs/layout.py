@@ -18,6 +18,18 @@ from sheepop.jobs.resume import find_resumable
 from sheepop.jobs.run_record import StoredRun
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
+from sheepop.posttrain.config import Method
+
+_WEIGHED = "answers are weighed as a whole, and context ranks have parts of their tokens"
+_ASKED = "what was written is read again before a step, in a pass that no rank of a pipeline has all layers for"
+_UNSHARED: Mapping[Method, Mapping[str, str]] = {
+    "sft": {},
+    "dpo": {"context": _WEIGHED},
+    "reward": {"context": _WEIGHED},
+    "ppo": {"context": _WEIGHED, "pipeline": _ASKED},
+    "grpo": {"context": _WEIGHED, "pipeline": _ASKED},
+}
+"""With which kinds of ranks a method of post-training does not go, and why."""
 
 
 def require_agreement(ranks: Ranks, settings: Mapping[str, Any]) -> None:
@@ -34,10 +46,7 @@ def check_layout(config: SheepOpConfig, ranks: Ranks) -> None:
         return
     if config.output_dir is None:
         raise ConfigError("Several ranks need the directory of the run, which all of them find: give --output DIR.")
-    others = [name for name in ("tensor", "context", "pipeline") if getattr(config.parallel, name) > 1]
-    if config.tuning.method is not None and others:
-        asked = " and ".join(f"parallel.{name}=1" for name in others)
-        raise ConfigError(f"tuning.method = {config.tuning.method} is for data ranks. Use {asked}.")
+    _check_tuning(config)
 
 
 def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> SheepOpConfig:
@@ -113,6 +122,33 @@ def _check_training(config: SheepOpConfig) -> None:
         raise ConfigError(
             "parallel.tensor needs model.dropout = 0: ranks that have parts of a layer would leave out the same places "
             "of each."
+        )
+
+
+def _check_tuning(config: SheepOpConfig) -> None:
+    """Raises `ConfigError` for post-training that these kinds of ranks cannot share."""
+    tuning, sizes = config.tuning, {name: getattr(config.parallel, name) for name in ("tensor", "context", "pipeline")}
+    several = [name for name, size in sizes.items() if size > 1]
+    for name in several:
+        if tuning.method is not None and (reason := _UNSHARED[tuning.method].get(name)) is not None:
+            raise ConfigError(
+                f"tuning.method = {tuning.method} does not go with parallel.{name} = {sizes[name]}: {reason}. "
+                f"Use parallel.{name}=1."
+            )
+    draws = {
+        "tuning.neftune_alpha": tuning.neftune_alpha is not None,
+        "tuning.lora.dropout": tuning.lora is not None and tuning.lora.dropout > 0,
+    }
+    for key in (key for key, is_so in draws.items() if is_so and several):
+        asked = " and ".join(f"parallel.{name}=1" for name in several)
+        raise ConfigError(
+            f"{key} draws numbers for whole layers and rows, of which these ranks have parts. Leave it out, or use "
+            f"{asked}."
+        )
+    if tuning.teacher is not None and "context" in several:
+        raise ConfigError(
+            f"tuning.teacher reads whole rows, of which parallel.context = {sizes['context']} ranks have parts. Use "
+            "parallel.context=1."
         )
 
 

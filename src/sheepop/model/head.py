@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from sheepop.model.logits import LossMemory, Places, cap
 from sheepop.model.loss import (
-    LossesThenGradients,
     LossSums,
     LossTerms,
+    PartOfVocabulary,
     linear_cross_entropy,
     linear_log_probabilities,
     score_tokens,
@@ -20,11 +20,11 @@ class OutputHead(nn.Linear):
     """Hidden states (..., D) to logits (..., V), and to what is made of logits without holding all of them.
 
     Logits z are bounded to ``c tanh(z / c)`` with a `soft_cap` c. `cast` is a copy of the weight in the data type that
-    training steps multiply in, if that is not the weight's own; the gradient arrives in `weight` all the same. What
-    `losses_then_gradients` is, see `sheepop.model.linear_cross_entropy`.
+    training steps multiply in, if that is not the weight's own; the gradient arrives in `weight` all the same. With a
+    `vocabulary` the weight that losses are computed with is a part of it.
     """
 
-    losses_then_gradients: LossesThenGradients | None = None
+    vocabulary: PartOfVocabulary | None = None
 
     def __init__(self, d_model: int, vocab_size: int, soft_cap: float | None = None) -> None:
         super().__init__(d_model, vocab_size, bias=False)
@@ -66,19 +66,20 @@ class OutputHead(nn.Linear):
             weight_cast=self.cast,
             soft_cap=self.soft_cap,
             memory=self._memory,
-            losses_then_gradients=self.losses_then_gradients,
+            vocabulary=self.vocabulary,
         )
 
     def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:
         """``log p(label)`` (B, T), 0 where the label is -100; see `sheepop.model.linear_log_probabilities`."""
         return linear_log_probabilities(
             hidden,
-            self.weight,
+            self.own_weight,
             labels,
             places=places,
             weight_cast=self.cast,
             soft_cap=self.soft_cap,
             memory=self._memory,
+            vocabulary=self.vocabulary,
         )
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@ a time: the logits of all N positions, in float32 the largest tensor of a traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,8 +66,19 @@ class LossTerms:
     label_smoothing: float = 0.0
 
 
-LossesThenGradients = Callable[[Tensor, Tensor, LossTerms, float | None, torch.dtype], Tensor]
-"""Logits (R, V), labels (R,), terms, soft cap and exact data type to two sums; gradients take the place of logits."""
+class PartOfVocabulary(Protocol):
+    """What is made of logits (R, V) of which others have further columns."""
+
+    def losses_then_gradients(
+        self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
+    ) -> Tensor:
+        """Sums of objective and cross-entropy (2,) over the rows; gradients take the place of logits."""
+
+    def columns(self, labels_R: Tensor) -> Tensor:
+        """Which of these columns are those of the labels; the number of none where others have it."""
+
+    def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of labels and log-sum-exp of all columns, from what these say: any logit where others have it."""
 
 
 def linear_cross_entropy(
@@ -81,7 +92,7 @@ def linear_cross_entropy(
     soft_cap: float | None = None,
     chunk_bytes: int | None = None,
     memory: LossMemory | None = None,
-    losses_then_gradients: LossesThenGradients | None = None,
+    vocabulary: PartOfVocabulary | None = None,
 ) -> LossSums:
     """The loss of `hidden` (..., D) under the output projection `weight_VD`, for `labels` (...), -100 for none.
 
@@ -92,7 +103,7 @@ def linear_cross_entropy(
     `places` (M,) are the flat indices of the labels that are not -100, ``slice(None)`` when all are: finding them makes
     the host wait for a GPU. `soft_cap` c makes logits z ``c tanh(z / c)``. `chunk_bytes` bounds the logits held at a
     time, and `memory` keeps them, and what else is large, for the next call. Where the rows of the weight are a part of
-    a vocabulary, `losses_then_gradients` knows what to do with a chunk. Raises `ValueError` when shapes do not fit.
+    a vocabulary, `vocabulary` knows of the rest. Raises `ValueError` when shapes do not fit.
     """
     _check_shapes(hidden, weight_VD, labels)
     labels_N = labels.flatten()
@@ -106,7 +117,7 @@ def linear_cross_entropy(
         soft_cap,
         chunk_bytes,
         memory,
-        losses_then_gradients,
+        vocabulary,
     )
     return LossSums(objective, plain)
 
@@ -121,6 +132,7 @@ def linear_log_probabilities(
     soft_cap: float | None = None,
     chunk_bytes: int | None = None,
     memory: LossMemory | None = None,
+    vocabulary: PartOfVocabulary | None = None,
 ) -> Tensor:
     """``log softmax(logits)[label]`` of every position, of the shape of `labels`, 0 where the label is -100.
 
@@ -139,6 +151,7 @@ def linear_log_probabilities(
         soft_cap,
         chunk_bytes,
         memory,
+        vocabulary,
     )
     return log_p_N.view(labels.shape)
 
@@ -186,7 +199,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         soft_cap: float | None,
         chunk_bytes: int | None,
         memory: LossMemory | None,
-        given: LossesThenGradients | None,
+        vocabulary: PartOfVocabulary | None,
     ) -> tuple[Tensor, Tensor]:
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), memory)
@@ -198,9 +211,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(chunks.dtype)
                 logits_RV = chunks.logits(hidden_RD)
-                if given is not None:
-                    sums += given(logits_RV, labels_N[rows], terms, soft_cap, chunks.exact)
-                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if given is None else ():
+                if vocabulary is not None:
+                    sums += vocabulary.losses_then_gradients(logits_RV, labels_N[rows], terms, soft_cap, chunks.exact)
+                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if vocabulary is None else ():
                     sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
@@ -237,6 +250,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
         soft_cap: float | None,
         chunk_bytes: int | None,
         memory: LossMemory | None,
+        vocabulary: PartOfVocabulary | None,
     ) -> Tensor:
         dtype = product_dtype(weight_VD, weight_cast)
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
@@ -245,20 +259,25 @@ class _LinearLogProbabilities(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 logits_RV = chunks.logits(hidden_ND[rows].to(dtype))
-                blocks = chunks.blocks(logits_RV, labels_N[rows])
+                labels_R = labels_N[rows]
+                if vocabulary is not None:
+                    labels_R = vocabulary.columns(labels_R).clamp(0, logits_RV.shape[1] - 1)
+                blocks = chunks.blocks(logits_RV, labels_R)
                 found = [_fused_sums(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
                 label_R, log_sum_R = (torch.cat(parts) for parts in zip(*found, strict=True))
+                if vocabulary is not None:
+                    label_R, log_sum_R = vocabulary.joined(labels_N[rows], label_R, log_sum_R)
                 log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
         # Saved tensors are checked: a weight that is changed before the way back would give other logits.
         ctx.save_for_backward(hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N)
-        ctx.how = places, dtype, soft_cap, chunk_bytes, memory
+        ctx.how = places, dtype, soft_cap, chunk_bytes, memory, vocabulary
         return log_p_N
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N = ctx.saved_tensors
-        places, dtype, soft_cap, chunk_bytes, memory = ctx.how
+        places, dtype, soft_cap, chunk_bytes, memory, vocabulary = ctx.how
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, memory)
         grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
@@ -267,7 +286,8 @@ class _LinearLogProbabilities(torch.autograd.Function):
             for rows in chunks.rows(labels_N, places, chunk_bytes):
                 hidden_RD = hidden_ND[rows].to(dtype)
                 logits_RV = chunks.logits(hidden_RD)
-                by_row = labels_N[rows], log_sum_N[rows], weights_N[rows]
+                labels_R = labels_N[rows] if vocabulary is None else vocabulary.columns(labels_N[rows])
+                by_row = labels_R, log_sum_N[rows], weights_N[rows]
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
                     _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, soft_cap, chunks.exact)
                 if grad_hidden is not None:
@@ -275,7 +295,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 if grad_weight is not None:
                     grad_weight.add(logits_RV, hidden_RD)
         of_weight = None if grad_weight is None else grad_weight.result(weight_VD)
-        return grad_hidden, of_weight, None, None, None, None, None, None
+        return grad_hidden, of_weight, None, None, None, None, None, None, None
 
 
 def _losses_then_gradients(

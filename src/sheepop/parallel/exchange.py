@@ -49,6 +49,11 @@ def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _exchanged(x, group, _gather, _part)
 
 
+def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The same, to compute alike with what others compute apart with; of gradients that are summed one counts."""
+    return _exchanged(x, group, _same, _of_the_first)
+
+
 def _exchanged(x: Tensor, group: dist.ProcessGroup, there: _Way, back: _Way) -> Tensor:
     found: Tensor = _Exchanged.apply(x, group, there, back)  # type: ignore[no-untyped-call]
     return found
@@ -70,6 +75,10 @@ class _Exchanged(torch.autograd.Function):
 
 def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x.view_as(x)
+
+
+def _of_the_first(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return x if dist.get_rank(group) == 0 else torch.zeros_like(x)
 
 
 def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -84,6 +84,11 @@ class Layout:
         return self.ranks.rank % self.config.tensor
 
     @property
+    def parts_of_rows(self) -> int:
+        """Into how many parts the tokens of a row are cut, at most: rows have a multiple of so many."""
+        return self.config.tensor * self.config.context
+
+    @property
     def num_pieces(self) -> int:
         """Into how many pieces weights or the state of optimizers are cut over data ranks."""
         return 1 if self.config.zero == 0 else self.config.shard or self.num_copies

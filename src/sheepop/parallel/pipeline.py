@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.cache import Cache
@@ -96,7 +97,7 @@ class Stage(Transformer):
         stage.blocks = nn.ModuleList(network.blocks[layer] for layer in layers)
         stage.windows = network.windows[layers.start : layers.stop]
         gone = [] if stage.is_first else ["embedding", "ngrams", "embedding_norm", "added_positions"]
-        for name in [*gone, *([] if stage.is_last else ["final_norm", "lm_head"])]:
+        for name in [*gone, *([] if stage.is_last else ["final_norm", "lm_head", REWARD_HEAD])]:
             setattr(stage, name, None)
         return stage
 

@@ -10,13 +10,16 @@ token at a time, all ranks have it, and the vocabulary is whole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sheepop.adapt.lora import LoraEmbedding, LoraLinear
+from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
 from sheepop.model import LossTerms, ModelConfig, Transformer
 from sheepop.model.attention.layer import Attention
@@ -24,7 +27,8 @@ from sheepop.model.cache import Cache
 from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
 from sheepop.model.logits import cap
-from sheepop.parallel.exchange import entered, gathered, part, scattered, summed, whole
+from sheepop.model.loss import PartOfVocabulary
+from sheepop.parallel.exchange import alike, entered, gathered, part, scattered, summed, whole
 from sheepop.parallel.experts import keep_tokens_apart, split_features
 from sheepop.parallel.parts import LayerPart, SharingRanks, give_part, here
 
@@ -62,6 +66,8 @@ def split(model: Transformer, ranks: SharingRanks) -> None:
         model.slopes = model.slopes.chunk(ranks.size)[ranks.rank]
     if ranks.mesh is not None:
         _split_tokens(model, ranks)
+    if (values := getattr(model, VALUE_MODEL, None)) is not None:
+        split(values, ranks)
 
 
 def divides_vocabulary(config: ModelConfig, count: int) -> bool:
@@ -79,10 +85,15 @@ def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
     tied = has_embedding(model) and has_head(model) and model.lm_head.weight is model.embedding.weight
     if has_embedding(model):
         give_part(model.embedding, _SomeRows if is_split else _AllRows, ranks, {"weight": 0} if is_split else {})
+        if is_split:
+            _split_changes(model.embedding, ranks, _ColumnChange)
     if has_head(model) and is_split:
         give_part(model.lm_head, _SomeLogits, ranks, {} if tied else {"weight": 0})
         if tied:
             model.lm_head.weight = model.embedding.weight
+        for head in (getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD)):
+            if head is not None:
+                give_part(head, _BesideLogits, ranks, {})
     give_part(model, _ByTokens, ranks, {})
 
 
@@ -120,8 +131,8 @@ def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
 
 def _split_attention(attention: Attention, ranks: SharingRanks) -> None:
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-        give_part(layer, _Rows, ranks, {"weight": 0, "bias": 0})
-    give_part(attention.o_proj, _Columns, ranks, {"weight": 1})
+        _split_rows(layer, ranks)
+    _split_columns(attention.o_proj, ranks)
     if attention.convolutions is not None:
         for convolution in attention.convolutions.values():
             give_part(convolution, LayerPart, ranks, {"taps": 1})
@@ -148,9 +159,26 @@ def _split_feed_forward(feed_forward: nn.Module, ranks: SharingRanks) -> None:
     assert isinstance(feed_forward, FeedForward)
     for layer in (feed_forward.gate_proj, feed_forward.up_proj):
         if layer is not None:
-            give_part(layer, _Rows, ranks, {"weight": 0, "bias": 0})
-    give_part(feed_forward.down_proj, _Columns, ranks, {"weight": 1})
+            _split_rows(layer, ranks)
+    _split_columns(feed_forward.down_proj, ranks)
     feed_forward.register_forward_pre_hook(_Entering(ranks))
+
+
+def _split_rows(layer: nn.Linear, ranks: SharingRanks) -> None:
+    give_part(layer, _Rows, ranks, {"weight": 0, "bias": 0})
+    _split_changes(layer, ranks, _RowChange)
+
+
+def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
+    give_part(layer, _Columns, ranks, {"weight": 1})
+    _split_changes(layer, ranks, _ColumnChange)
+
+
+def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_RowChange] | type[_ColumnChange]) -> None:
+    """The same for what LoRA has beside the weight of a layer."""
+    if isinstance(layer, LoraLinear | LoraEmbedding):
+        for change in layer.changes.values():
+            give_part(change, kind, ranks, kind.dimensions)
 
 
 class _Rows(LayerPart):
@@ -160,7 +188,7 @@ class _Rows(LayerPart):
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
+        return _product(self, x, None if self.bias is None else here(self.bias))
 
 
 class _Columns(LayerPart):
@@ -171,12 +199,44 @@ class _Columns(LayerPart):
 
     def forward(self, x: Tensor) -> Tensor:
         group, scatters = self.ranks.group, self.ranks.mesh is not None
-        partial = nn.functional.linear(x, here(self.weight))
+        partial = _product(self, x, None)
         found = scattered(partial, group) if scatters else summed(partial, group)
         if self.bias is None:
             return found
         bias = here(self.bias)
         return found + (entered(bias, group) if scatters else bias)
+
+
+class _RowChange(LayerPart):
+    """A low-rank change beside some outputs: all ranks have A, and each its rows of B."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"up": 0, "magnitude": 0}
+    down: Tensor
+    up: Tensor
+    magnitude: Tensor | None
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        lengths = None if self.magnitude is None else here(self.magnitude)
+        return entered(here(self.down), self.ranks.group), here(self.up), lengths
+
+
+class _ColumnChange(LayerPart):
+    """A low-rank change beside some inputs: each rank has its columns of A, and all have B."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"down": 1}
+    down: Tensor
+    up: Tensor
+    magnitude: Tensor | None
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        group = self.ranks.group
+        lengths = None if self.magnitude is None else entered(here(self.magnitude), group)
+        return here(self.down), entered(here(self.up), group), lengths
+
+    def lengths(self, changed_NK: Tensor) -> Tensor:
+        squares = changed_NK.square().sum(1)
+        dist.all_reduce(squares, group=self.ranks.group)
+        return squares.sqrt()
 
 
 class _OfParts(LayerPart):
@@ -205,22 +265,49 @@ class _AllRows(LayerPart):
 
 
 class _SomeLogits(LayerPart):
-    """An output head with some rows of the vocabulary: of every token ranks exchange three numbers and a maximum."""
+    """An output head with some rows of the vocabulary: of every token ranks exchange a few numbers and a maximum."""
+
+    soft_cap: float | None
+
+    @property
+    def vocabulary(self) -> PartOfVocabulary:
+        """What losses are made with."""
+        return self
 
     @property
     def own_weight(self) -> Tensor:
         """This rank's rows (V / n, D)."""
         return here(cast(Tensor, self.weight))
 
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The logits of all rows, which every rank computes the same with."""
+        logits = cap(nn.functional.linear(hidden, self.own_weight), self.soft_cap)
+        return whole(logits.flatten(0, -2), self.ranks.group).view(*hidden.shape[:-1], -1)
+
+    def columns(self, labels_R: Tensor) -> Tensor:
+        """Places among this rank's rows."""
+        return labels_R - self.ranks.rank * len(self.own_weight)
+
+    def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
+        """As `PartOfVocabulary` has it."""
+        columns_R = self.columns(labels_R)
+        is_here_R = (columns_R >= 0) & (columns_R < len(self.own_weight))
+        largest_R = log_sum_R.clone()
+        dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
+        numbers = torch.stack((torch.where(is_here_R, label_R, 0), (log_sum_R - largest_R).exp()))
+        dist.all_reduce(numbers, group=self.ranks.group)
+        label_R, total_R = numbers.unbind()
+        return label_R, total_R.log() + largest_R
+
     def losses_then_gradients(
         self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
     ) -> Tensor:
-        """As `sheepop.model.loss` has it for whole rows of logits; these are parts of them."""
+        """As `PartOfVocabulary` has it."""
         rows = logits_RV.shape[1]
         z_RV = cap(logits_RV.to(exact), soft_cap)
         slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
         keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
-        places_R = labels_R - self.ranks.rank * rows
+        places_R = self.columns(labels_R)
         is_here_R = (places_R >= 0) & (places_R < rows)
         places_R1 = places_R.clamp(0, rows - 1)[:, None]
         largest_R = z_RV.amax(1)
@@ -243,6 +330,13 @@ class _SomeLogits(LayerPart):
         if z_RV is not logits_RV:
             logits_RV.copy_(z_RV)
         return torch.stack((objective_R.sum(), plain_R.sum()))
+
+
+class _BesideLogits(LayerPart):
+    """A head that every rank computes alike from what it also has its part of the logits of."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(alike(hidden, self.ranks.group))
 
 
 class _ByTokens(Transformer):
@@ -286,3 +380,9 @@ class _Entering:
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         enters = entered if self.ranks.mesh is None else gathered
         return (enters(inputs[0], self.ranks.group), *inputs[1:])
+
+
+def _product(layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Of what is here of the weight, and of the changes beside it."""
+    weight = here(cast(Tensor, layer.weight))
+    return layer.changed(x, weight, bias) if isinstance(layer, LoraLinear) else nn.functional.linear(x, weight, bias)

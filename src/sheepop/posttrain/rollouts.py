@@ -303,7 +303,8 @@ class RolloutSource(StepSource):
         log_p, values = self._asked(self.placement, self.placement.begin_step, rollout)
         reference, mask = None, torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
-            reference, _ = self._asked(FinishedNetwork(self.reference), lambda: None, rollout)
+            with self.placement.gathered():
+                reference, _ = self._asked(FinishedNetwork(self.reference), lambda: None, rollout)
             self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
@@ -371,15 +372,15 @@ class RolloutSource(StepSource):
         begin()
         for chosen in self._micro_batches(rollout):
             piece = batch.rows(chosen) if len(chosen) else self._nothing()
-            tensors = TensorBatch.from_numpy(piece, self.placement.device)
-            width = piece.labels.shape[1]
+            tensors = TensorBatch.from_numpy(piece, self.placement.device).padded(self.placement.layout.parts_of_rows)
+            here = slice(len(chosen)), slice(piece.labels.shape[1])
             with self.placement.arithmetic():
                 found, hidden = self.objective.log_probabilities(network, tensors)
-                log_p[chosen, :width] = found.float().cpu()[: len(chosen)]
+                log_p[chosen, here[1]] = found.float().cpu()[here]
                 if values is not None:
-                    values[chosen, :width] = predicted_values(network, tensors, hidden).float().cpu()[: len(chosen)]
-        total = self.placement.layout.ranks.total
-        return total(log_p), None if values is None else total(values)
+                    values[chosen, here[1]] = predicted_values(network, tensors, hidden).float().cpu()[here]
+        reduce = self.placement.reduce
+        return reduce(log_p), None if values is None else reduce(values)
 
     def _micro_batches(self, rollout: int) -> Iterator[NDArray[np.int64]]:
         """The answers of each micro-batch of this rank; where others have more, it has some without any."""

@@ -48,7 +48,7 @@ class FinishedNetwork(Network):
 
 def grouped_hidden_states(network: Network, batch: TensorBatch) -> Tensor:
     """The hidden states of P groups of G rows, as rows (P G, T, D)."""
-    return network.hidden_states({name: tensor.flatten(0, 1) for name, tensor in batch.inputs.items()})
+    return network.hidden_states(batch.rows)
 
 
 def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,6 +37,7 @@ class PipelinedModel(ShardedModel):
             stage.arithmetic = self.arithmetic
         self._has_start = any(stage.is_first for stage in self._pipeline.stages)
         self._has_end = any(stage.is_last for stage in self._pipeline.stages)
+        self._forms: dict[str, tuple[torch.Size, torch.dtype]] | None = None
         # All ranks make all groups.
         size, ends = self.layout.stage_size, []
         if network.config.tie_weights and config.stages_of(0)[-1] != config.num_stages - 1:
@@ -66,18 +68,18 @@ class PipelinedModel(ShardedModel):
         raise RuntimeError("a pipeline runs whole steps: see compute")
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Through all stages, in the order of `parallel.schedule`; the last stage has the losses."""
+        """Through all stages, in the order of `parallel.schedule`; ranks without the last stage have losses of 0."""
         batches = [batch.to(self.device) for batch in batches]
-        rows, num_tokens = batches[0].labels.shape
-        if any(batch.labels.shape != (rows, num_tokens) for batch in batches):
+        *groups, num_tokens = batches[0].labels.shape
+        if any(batch.labels.shape != batches[0].labels.shape for batch in batches):
             raise RuntimeError("the micro-batches of a step do not have one shape")
-        shape = rows, num_tokens // self.layout.config.tensor
+        shape = math.prod(groups), num_tokens // self.layout.config.tensor
         found: dict[int, LossSums] = {}
 
         def end(hidden_BTD: Tensor, number: int) -> Tensor:
             self._cast_head()
             arrived_BTD = hidden_BTD.detach().requires_grad_()
-            ended = _End(self.head, self.modules, arrived_BTD, self.over_rows)
+            ended = _End(self.head, self._parts[-1], arrived_BTD, self.over_rows)
             found[number] = pass_of(number, batches[number], ended).back()
             assert arrived_BTD.grad is not None
             return arrived_BTD.grad
@@ -93,20 +95,22 @@ class PipelinedModel(ShardedModel):
         added: dict[tuple[int, int], LossSums] = {}
         for stage in self._pipeline.stages:
             stage.loss_of_experts = loss_of_experts
-        self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].inputs), end)
+        self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].rows), end)
         self._hand_over()
         if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
             dist.all_reduce(tied, group=self._ends)
-        here = [sums for _, sums in [*sorted(found.items()), *sorted(added.items())]]
-        return [*here, self._measured_elsewhere(here)]
+        return self._known_to_all([sums for _, sums in [*sorted(found.items()), *sorted(added.items())]])
 
-    def _measured_elsewhere(self, here: Sequence[LossSums]) -> LossSums:
-        """Sums of nothing, under all names that ranks of this pipeline have measured something by."""
-        forms = {name: (each.shape, each.dtype) for sums in here for name, each in sums.measured.items()}
-        told = {name: form for of_rank in self.pieces.told(forms) for name, form in of_rank.items()}
-        nothing = {name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in told.items()}
-        zero = torch.zeros((), device=self.device)
-        return LossSums(zero, zero, nothing)
+    def _known_to_all(self, losses: list[LossSums]) -> list[LossSums]:
+        """With sums of 0 of what others measure, so that all ranks add up the same, in each step."""
+        if self._forms is None:
+            forms = {name: (value.shape, value.dtype) for sums in losses for name, value in sums.measured.items()}
+            self._forms = {name: form for told in self.pieces.told(forms) for name, form in told.items()}
+        zeros = {
+            name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in self._forms.items()
+        }
+        nothing = torch.zeros((), device=self.device)
+        return [*losses, LossSums(nothing, nothing, zeros)]
 
 
 @dataclass(frozen=True)

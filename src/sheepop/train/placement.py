@@ -7,7 +7,7 @@ one; whoever spreads a model over several devices writes another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -119,6 +119,10 @@ class Placement(Network, Protocol):
     def evaluating(self) -> AbstractContextManager[None]:
         """Within the block `model` is whole and in one data type, to be scored, sampled from and saved."""
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Within the block `model` is whole, each weight in the data type that it has between evaluations."""
+        return nullcontext()
+
 
 class OneDevice(Placement):
     """All of `model` on its one device; `modules` is a copy of it for training steps.
@@ -145,7 +149,8 @@ class OneDevice(Placement):
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
-        if dtype is not None or sparse:
+        # An embedding with changes beside it gives their sum, in the data type that its weight is frozen in.
+        if type(model.embedding) is nn.Embedding and (dtype is not None or sparse):
             self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse)
         if torch.device(device).type == "cuda":
             # On a CPU a wider product may round otherwise, and nothing is gained.

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -46,7 +46,7 @@ class ShardedModel(Placement):
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
         network = model.sharing_copy().train()
-        if self._dtype is not None:
+        if self._dtype is not None and type(model.embedding) is nn.Embedding:
             network.embedding = CastEmbedding(model.embedding, self._dtype)
         for module in network.modules():
             if isinstance(module, NgramEmbedding):
@@ -228,6 +228,10 @@ class ShardedModel(Placement):
             yield
         finally:
             self._take_pieces()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """As `evaluating`: pieces are float32 always."""
+        return self.evaluating()
 
     def _take_pieces(self) -> None:
         for name, parameter in self.model.named_parameters():

@@ -39,6 +39,11 @@ class PreparedStep:
         """The same step with the micro-batches of these numbers only."""
         return replace(self, micro_batches=self.micro_batches[numbers.start : numbers.stop], first=numbers.start)
 
+    def padded(self, multiple: int, *, evenly: bool) -> PreparedStep:
+        """The same step with rows filled up to a multiple of some tokens, and `evenly` to the longest of these."""
+        least = max(batch.labels.shape[-1] for batch in self.micro_batches) if evenly else 0
+        return replace(self, micro_batches=[batch.padded(multiple, least=least) for batch in self.micro_batches])
+
     def columns(self, ranks: ContextRanks) -> PreparedStep:
         """The same step with this rank's tokens of every row."""
         batches = [batch.columns(ranks.columns(batch.labels.shape[-1])) for batch in self.micro_batches]
@@ -108,6 +113,7 @@ class SharedSource(StepSource):
         """The part of that batch, with the counts of all of it."""
         step = self.whole.prepare(number)
         step = step.part(self.layout.share(len(step.micro_batches)))
+        step = step.padded(self.layout.parts_of_rows, evenly=self.layout.config.pipeline > 1)
         return step if self.context is None else step.columns(self.context)
 
     def describe(self, number: int) -> list[str]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX
 from sheepop.model.attention.sight import number_documents
+from sheepop.model.logits import supervised_places
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,35 @@ class TensorBatch:
             given={name: tensor(array) for name, array in batch.given().items()},
         )
 
+    @property
+    def rows(self) -> Mapping[str, Tensor]:
+        """The inputs as rows (B, T), where labels are those of P groups of G rows (P, G, T) too."""
+        return {name: tensor.flatten(0, -2) for name, tensor in self.inputs.items()}
+
+    def padded(self, multiple: int, *, least: int = 0) -> TensorBatch:
+        """Rows filled up behind, without labels, to a multiple of some tokens, and to `least` of them."""
+        num_tokens = self.labels.shape[-1]
+        missing = max(num_tokens, least) - num_tokens
+        missing += -(num_tokens + missing) % multiple
+        if not missing:
+            return self
+
+        def filled(tensor: Tensor, value: int = 0) -> Tensor:
+            found = F.pad(tensor, (0, missing), value=value)
+            return found.pin_memory() if tensor.is_pinned() else found
+
+        labels = filled(self.labels, IGNORE_INDEX)
+        return TensorBatch(
+            {name: filled(tensor) for name, tensor in self.inputs.items()},
+            labels,
+            supervised_places(labels.flatten()),
+            # What has the shape of labels belongs to tokens.
+            {
+                name: filled(tensor) if tensor.shape == self.labels.shape else tensor
+                for name, tensor in self.given.items()
+            },
+        )
+
     def columns(self, chosen: slice) -> TensorBatch:
         """The same rows with some of their tokens, whose documents are numbered as in whole rows."""
         if self.given:
@@ -58,11 +89,10 @@ class TensorBatch:
         if (ids := inputs.get("document_ids")) is not None:
             inputs["document_ids"] = number_documents(ids)
         labels = self.labels[:, chosen].contiguous()
-        supervised = torch.nonzero(labels.flatten() != IGNORE_INDEX)[:, 0]
         return TensorBatch(
             {name: tensor[:, chosen].contiguous() for name, tensor in inputs.items()},
             labels,
-            slice(None) if len(supervised) == labels.numel() else supervised,
+            supervised_places(labels.flatten()),
         )
 
     def to(self, device: str) -> TensorBatch:
