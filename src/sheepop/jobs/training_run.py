@@ -92,7 +92,7 @@ def run_loop(
     form = data.form(model, config)
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
-    evaluate = data.evaluations(model, config, device)
+    evaluate = data.evaluations(model, config, device, ranks)
     if config.trace.prompt is not None:
         sample = TrainingTraces(model, tokenizer, config.trace, run.traces, sample)
     placement, pieces = _placed(model, optimizers, config, ranks, device)
@@ -200,7 +200,7 @@ def run_loop(
             validate=validation,
             # Others wait for the first rank at the next step.
             sample=sample if sample and ranks.is_first else (lambda step: []),
-            evaluate=evaluate if ranks.is_first else None,
+            evaluate=evaluate,
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,
