@@ -23,9 +23,7 @@ class Engine(StrEnum):
 
 
 def launch(
-    command: Annotated[
-        list[str], typer.Argument(metavar="train|eval ...", help="The command, with all of its options.")
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="train|eval ...", help="The command with all its options.")],
     engine: Annotated[Engine, typer.Option(help="What starts the processes.")] = Engine.local,
     processes: Annotated[
         int | None, typer.Option("--processes", "-n", min=1, help="Processes a machine.", show_default="one a GPU")

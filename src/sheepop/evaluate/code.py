@@ -145,7 +145,8 @@ def evaluate_code(
 
     With `chat` the problem is put to the model as a user's message, and its answer ends where the model ends it;
     otherwise the model goes on behind the prompt up to one of the problem's `stops`. Of several ranks the first runs
-    the programs. `on_done` hears how many more problems are finished. Raises `UsageError` for numbers that do not fit each other.
+    the programs. `on_done` hears how many more problems are finished. Raises `UsageError` for numbers that do not fit
+    each other.
     """
     _require_fitting(samples, ks, temperature, workers, problems)
     limits = limits or Limits()

@@ -32,6 +32,7 @@ def met(rank: int, size: int, within: timedelta) -> Store:
 
 
 def has_agent() -> bool:
+    """Whether the launcher keeps the store, and not the first rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -48,6 +49,7 @@ def arrival() -> timedelta:
 
 
 def unfound(error: Exception) -> str:
+    """What to say where ranks do not meet."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return (
         f"The {os.environ.get('WORLD_SIZE')} ranks did not find each other at {place}: {error}. See that all of them "
@@ -56,6 +58,7 @@ def unfound(error: Exception) -> str:
 
 
 def variable(name: str, default: int | None = None) -> int:
+    """A whole number of the environment; raises `ConfigError` for one that is missing and has no `default`."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default

@@ -74,6 +74,10 @@ class Ranks:
             with ranks._speaking_once():
                 ranks._await_arrival(within)
                 yield ranks
+                board = ranks.board("end")
+                board.arrive()
+                if ranks.is_first and not has_agent():
+                    board.await_all(size, within=_LINGER)  # who still reads: the store ends with this process
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
