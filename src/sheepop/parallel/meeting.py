@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 ARRIVAL = "SHEEPOP_ARRIVAL"
 _ARRIVAL_SECONDS = 300.0
+_POLL_SECONDS = 0.1
 
 
 def met(rank: int, size: int, within: timedelta) -> Store:
@@ -22,13 +25,29 @@ def met(rank: int, size: int, within: timedelta) -> Store:
     port, address = variable("MASTER_PORT"), os.environ.get("MASTER_ADDR")
     if not address:
         raise ConfigError(_unset("MASTER_ADDR"))
+    keeps = rank == 0 and not has_agent()
     try:
+        if not keeps:
+            _await_listener(address, port, within)
         # Nobody waits here for ranks that are to come: who does not is told in one voice.
-        store = TCPStore(address, port, size, rank == 0 and not has_agent(), within, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
+        store = TCPStore(address, port, size, keeps, within, wait_for_workers=False)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise DeviceError(unfound(error)) from None
     store.set_timeout(timedelta(seconds=_ARRIVAL_SECONDS))
     return store
+
+
+def _await_listener(address: str, port: int, within: timedelta) -> None:
+    """Waits until somebody listens there; torch, which would too, writes pages about it where nobody does."""
+    started = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((address, port), within.total_seconds()).close()
+            return
+        except OSError:
+            if time.monotonic() - started > within.total_seconds():
+                raise
+        time.sleep(_POLL_SECONDS)
 
 
 def has_agent() -> bool:
