@@ -15,6 +15,7 @@ from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_directory import save_model
 from sheepop.core.errors import ConfigError, RanksError, UsageError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.generate.split_model import Followers
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
@@ -76,6 +77,23 @@ def test_two_processes_write_what_one_writes(
         generators[1].generate(PROMPTS, GenerationConfig(use_cache=False))
     with pytest.raises(UsageError, match="batch_invariant is not for a model that is split"):
         generators[1].generate(PROMPTS, GenerationConfig(batch_invariant=True))
+
+
+def test_two_processes_find_the_likelihoods_that_one_finds(
+    followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "model", toy_model(**KINDS["all at once"]), characters, {})
+    alone = load_model(tmp_path / "model", "cpu", torch.float64)
+    split = followers.load(tmp_path / "model", torch.float64)
+    texts = [(characters.encode(text[:cut]), characters.encode(text[cut:])) for text in PROMPTS for cut in (1, 3, 5)]
+    texts = [(context, continuation) for context, continuation in texts if context and continuation]
+    found, expected = (
+        LikelihoodScorer(Generator(loaded.model, characters), tokens_per_pass=20).score(texts)
+        for loaded in (split, alone)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
+        assert ours.is_likeliest == theirs.is_likeliest
 
 
 def test_a_model_that_cannot_be_split_is_refused_and_the_next_one_is_read(

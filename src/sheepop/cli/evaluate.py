@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sheepop.cli.arena import arena
+from sheepop.cli.generation_options import TensorParallel
 from sheepop.cli.options import (
     Adapter,
     ConfiguredCommand,
@@ -20,9 +22,10 @@ from sheepop.cli.options import (
     print_text,
     typed_command,
 )
+from sheepop.core.console import Console
 
 if TYPE_CHECKING:
-    from sheepop.jobs.evaluate import How, Outcome
+    from sheepop.jobs.evaluate import Evaluate, How, Outcome
 
 app = typer.Typer(help="Measure models: text, tasks, programs, judges and people.", no_args_is_help=True)
 
@@ -83,6 +86,7 @@ def perplexity(
     compressors: Annotated[bool, typer.Option(help="Set gzip and xz beside the models.")] = True,
     checkpoints: Checkpoints = False,
     no_record: NoRecord = False,
+    tensor_parallel: TensorParallel = 1,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -102,13 +106,16 @@ def perplexity(
 
       sheepop eval perplexity runs/quickstart --checkpoints --limit 100
     """
-    from sheepop.jobs.evaluate import run_evaluations
-    from sheepop.jobs.evaluation_kinds import Perplexity
+    how = _how(
+        output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
+    )
 
-    console = make_console(quiet or as_json)
-    how = _how(output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record)
-    kind = Perplexity(data or (), stride, limit, compressors, console)
-    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+    def kind(console: Console) -> Evaluate:
+        from sheepop.jobs.evaluation_kinds import Perplexity
+
+        return Perplexity(data or (), stride, limit, compressors, console)
+
+    _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -127,6 +134,7 @@ def tasks(
     training_data: Training = None,
     checkpoints: Checkpoints = False,
     no_record: NoRecord = False,
+    tensor_parallel: TensorParallel = 1,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -149,14 +157,17 @@ def tasks(
 
       sheepop eval tasks runs/base runs/chat --tasks questions.jsonl --robustness --seeds 3
     """
-    from sheepop.jobs.evaluate import run_evaluations
-    from sheepop.jobs.evaluation_kinds import Harness, Tasks
+    how = _how(
+        output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
+    )
 
-    console = make_console(quiet or as_json)
-    how = _how(output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record)
-    harness = Harness(include or (), fewshot, limit, chat, console)
-    kind = Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console)
-    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+    def kind(console: Console) -> Evaluate:
+        from sheepop.jobs.evaluation_kinds import Harness, Tasks
+
+        harness = Harness(include or (), fewshot, limit, chat, console)
+        return Tasks(tasks or (), limit, range(seeds), robustness, training_data, harness, console)
+
+    _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -173,6 +184,7 @@ def code(
     chat: Chat = False,
     seed: Annotated[int, typer.Option(help="Of what is written.")] = 0,
     no_record: NoRecord = False,
+    tensor_parallel: TensorParallel = 1,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -189,13 +201,14 @@ def code(
 
       sheepop eval code runs/coder --data mbpp.jsonl --samples 20 -k 1 -k 10 --temperature 0.8
     """
-    from sheepop.jobs.evaluate import run_evaluations
-    from sheepop.jobs.evaluation_kinds import Code
+    how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record, tensor_parallel=tensor_parallel)
 
-    console = make_console(quiet or as_json)
-    how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record)
-    kind = Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, chat, console)
-    _show(run_evaluations(models, kind, how, console), quiet=quiet, as_json=as_json)
+    def kind(console: Console) -> Evaluate:
+        from sheepop.jobs.evaluation_kinds import Code
+
+        return Code(data, samples, k or [1], temperature, max_new_tokens, seconds, limit, seed, chat, console)
+
+    _evaluate(models, kind, how, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -281,6 +294,7 @@ def _how(
     *,
     checkpoints: bool,
     no_record: bool,
+    tensor_parallel: int = 1,
 ) -> How:
     from sheepop.jobs.evaluate import How
 
@@ -291,8 +305,23 @@ def _how(
         adapters=adapter or (),
         checkpoints=checkpoints,
         records=not no_record,
+        tensor_parallel=tensor_parallel,
         asked={"command": typed_command()},
     )
+
+
+def _evaluate(models: list[Path], kind: Callable[[Console], Evaluate], how: How, *, quiet: bool, as_json: bool) -> None:
+    """Asks what `kind` gives, with the other ranks where there are several, and shows what was found."""
+    from sheepop.jobs.evaluate import run_evaluations
+    from sheepop.jobs.layout import require_agreement
+    from sheepop.parallel.ranks import Ranks
+
+    with Ranks.joined() as ranks:
+        require_agreement(ranks, how.asked)
+        console = make_console(quiet or as_json) if ranks.is_first else Console.silent()
+        outcome = run_evaluations(models, kind(console), how, console, ranks)
+    if ranks.is_first:
+        _show(outcome, quiet=quiet, as_json=as_json)
 
 
 def _show(outcome: Outcome, *, quiet: bool, as_json: bool) -> None:

@@ -11,6 +11,8 @@ import typer
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 
+_SHARED = (["perplexity"], ["tasks"], ["code"])
+
 
 class Engine(StrEnum):
     """What starts the processes."""
@@ -21,7 +23,7 @@ class Engine(StrEnum):
 
 
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="train ...", help="The command, with all of its options.")],
+    command: Annotated[list[str], typer.Argument(metavar="train|eval ...", help="The command with all its options.")],
     engine: Annotated[Engine, typer.Option(help="What starts the processes.")] = Engine.local,
     processes: Annotated[
         int | None, typer.Option("--processes", "-n", min=1, help="Processes a machine.", show_default="one a GPU")
@@ -32,7 +34,7 @@ def launch(
     ] = 0,
     prints: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
 ) -> None:
-    """Train on several processes or machines.
+    """Train and evaluate on several processes or machines.
 
     Options of launch stand before the command, those of the command behind it.
 
@@ -45,9 +47,17 @@ def launch(
       sheepop launch --engine slurm --machines 4 -n 8 --print train --config run.yaml --output runs/large
 
       sheepop launch --engine ray -n 2 train --data notes/ --output runs/notes --device cpu
+
+      sheepop launch -n 4 eval tasks runs/notes --tasks hellaswag
     """
-    if command[0] != "train":
-        raise UsageError(f"sheepop {command[0]} runs in one process. Only train runs over several.")
+    trains = command[0] == "train"
+    if not trains and (command[0] != "eval" or command[1:2] not in _SHARED):
+        words = " ".join(command[: 2 if command[0] == "eval" else 1])
+        raise UsageError(
+            f"sheepop {words} runs in one process. Only train, and eval perplexity, tasks and code run over several."
+        )
+    if restarts and not trains:
+        raise UsageError("An evaluation has no checkpoint to go on from. Leave --restarts out.")
     if machines > 1 and engine is Engine.local:
         raise UsageError("--engine local is this machine alone. Use --engine slurm or ray for several machines.")
     from sheepop.parallel.launch import Launch, run_on_this_machine, submit_to_slurm
@@ -59,7 +69,9 @@ def launch(
         gpus = torch.cuda.device_count()
     if processes is None and not gpus:
         raise UsageError("No GPU was found to start a process for. Say how many: --processes N.")
-    made = Launch(_with_output(command), processes or gpus, machines, restarts, has_gpus=gpus > 0)
+    made = Launch(
+        _with_output(command) if trains else command, processes or gpus, machines, restarts, has_gpus=gpus > 0
+    )
     if engine is Engine.slurm:
         typer.echo(made.slurm() if prints else submit_to_slurm(made), nl=not prints)
         return

@@ -37,7 +37,7 @@ from sheepop.cli import (
     ui,
 )
 from sheepop.cli.options import Command, ConfiguredCommand, Group
-from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, SheepOpError, UsageError
+from sheepop.core.errors import ENDING_SIGNALS, ENDINGS, EndedWithOthers, SheepOpError, UsageError
 from sheepop.core.facts import visible
 from sheepop.core.plugins import load_plugins
 from sheepop.core.standard_streams import MessageStream, ResultStream
@@ -109,7 +109,7 @@ def main() -> None:
             app(args=arguments, prog_name="sheepop")
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a word.
-        if isinstance(end.code, int) and end.code in ENDINGS:
+        if isinstance(end.code, int) and end.code in ENDINGS and not isinstance(end, EndedWithOthers):
             _report(ENDINGS[end.code], end.code)
         raise
     except SheepOpError as error:

@@ -83,6 +83,10 @@ ENDINGS: dict[object, str] = {
 """What is said of a command that a signal ended, by its exit code."""
 
 
+class EndedWithOthers(SystemExit):
+    """The end of a process of several of which another one says why."""
+
+
 class Interrupted(SheepOpError):  # noqa: N818 - it is no fault
     """A signal ended the work after its state was saved; the exit code is 128 plus the signal's number.
 

@@ -144,8 +144,9 @@ def evaluate_code(
     """Writes `samples` programs for every problem, runs `workers` of them at a time, and estimates pass@k for `ks`.
 
     With `chat` the problem is put to the model as a user's message, and its answer ends where the model ends it;
-    otherwise the model goes on behind the prompt up to one of the problem's `stops`. `on_done` hears how many more
-    problems are finished. Raises `UsageError` for numbers that do not fit each other.
+    otherwise the model goes on behind the prompt up to one of the problem's `stops`. Of several ranks the first runs
+    the programs. `on_done` hears how many more problems are finished. Raises `UsageError` for numbers that do not fit
+    each other.
     """
     _require_fitting(samples, ks, temperature, workers, problems)
     limits = limits or Limits()
@@ -163,7 +164,10 @@ def evaluate_code(
         for group, texts in _written(generator, problems, config, seed, chat):
             asked = [problem for problem in group for _ in range(samples)]
             programs = [problem.program(text.text) for problem, text in zip(asked, texts, strict=True)]
-            verdicts = list(pool.map(partial(_judged, sandbox, limits), asked, programs))
+            ran = None
+            if generator.ranks.is_first:  # those of one machine would take each other's time
+                ran = [asdict(verdict) for verdict in pool.map(partial(_judged, sandbox, limits), asked, programs)]
+            verdicts = [Verdict(**each) for each in generator.ranks.told(ran)]
             for start, problem in zip(range(0, len(texts), samples), group, strict=True):
                 of_it = slice(start, start + samples)
                 items.append(_item(problem, texts[of_it], verdicts[of_it], ks))
@@ -251,7 +255,7 @@ def _measures(items: Sequence[Item], ks: Sequence[int], samples: int) -> list[Me
 
 def _notes(written: Sequence[Completion], judged: Sequence[Verdict]) -> list[str]:
     notes = []
-    if empty := sum(verdict is _EMPTY for verdict in judged):
+    if empty := sum(verdict == _EMPTY for verdict in judged):
         notes.append(f"{empty:,} of {len(judged):,} completions have no program and count as failed.")
     if cut := sum(text.num_dropped_prompt_tokens > 0 for text in written):
         notes.append(f"For {cut:,} of {len(written):,} completions the model did not see the beginning of the prompt.")

@@ -20,7 +20,7 @@ from sheepop.generate import Generator
 from sheepop.generate.likelihood import Continuation, LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
 
-_WINDOWS_AT_ONCE = 64
+_WINDOWS_AT_ONCE = 64  # for each rank
 _FEWEST_DOCUMENTS = 20  # with fewer, intervals come from pieces of them
 _MOST_SOURCES = 20
 _HEADER = ("Tokens", "Bytes", "Loss (nats per token)", "Next-token accuracy", "Bits per byte")
@@ -110,7 +110,7 @@ def evaluate_perplexity(
     scorer, tokenizer, found = LikelihoodScorer(generator), generator.tokenizer, _Found()
     sizes, unknown = np.asarray(tokenizer.byte_lengths()), tokenizer.special_id("unk")
     waiting = (window for text in texts for window in windows(text, tokenizer, length, stride))
-    while group := list(islice(waiting, _WINDOWS_AT_ONCE)):
+    while group := list(islice(waiting, _WINDOWS_AT_ONCE * generator.ranks.size)):
         scored = scorer.score([(window.context, window.predicted) for window in group])
         found.unknown += sum(token == unknown for window in group for token in window.predicted)
         done = sum(

@@ -12,13 +12,13 @@ from torch import Tensor
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager, BlockTable
-from sheepop.generate.paged_cache import PagedCache, reaches_of
+from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner
 from sheepop.generate.sampler import Choice, Row, Sampler
 from sheepop.generate.scheduler import Grant, Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
-from sheepop.generate.split_model import LeadingRunner, is_led
+from sheepop.generate.split_model import is_led, paged_runner
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -86,9 +86,7 @@ class Engine:
                 "in_int8": cache_in_int8,
                 "apart": batch_invariant,
             }
-            cache = PagedCache(network, **settings)
-            runner = LeadingRunner(network, cache, settings) if is_led(network) else PagedRunner(network, cache)
-            return BlockManager(settings["num_blocks"], reaches, block_size), runner
+            return BlockManager(settings["num_blocks"], reaches, block_size), paged_runner(network, **settings)
 
         if not use_cache and is_led(model):
             raise UsageError("A model that is split over several processes is read with a cache. Leave --no-cache out.")

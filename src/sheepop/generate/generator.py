@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from sheepop.generate.request import Completion, Request
 from sheepop.generate.sampler import Sampler
 from sheepop.generate.split_model import is_led
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 
 OnText = Callable[[int, str], None]
@@ -36,7 +38,8 @@ class Generator:
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds
     the memory of their keys and values. `end_ids` end a text beside the tokenizer's own token for it. `draft_model`, a
     smaller one with the same vocabulary, makes the guesses that `GenerationConfig.guesses` asks for; without it they
-    come from the text itself. Raises `TokenizerError` when the tokenizer has more tokens than a model.
+    come from the text itself. Several `ranks`, which have the same weights and are asked the same, share the prompts of
+    each list and the texts that are scored. Raises `TokenizerError` when the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Generator:
         max_batch_size: int = 16,
         end_ids: Sequence[int] = (),
         draft_model: Transformer | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         for network in (model,) if draft_model is None else (model, draft_model):
             if tokenizer.vocab_size > network.config.vocabulary:
@@ -63,6 +67,7 @@ class Generator:
         self.model = _prepared(model if device is None else model.to(device))
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
+        self.ranks = ranks
         own = tokenizer.special_id("eos")
         self._end_ids = frozenset(end_ids if own is None else (*end_ids, own))
         self._sampler = self._sampler_of(self.model)
@@ -82,7 +87,6 @@ class Generator:
         config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
         batched: bool = True,
-        indices: Sequence[int] | None = None,
         on_text: OnText | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> list[Completion]:
@@ -93,20 +97,25 @@ class Generator:
 
         The text of prompt i is a function of (model, prompt, config, seed, i): running prompts together or, with
         `batched` False, one after the other gives the same text, up to the rounding of the network's arithmetic. So
-        does each of several parts of a list, when `indices` say which prompts of the list these are.
+        does sharing them among ranks, of which all get all completions.
         A text begins with the tokens that the tokenizer's makers put before every text; token ids are taken as they
-        are. `on_text` is called with (i, piece) as the text of prompt i becomes final, where it has one text, and its
-        pieces joined are that text. Once `should_stop` is true, what is unfinished ends with the reason ``abort``.
+        are. `on_text` is called with (i, piece) as the text of prompt i becomes final here, where it has one text, and
+        its pieces joined are that text. Once `should_stop` is true, what is unfinished ends with the reason ``abort``.
 
         Raises `UsageError` for a prompt that is empty, holds a token id outside the vocabulary, or fills the context
         while `on_overflow` is ``refuse``; `CheckpointError` when the network's logits are not finite.
         """
-        requests = self._requests(prompts, config or GenerationConfig(), indices)
+        requests = self._requests(prompts, config or GenerationConfig())
         if not requests:
             return []
-        for group in [requests] if batched else [[request] for request in requests]:
-            self._run(group, on_text, should_stop)
-        return [completion for request in requests for completion in request.completions()]
+
+        def write(numbers: range) -> list[list[dict[str, Any]]]:
+            here = [requests[number] for number in numbers]
+            for group in [here] if batched and here else [[request] for request in here]:
+                self._run(group, on_text, should_stop)
+            return [[asdict(completion) for completion in request.completions()] for request in here]
+
+        return [Completion.of(record) for told in self.ranks.shared(len(requests), write) for record in told]
 
     def stream(self, prompt: str | Sequence[int], config: GenerationConfig | None = None) -> TextStream:
         """The text of one prompt piece by piece, as it is written; raises as `generate` does."""
@@ -183,13 +192,14 @@ class Generator:
         self,
         prompts: Sequence[str | Sequence[int]],
         config: GenerationConfig | Sequence[GenerationConfig],
-        indices: Sequence[int] | None = None,
     ) -> list[Request]:
         if isinstance(prompts, str):
             raise UsageError("prompts must be a list of prompts; for a single one, pass [prompt].")
         configs = [config] * len(prompts) if isinstance(config, GenerationConfig) else list(config)
         _require_alike(configs, len(prompts))
         drawn = secrets.randbits(32)
+        if any(each.seed is None for each in configs):
+            drawn = self.ranks.told(drawn)
         return [
             self.request(
                 prompt,
@@ -198,7 +208,7 @@ class Generator:
                 index=index,
                 number=index,
             )
-            for index, prompt, settings in zip(indices or range(len(prompts)), prompts, configs, strict=True)
+            for index, (prompt, settings) in enumerate(zip(prompts, configs, strict=True))
         ]
 
     def request(

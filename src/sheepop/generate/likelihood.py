@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,9 @@ from sheepop.core.errors import UsageError
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, TOKENS_PER_STEP
 from sheepop.generate.generator import Generator
-from sheepop.generate.paged_cache import PagedCache, reaches_of
-from sheepop.generate.runner import PagedRunner
+from sheepop.generate.paged_cache import reaches_of
 from sheepop.generate.scheduler import Grant, Share
+from sheepop.generate.split_model import paged_runner
 from sheepop.model import EncoderDecoder, Transformer
 
 # A context that begins like one of the same pass waits for it, where so many tokens need not be read again.
@@ -24,8 +25,7 @@ _FORKS_PER_PASS = 64
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """What a model gives to one, token by token: `logprobs` are natural logarithms of probabilities.
 
     `is_likeliest` says whether no token is likelier in its place; `best_logprobs` belong to the likeliest ones.
@@ -73,7 +73,7 @@ class _Group:
 
 
 class LikelihoodScorer:
-    """Scores continuations with the network of `generator`.
+    """Scores continuations with the network of `generator`, whose ranks share the contexts.
 
     A pass of the network reads the contexts of several texts side by side without padding, the next ones their
     continuations; what was read of a context serves all texts that begin with it, as far as the cache still holds it.
@@ -83,7 +83,7 @@ class LikelihoodScorer:
     def __init__(self, generator: Generator, *, tokens_per_pass: int = TOKENS_PER_STEP) -> None:
         if isinstance(generator.model, EncoderDecoder):
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
-        self._model, self._tokens_per_pass = generator.model, tokens_per_pass
+        self._model, self._ranks, self._tokens_per_pass = generator.model, generator.ranks, tokens_per_pass
 
     def score(
         self,
@@ -94,19 +94,30 @@ class LikelihoodScorer:
         """The likelihood of every continuation, a list of token ids, behind its context, another.
 
         A context that does not fit loses its first tokens. Equal texts are read once. `on_done` hears how many more
-        texts are finished. Raises `UsageError` for a text without a context or a continuation, and for a continuation
-        that is longer than the model's context.
+        texts are finished, those of other ranks all at once. Raises `UsageError` for a text without a context or a
+        continuation, and for a continuation that is longer than the model's context.
         """
+        groups, num_done = self._groups(texts), 0
+
+        def read(numbers: range) -> list[list[Continuation]]:
+            nonlocal num_done
+            found = []
+            if here := [groups[number] for number in numbers]:
+                reading = _Reading(self._model, here, self._tokens_per_pass)
+                with torch.inference_mode(), torch.autocast(self._model.device.type, enabled=False):
+                    for group, scored in reading.run():
+                        found.append([scored[continuation] for continuation in group.continuations])
+                        num_done += (count := sum(map(len, group.continuations.values())))
+                        if on_done is not None:
+                            on_done(count)
+            return found
+
         found: dict[int, Continuation] = {}
-        if groups := self._groups(texts):
-            reading = _Reading(self._model, groups, self._tokens_per_pass)
-            with torch.inference_mode(), torch.autocast(self._model.device.type, enabled=False):
-                for group, scored in reading.run():
-                    before = len(found)
-                    for continuation, numbers in group.continuations.items():
-                        found.update(dict.fromkeys(numbers, scored[continuation]))
-                    if on_done is not None:
-                        on_done(len(found) - before)
+        for group, scored in zip(groups, self._ranks.shared(len(groups), read), strict=True):
+            for numbers, given in zip(group.continuations.values(), scored, strict=True):
+                found.update(dict.fromkeys(numbers, Continuation(*given)))
+        if on_done is not None and num_done < len(texts):
+            on_done(len(texts) - num_done)
         return [found[number] for number in range(len(texts))]
 
     def _groups(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Group]:
@@ -138,7 +149,7 @@ class _Reading:
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         counts = [2 * texts + 2 * _FORKS_PER_PASS] * len(reaches)
         self._manager = BlockManager(counts, reaches, BLOCK_SIZE)
-        self._runner = PagedRunner(model, PagedCache(model, counts, BLOCK_SIZE))
+        self._runner = paged_runner(model, num_blocks=counts, block_size=BLOCK_SIZE)
 
     def run(self) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
         """Every group with what its continuations were given."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
@@ -47,6 +47,11 @@ class Completion:
     continues_prompt: bool = True
     likeliest: tuple[Likeliest, ...] = ()
     near_ties: int = 0
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """What ``dataclasses.asdict`` has made plain data of, read back."""
+        return cls(**{**record, "likeliest": tuple(Likeliest(**each) for each in record["likeliest"])})
 
 
 class Candidate:

@@ -130,6 +130,12 @@ class LeadingRunner(PagedRunner):
             return super().read(reading, sources)
 
 
+def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
+    """What reads with `model`, by all processes that have a part of it; `settings` are those of its cache."""
+    cache = PagedCache(model, **settings)
+    return LeadingRunner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
+
+
 def hidden_states(model: Transformer, token_ids: Sequence[int]) -> Tensor:
     """The hidden states (T, D) of one text, read without a cache, by all processes that have a part of `model`."""
     input_ids = torch.tensor([list(token_ids)], device=model.device)

@@ -14,14 +14,16 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_card import record_scores
 from sheepop.checkpoint.run_directory import resolve_model_directory
 from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, StorageError, UsageError
 from sheepop.data import Corpus, is_corpus
 from sheepop.evaluate.comparison import Compared, compare
 from sheepop.evaluate.report import ModelResults, read_report, write_report
 from sheepop.evaluate.results import Evaluation, scores_of
 from sheepop.generate import Generator
-from sheepop.jobs.generate import load_adapted
+from sheepop.jobs.generate import Loader
 from sheepop.jobs.run_record import view_run_config
+from sheepop.parallel.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class How:
     """Where models are computed and what becomes of the results.
 
     `checkpoints` evaluates every checkpoint of a run instead of its best one. With `records` the scores go into the
-    model directories, into ``provenance.json`` and the model card.
+    model directories, into ``provenance.json`` and the model card. With `tensor_parallel` so many processes have a part
+    of each model.
     """
 
     output: Path | None = None
@@ -76,6 +79,7 @@ class How:
     adapters: Sequence[str | Path] = ()
     checkpoints: bool = False
     records: bool = True
+    tensor_parallel: int = 1
     asked: dict[str, Any] = field(default_factory=dict)
 
 
@@ -97,29 +101,39 @@ class Outcome:
         }
 
 
-def run_evaluations(models: Sequence[str | Path], evaluate: Evaluate, how: How, console: Console) -> Outcome:
+def run_evaluations(
+    models: Sequence[str | Path], evaluate: Evaluate, how: How, console: Console, ranks: Ranks = ALONE
+) -> Outcome:
     """Evaluates every model, compares each pair of them, and writes the report.
 
+    Several `ranks` call this with the same arguments and share what models are asked; the first compares and writes.
     Raises `UsageError` for a model that is given twice, `OutputError` for an output that exists, and whatever
     `evaluate` raises.
     """
+    if ranks.are_several and how.tensor_parallel > 1:
+        raise UsageError(
+            "--tensor-parallel starts processes of its own, which do not go with several ranks. Choose one."
+        )
     output, results = output_of(how), list[ModelResults]()
+    ranks.connect(resolve_device(how.device))
+    load = Loader(how.adapters, device=how.device, dtype=how.dtype, tensor_parallel=how.tensor_parallel)
     try:
         for place in found_models(models, checkpoints=how.checkpoints):
             console.info(f"Evaluating {place.name}")
-            loaded = load_adapted(place.directory, how.adapters, device=how.device, dtype=how.dtype)
-            generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids)
+            loaded = load(place.directory)
+            generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, ranks=ranks)
             evaluations = list(evaluate(Subject(place, generator)))
             results.append(ModelResults(place.name, evaluations, place.about()))
             generator.close()
-            if how.records and not how.adapters:
+            if how.records and not how.adapters and ranks.is_first:
                 _record(place.directory, evaluations, console)
     except BaseException:
-        if results:
+        if results and ranks.is_first:
             finished(results, output, how)
             console.warn(f"What was found until then is in {output}.")
         raise
-    return finished(results, output, how)
+    with ranks.together():
+        return finished(results, output, how) if ranks.is_first else Outcome(results, [], output)
 
 
 def compare_reports(directories: Sequence[Path], how: How) -> Outcome:

@@ -61,7 +61,9 @@ class Perplexity:
         if texts.count < everything.count:
             note = f"A sample: {texts.count:,} of {everything.count:,} texts, evenly from the whole."
             found = replace(found, notes=[note, *found.notes])
-        return [found if not self.compressors else self._beside_compressors(found, texts, num_bytes, corpus)]
+        if not self.compressors or not subject.generator.ranks.is_first:
+            return [found]
+        return [self._beside_compressors(found, texts, num_bytes, corpus)]
 
     def _beside_compressors(self, found: Evaluation, texts: Held, num_bytes: int, corpus: Corpus | None) -> Evaluation:
         marks = compress(
@@ -99,7 +101,8 @@ class Tasks:
         if others:
             by_seed = [self.harness(subject, others, seed) for seed in self.seeds]
             found += [over_seeds(each) for each in zip(*by_seed, strict=True)]
-        return [self._checked(each, corpus) for each in found]
+        # The report is made by the first of several ranks.
+        return [self._checked(each, corpus) if subject.generator.ranks.is_first else each for each in found]
 
     def _asked(self, subject: Subject, task: str, seed: int, corpus: Corpus | None) -> Evaluation:
         if task.endswith(".jsonl") and Path(task).is_file() and holds_requests(task):

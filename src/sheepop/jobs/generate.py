@@ -22,6 +22,29 @@ def load_adapted(
     return with_adapters(loaded, adapters) if adapters else loaded
 
 
+class Loader:
+    """Loads models in parts, on `tensor_parallel` processes that it starts, or whole where that is 1."""
+
+    def __init__(
+        self,
+        adapters: Sequence[str | Path] = (),
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        tensor_parallel: int = 1,
+    ) -> None:
+        if tensor_parallel > 1 and adapters:
+            raise UsageError("A model with an adapter is not split over processes. Leave one of them out.")
+        self._adapters, self._device, self._dtype = adapters, device, dtype
+        self._followers = Followers(tensor_parallel, resolve_device(device)) if tensor_parallel > 1 else None
+
+    def __call__(self, model: str | Path) -> LoadedModel:
+        """The model that `model` means; raises as `load_adapted` does, and `ConfigError` for one that has no parts."""
+        if self._followers is not None:
+            return self._followers.load(Path(model), dtype_named(self._dtype))
+        return load_adapted(model, self._adapters, device=self._device, dtype=self._dtype)
+
+
 def load_generator(
     model: str | Path,
     *,
@@ -36,12 +59,7 @@ def load_generator(
     `dtype` is the name of the one to compute in; None keeps the one in which the weights are stored. `adapters` are as
     `load_adapted` takes them. With `tensor_parallel` so many processes have a part of the model each.
     """
-    if tensor_parallel > 1:
-        if adapters:
-            raise UsageError("A model with an adapter is not split over processes. Leave one of them out.")
-        loaded = Followers(tensor_parallel, resolve_device(device)).load(Path(model), dtype_named(dtype))
-    else:
-        loaded = load_adapted(model, adapters, device=device, dtype=dtype)
+    loaded = Loader(adapters, device=device, dtype=dtype, tensor_parallel=tensor_parallel)(model)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft)
 

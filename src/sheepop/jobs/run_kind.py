@@ -112,10 +112,12 @@ class RunData(Protocol):
     def samples(self, model: Transformer, config: SheepOpConfig, device: str) -> Samples | None:
         """Lets a model write while it learns: one row for each text, by the step; None where it is not to."""
 
-    def evaluations(self, model: Transformer, config: SheepOpConfig, device: str) -> Evaluations | None:
+    def evaluations(
+        self, model: Transformer, config: SheepOpConfig, device: str, ranks: Ranks = ALONE
+    ) -> Evaluations | None:
         """Measures a model while it learns, as `evaluation` says; None where nothing is asked for."""
         asked = self.asked(config)
-        return None if asked is None else TrainingEvaluations(model, self.tokenizer(), asked, device)
+        return None if asked is None else TrainingEvaluations(model, self.tokenizer(), asked, device, ranks)
 
     def provenance(self) -> dict[str, Any]:
         """What a model says of the data that it was made from, beside the fingerprint."""

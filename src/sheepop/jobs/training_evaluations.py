@@ -18,6 +18,7 @@ from sheepop.evaluate.texts import Held, held_texts
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import Transformer
+from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 
 _KEY = "evaluation"
@@ -61,10 +62,12 @@ class Asked:
 
 
 class TrainingEvaluations:
-    """Asks a model the same every time; the callback of the loop."""
+    """Asks a model the same every time; the callback of the loop. Several `ranks` share the answering."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, asked: Asked, device: str) -> None:
-        self._generator, self._asked = Generator(model, tokenizer, device=device), asked
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, asked: Asked, device: str, ranks: Ranks = ALONE
+    ) -> None:
+        self._generator, self._asked = Generator(model, tokenizer, device=device, ranks=ranks), asked
 
     def __call__(self) -> Sequence[Mapping[str, Any]]:
         """The scores of everything that is asked."""

@@ -27,6 +27,7 @@ from sheepop.jobs.training_evaluations import evaluation_interval
 from sheepop.jobs.training_samples import TrainingTraces
 from sheepop.model import Transformer, blank_model
 from sheepop.model.accounting.operations import training_flops_per_token
+from sheepop.parallel.lateness import Lateness
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import ALONE, Ranks
@@ -55,7 +56,7 @@ from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
 from sheepop.train.sharded import ShardedModel
 from sheepop.train.sinks import RunDescription, open_sinks
 from sheepop.train.source import SharedSource
-from sheepop.train.step import StepRunner
+from sheepop.train.step import Gradients, StepRunner
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def run_loop(
     form = data.form(model, config)
     settings = config.training.resolved()
     sample = data.samples(model, config, device)
-    evaluate = data.evaluations(model, config, device)
+    evaluate = data.evaluations(model, config, device, ranks)
     if config.trace.prompt is not None:
         sample = TrainingTraces(model, tokenizer, config.trace, run.traces, sample)
     placement, pieces = _placed(model, optimizers, config, ranks, device)
@@ -130,6 +131,12 @@ def run_loop(
         if ranks.is_first:
             write_run_config(run, ended_with)
 
+    lateness = None
+    if ranks.are_several:
+        group = Layout(ranks, config.parallel).stage_size
+        # A host that waits for its GPU waits for other ranks with it.
+        lateness = Lateness(ranks, group, console, waits=[Gradients.read.__code__])
+
     with ExitStack() as stack:
         metrics = JsonLines(run.metrics_file, state.metrics_bytes) if ranks.is_first else NoLines()
         stack.callback(metrics.close)
@@ -149,6 +156,7 @@ def run_loop(
             sinks=[stack.enter_context(open_sinks(sinks, _description(run, record, config, state), console))],
             console=console,
             is_sampled=config.training.eval_tokens is not None,
+            measure=dict if lateness is None else lateness.measured,
         )
         around_step: AroundStep = unobserved
         if profile_steps is not None and ranks.is_first:
@@ -160,7 +168,9 @@ def run_loop(
                 console=console,
             )
             stack.callback(around_step.close)
-        if ranks.are_several:
+        if lateness is not None:
+            stack.enter_context(lateness.own_time.watching())
+            around_step = _both(lateness.own_time.step, around_step)
             watchdog = Watchdog(
                 ranks.rank, ranks.board("watchdog"), run.stacks, config.parallel.patience, Console(quiet=True)
             )
@@ -200,7 +210,7 @@ def run_loop(
             validate=validation,
             # Others wait for the first rank at the next step.
             sample=sample if sample and ranks.is_first else (lambda step: []),
-            evaluate=evaluate if ranks.is_first else None,
+            evaluate=evaluate,
             seed=config.seed,
             keep_checkpoints=config.training.keep_checkpoints,
             trouble=config.training.trouble,

@@ -125,10 +125,10 @@ def run_on_this_machine(launch: Launch, console: Console) -> int:
         if failure.exitcode >= 0:
             return int(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
-        raise RanksError(
-            f"Rank {rank} was ended by {name}, and the others with it. The run goes on from its last checkpoint with "
-            "the same command and --resume auto."
-        ) from None
+        remedy = "The run goes on from its last checkpoint with the same command and --resume auto."
+        if launch.command[0] != "train":
+            remedy = "Start the command again."
+        raise RanksError(f"Rank {rank} was ended by {name}, and the others with it. {remedy}") from None
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sheepop.core.errors import ConfigError, DeviceError, RanksError, SheepOpError
+from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
+from sheepop.parallel.meeting import ARRIVAL, arrival, has_agent, met, unfound, variable
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
-_ARRIVAL = timedelta(minutes=5)
 _PATIENCE = timedelta(hours=2)
 _POLL_SECONDS = 0.02
 _LINGER = timedelta(seconds=3)
@@ -38,6 +37,7 @@ class Ranks:
         self.rank, self.size, self.restarts = rank, size, restarts
         self._store = store
         self._turns = 0
+        self._gathered: Board | None = None
 
     @property
     def are_several(self) -> bool:
@@ -54,41 +54,43 @@ class Ranks:
     def joined(cls) -> Iterator[Ranks]:
         """The ranks that torchrun started this process with, until the block ends; alone without torchrun.
 
-        Of the errors that end several of them one is said, by the first that met one; the others end in silence.
-        Raises `ConfigError` for an environment that has only some of torchrun's variables, and `DeviceError` where the
-        others are not found.
+        Of the errors and signals that end several of them one is said, by the first that met one; the others end in
+        silence. They wait for each other for as many seconds as the environment's ``SHEEPOP_ARRIVAL`` says, or five
+        minutes. Raises `ConfigError` for an environment that has only some of torchrun's variables, and `DeviceError`
+        where the others are not found.
         """
-        restarts = _variable("TORCHELASTIC_RESTART_COUNT", 0)
-        if _variable("WORLD_SIZE", 1) == 1:
+        restarts = variable("TORCHELASTIC_RESTART_COUNT", 0)
+        if variable("WORLD_SIZE", 1) == 1:
             yield cls(restarts=restarts)
             return
         from torch import distributed as dist
         from torch._C._distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
 
-        for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
-            _variable(name)
-        try:
-            store, rank, size = next(rendezvous("env://", timeout=_ARRIVAL))
-        except (RuntimeError, ValueError) as error:
-            raise DeviceError(_unfound(error)) from None
+        rank, size, _ = (variable(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        within = arrival()
         # The store of the launcher outlives a restart, and with it what was said before.
-        ranks = cls(rank, size, restarts, PrefixStore(f"attempt-{restarts}", store))
+        ranks = cls(rank, size, restarts, PrefixStore(f"attempt-{restarts}", met(rank, size, within)))
         try:
             with ranks._speaking_once():
-                ranks._await_arrival()
+                ranks._await_arrival(within)
                 yield ranks
+                board = ranks.board("end")
+                board.arrive()
+                if ranks.is_first and not has_agent():
+                    board.await_all(size, within=_LINGER)  # who still reads: the store ends with this process
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
-    def _await_arrival(self) -> None:
+    def _await_arrival(self, within: timedelta) -> None:
         board = self.board("arrival")
+        board.tell(str(self.rank), "")
         board.arrive()
-        if not board.await_all(self.size, within=_ARRIVAL):
+        if not board.await_all(self.size, within=within):
+            missing = [f"rank {rank}" for rank in range(self.size) if not board.has(str(rank))]
             raise DeviceError(
-                f"Not all of the {self.size} ranks were there after {_ARRIVAL.seconds} seconds. See that all of them "
-                "were started."
+                f"Of {self.size} ranks {first_few(missing, 3)} did not come within {within.total_seconds():g} seconds "
+                f"({ARRIVAL}). See that all of them were started, and what those said."
             )
 
     def connect(self, device: str) -> None:
@@ -101,7 +103,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        local = _variable("LOCAL_RANK")
+        local = variable("LOCAL_RANK")
         if device == "cuda":
             if local >= torch.cuda.device_count():
                 raise DeviceError(
@@ -116,7 +118,7 @@ class Ranks:
         try:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(_unfound(error)) from None
+            raise DeviceError(unfound(error)) from None
 
     def told(self, value: Any) -> Any:
         """What the first rank gives here, as JSON, on all of them, however long it takes."""
@@ -133,7 +135,22 @@ class Ranks:
             return [value]
         board = self.board(f"gathered-{self._turn()}")
         board.tell(str(self.rank), json.dumps(value))
-        return [json.loads(board.hear(str(rank))) for rank in range(self.size)]
+        found = [json.loads(board.hear(str(rank))) for rank in range(self.size)]
+        if self._gathered is not None:  # which all have read, since they have told this
+            self._gathered.forget(str(self.rank))
+        self._gathered = board
+        return found
+
+    def shared(self, count: int, compute: Callable[[range], Sequence[Any]]) -> list[Any]:
+        """What `count` pieces of work give, in their order, on all ranks, each of which computes some in a row.
+
+        `compute` gives what the pieces with the numbers that it hears give, as JSON.
+        """
+        here = range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+        own = compute(here)
+        if len(own) != len(here):
+            raise ValueError(f"{len(here)} pieces of work gave {len(own)} results")
+        return [each for told in self.gathered(list(own)) for each in told]
 
     @contextmanager
     def first_ahead(self) -> Iterator[None]:
@@ -201,23 +218,21 @@ class Ranks:
         board = self.board("errors")
         try:
             yield
-        except SystemExit:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             # A launcher ends the others when one has ended, and then that one has said why.
-            if (code := self._code_of(board)) is not None:
-                raise SystemExit(code) from None
-            raise
-        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, SystemExit) and (code := self._code_of(board)) is not None:
+                raise EndedWithOthers(code) from None
             found = loss_of_ranks(error) or error
             try:
                 speaks = board.arrive() == 1
                 board.fail(found)
-                if self.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
-                    board.await_all(self.size, within=_LINGER)  # the store ends with this process
+                if self.is_first and not has_agent():
+                    board.await_all(self.size, within=_LINGER, heeds_failures=False)  # the store ends with this process
             except RuntimeError:  # it has gone with the first rank, and nobody knows whether that said why
                 speaks = self.rank == 1
             if not speaks:
                 _linger()
-                raise SystemExit(_exit_code(found)) from None
+                raise EndedWithOthers(_exit_code(found)) from None
             if isinstance(found, SheepOpError) and not self.is_first:
                 found.args = (f"Rank {self.rank} of {self.size}, on {socket.gethostname()}: {found}",)
             raise found from (None if found is not error else error.__cause__)
@@ -251,8 +266,16 @@ class Board:
 
     def hear(self, key: str) -> str:
         """Waits for what another rank leaves there."""
-        self._wait(lambda: bool(self._store.check([f"{self._name}/{key}"])), None)
+        self._wait(lambda: self.has(key))
         return bytes(self._store.get(f"{self._name}/{key}")).decode()
+
+    def has(self, key: str) -> bool:
+        """Whether something was left there."""
+        return bool(self._store.check([f"{self._name}/{key}"]))
+
+    def forget(self, key: str) -> None:
+        """Takes away what this rank has left there."""
+        self._store.delete_key(f"{self._name}/{key}")
 
     def arrive(self) -> int:
         """Says that this rank has done its part; how many have."""
@@ -262,9 +285,9 @@ class Board:
         """How many have arrived."""
         return int(self._store.add(f"{self._name}/arrived", 0))
 
-    def await_all(self, count: int, *, within: timedelta | None = None) -> bool:
+    def await_all(self, count: int, *, within: timedelta | None = None, heeds_failures: bool = True) -> bool:
         """Waits until `count` ranks have arrived, for a time if one is given; whether they have."""
-        return self._wait(lambda: self.count() >= count, within)
+        return self._wait(lambda: self.count() >= count, within, heeds_failures=heeds_failures)
 
     def fail(self, error: BaseException) -> None:
         """Says that this rank has failed, so that nobody waits for it."""
@@ -274,10 +297,12 @@ class Board:
         """The exit code of a rank that has failed, if one has."""
         return int(bytes(self._store.get(_FAILED))) if self._store.check([_FAILED]) else None
 
-    def _wait(self, is_there: Callable[[], bool], within: timedelta | None) -> bool:
+    def _wait(
+        self, is_there: Callable[[], bool], within: timedelta | None = None, *, heeds_failures: bool = True
+    ) -> bool:
         started = time.monotonic()
         while not is_there():
-            if within is None and (code := self.failed()) is not None:
+            if heeds_failures and (code := self.failed()) is not None:
                 raise SystemExit(code)
             if self.is_given_up:
                 raise RanksError("Another rank was lost, so its part was not waited for.")
@@ -318,24 +343,3 @@ def loss_of_ranks(error: BaseException) -> RanksError | None:
 def _reason(error: BaseException) -> str:
     """What happened, of a message that begins with a place in gloo's source and goes on with advice."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0]
-
-
-def _unfound(error: Exception) -> str:
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    return (
-        f"The {os.environ.get('WORLD_SIZE')} ranks did not find each other at {place}: {error}. See that all of them "
-        "were started, and that no other program uses the port."
-    )
-
-
-def _variable(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        return int(text or "")
-    except ValueError:
-        raise ConfigError(
-            f"The environment has WORLD_SIZE = {os.environ.get('WORLD_SIZE')}, but {name} = {text}. Start ranks with "
-            "torchrun, which sets both."
-        ) from None

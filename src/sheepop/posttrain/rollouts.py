@@ -123,44 +123,27 @@ class Writer:
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
         """`count` answers to each question; question i of the list has a seed made of `seed` and i."""
-        generator = Generator(model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size)
+        generator = Generator(
+            model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
+        )
         settings = GenerationConfig(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
         )
-        here = range(self.ranks.rank, len(questions), self.ranks.size)
-        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in here]
-        prompts = [questions[place].token_ids for place in here]
-        completions = generator.generate(prompts, configs, indices=here)
-        answers = []
-        for number, completion in enumerate(completions):
-            asked = questions[here[number // count]]
-            ids = [*asked.token_ids, *completion.token_ids]
-            answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
-        finished = [completion.finish_reason == "stop" for completion in completions]
-        return self._of_all_ranks(answers, finished, self.reward(answers) if answers else [], questions, count)
-
-    def _of_all_ranks(
-        self,
-        answers: Sequence[Answer],
-        finished: Sequence[bool],
-        rewards: Sequence[float],
-        questions: Sequence[Question],
-        count: int,
-    ) -> Written:
-        """What all have written and judged, in the order of the questions."""
-        own = [
-            (answer.prompt, answer.completion, answer.token_ids, is_finished, reward)
-            for answer, is_finished, reward in zip(answers, finished, rewards, strict=True)
-        ]
-        told = self.ranks.gathered(own)
+        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
+        completions = generator.generate([asked.token_ids for asked in questions], configs)
         found = Written([], [], [], [])
-        for place, asked in enumerate(questions):
-            first = place // self.ranks.size * count
-            for prompt, text, ids, is_finished, reward in told[place % self.ranks.size][first : first + count]:
-                found.answers.append(Answer(prompt, text, ids, asked.fields))
-                found.prompt_lengths.append(len(asked.token_ids))
-                found.is_finished.append(is_finished)
-                found.rewards.append(reward)
+        for number, completion in enumerate(completions):
+            asked = questions[number // count]
+            ids = [*asked.token_ids, *completion.token_ids]
+            found.answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
+            found.prompt_lengths.append(len(asked.token_ids))
+            found.is_finished.append(completion.finish_reason == "stop")
+
+        def judge(numbers: range) -> list[list[float]]:
+            rewards = self.reward(found.answers[numbers.start * count : numbers.stop * count]) if numbers else []
+            return [list(rewards[start : start + count]) for start in range(0, len(rewards), count)]
+
+        found.rewards.extend(reward for told in self.ranks.shared(len(questions), judge) for reward in told)
         return found
 
 

@@ -90,7 +90,7 @@ class Machine:
 class Journal:
     """Keeps the rows of a run. `begin` comes before all else; a row is in ``metrics.jsonl`` before anybody hears it.
 
-    With `is_sampled`, validations read a part of what is held out.
+    With `is_sampled`, validations read a part of what is held out. `measure` finds what else the rows of steps say.
     """
 
     def __init__(
@@ -104,11 +104,12 @@ class Journal:
         sinks: Sequence[Sink] = (),
         console: Console | None = None,
         is_sampled: bool = False,
+        measure: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.metrics, self.samples, self.throughput = metrics, samples, throughput
         self._device, self._precision, self._sinks = device, precision, sinks
         self._console = console or Console.silent()
-        self._is_sampled = is_sampled
+        self._is_sampled, self._measure = is_sampled, measure
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:
         """Starts the clocks and the live view of a run that stands at `state`."""
@@ -181,6 +182,7 @@ class Journal:
             tokens=state.tokens,
             **rates,
             **self._machine.take(),
+            **self._measure(),
             seconds=self.seconds,
             **measured,
             **({"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}),

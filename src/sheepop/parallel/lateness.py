@@ -1,0 +1,146 @@
+"""Who all ranks wait for: how much later than the others a rank comes to what they do together.
+
+An exchange ends on all ranks when the last one has come to it, so the steps of a slow rank are as long as those of the
+others. They differ in how much of a step is their own work. A thread looks now and then at what the thread of the steps
+is doing, which costs a step next to nothing and sees every exchange, whoever makes it. What a GPU computes is not seen:
+there it is hosts that are compared, which load data and start kernels.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from sheepop.core.console import Console
+from sheepop.parallel.ranks import Ranks
+
+_LOOK_SECONDS = 0.02
+_FEWEST_LOOKS = 50  # that a share of the time is told from
+_CLEARLY = 0.2  # of a step
+_A_WHILE = 3  # measurements in a row
+_EXCHANGES = ("torch.distributed", "sheepop.parallel.ranks")
+_DEPTH = 2  # an exchange of a functional collective is one call further in
+
+
+class OwnTime:
+    """How much of its steps the thread that makes this works itself; at `waits` it waits too, and in every exchange."""
+
+    def __init__(self, waits: Collection[CodeType] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._waits, self._clock = frozenset(waits), clock
+        self._watched, self._ended = threading.get_ident(), threading.Event()
+        self._since: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was seen."""
+        self._seconds, self._steps, self._looks, self._own = 0.0, 0, 0, 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Looks within the block."""
+        threading.Thread(target=self._watch, name="own time", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """The work of a step."""
+        self._since = self._clock()
+        self._steps += 1
+        try:
+            yield
+        finally:
+            self._seconds += self._clock() - self._since
+            self._since = None
+
+    def seen(self) -> tuple[float, float, float]:
+        """Seconds of a step, the share of them that is own work, and how often was looked."""
+        running = 0.0 if self._since is None else self._clock() - self._since
+        return (self._seconds + running) / max(1, self._steps), self._own / max(1, self._looks), self._looks
+
+    def look(self, frame: FrameType | None) -> None:
+        """Counts what a thread is doing whose innermost call is `frame`."""
+        self._looks += 1
+        for _ in range(_DEPTH):
+            if frame is None:
+                break
+            if frame.f_code in self._waits or str(frame.f_globals.get("__name__")).startswith(_EXCHANGES):
+                return
+            frame = frame.f_back
+        self._own += 1
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            if self._since is not None:
+                self.look(sys._current_frames().get(self._watched))
+
+
+def latest(own: Sequence[float], group: int) -> tuple[int, float]:
+    """The rank that is waited for and how long, of the seconds of own work that each has in a step.
+
+    Only ranks that do the same are compared, `group` of them in a row: each with the median of the others.
+    """
+    waited = [0.0] * len(own)
+    for rank in range(len(own)):
+        first = rank // group * group
+        others = [own[other] for other in range(first, first + group) if other != rank]
+        waited[rank] = max(0.0, own[rank] - median(others)) if others else 0.0
+    rank = waited.index(max(waited))
+    return rank, waited[rank]
+
+
+@dataclass
+class Suspicion:
+    """Tells when one rank has been waited for clearly and for a while: once, and again where it is another or twice."""
+
+    rank: int = -1
+    count: int = 0
+    told: tuple[int, float] = (-1, 0.0)
+
+    def confirmed(self, rank: int, waited: float, step: float) -> bool:
+        """Whether it is time to say so, of a rank that is waited for `waited` of the `step` seconds of a step."""
+        is_clear = waited > _CLEARLY * step
+        self.count = (self.count + 1 if rank == self.rank else 1) if is_clear else 0
+        self.rank = rank
+        is_news = rank != self.told[0] or waited >= 2 * self.told[1]
+        if self.count < _A_WHILE or not is_news:
+            return False
+        self.told = rank, waited
+        return True
+
+
+class Lateness:
+    """Compares the `ranks`, of which `group` in a row do the same, and warns on the console of one that is late."""
+
+    def __init__(self, ranks: Ranks, group: int, console: Console, waits: Collection[CodeType] = ()) -> None:
+        self._ranks, self._group, self._console = ranks, group, console
+        self.own_time, self._suspicion = OwnTime(waits), Suspicion()
+        self._hosts = ranks.gathered(socket.gethostname())
+
+    def measured(self) -> dict[str, Any]:
+        """What a row of metrics says of it, once there is enough to tell; all ranks call this in the same step."""
+        told = torch.zeros(self._ranks.size, 3, dtype=torch.float64)
+        told[self._ranks.rank] = torch.tensor(self.own_time.seen(), dtype=torch.float64)
+        steps, shares, looks = self._ranks.total(told).T.tolist()
+        if min(looks) < _FEWEST_LOOKS:
+            return {}
+        self.own_time.restart()
+        rank, waited = latest([step * share for step, share in zip(steps, shares, strict=True)], self._group)
+        if self._suspicion.confirmed(rank, waited, steps[rank]):
+            self._console.warn(
+                f"Rank {rank}, on {self._hosts[rank]}, arrives {waited:.2g} s after the others at every step "
+                f"({steps[rank]:.2g} s), so all wait for it."
+            )
+        return {"slowest_rank": rank, "seconds_waited_for": waited}
