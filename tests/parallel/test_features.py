@@ -102,13 +102,13 @@ class Feature:
     terms: LossTerms = field(default_factory=LossTerms)
     change: Callable[[Transformer], None] = _unchanged
     steps: Steps = field(default_factory=Steps)
-    gradient: float = 1e-4
-    moved: float = 2e-2
-    loss: float = 1e-4
+    gradient: float = 1e-5
+    moved: float = 1e-2
+    loss: float = 1e-5
 
 
 # What rounding to two bytes leaves alike: of gradients a few percent, and of what Adam makes of the smallest ones less.
-_TWO_BYTES = {"gradient": 0.1, "moved": 0.5, "loss": 2e-3}
+_TWO_BYTES = {"gradient": 0.06, "moved": 0.5, "loss": 1e-3}
 
 FEATURES = {
     "bf16": Feature(precision="bf16", **_TWO_BYTES),
@@ -166,7 +166,7 @@ class Course:
 
 def _course(feature: Feature, strategy: Strategy, ranks: Ranks | None) -> Course:
     """The steps, by one device or by these ranks, of which the others begin with weights that they have to give up."""
-    model = build_model(_NETWORK.replace(**strategy.network, **feature.network), seed=ranks.rank if ranks else 0)
+    model = build_model(_NETWORK.replace(**{**strategy.network, **feature.network}), seed=ranks.rank if ranks else 0)
     feature.change(model)
     apply_activation_checkpointing(model, feature.checkpointing)
     config = TrainingConfig(learning_rate=1e-3, schedule="constant", **feature.training)
@@ -183,22 +183,19 @@ def _course(feature: Feature, strategy: Strategy, ranks: Ranks | None) -> Course
     evaluation = build_evaluation_weights(model, optimizers, config)
     runner = StepRunner(placement, NextToken(feature.terms), optimizers, evaluation, 0.5)
     begun = _wholes(placement, model)
-    losses, norms, gradients, differences = [], [], {}, []
+    losses: list[float] = []
+    norms: list[float] = []
     for number, step in enumerate(feature.steps):
         if isinstance(placement, ShardedModel):
             step = step.part(placement.layout.share(len(step.micro_batches)))
             step = step if placement.context is None else step.columns(placement.context)
-        take = partial(
-            runner.gradients, step, loss_scale=feature.scale,
-            before_forward=lambda micro, number=number: seed_torch(5, "dropout", number, micro),
-        )  # fmt: skip
+        seeds = partial(seed_torch, 5, "dropout", number)
+        how: dict[str, Any] = {"loss_scale": feature.scale, "before_forward": seeds}
         if number == 0:
-            differences = list(take(verified=True).differences)
+            differences = list(runner.gradients(step, verified=True, **how).differences)
             here = {name: each.grad.to_dense() for name, each in model.named_parameters() if each.grad is not None}
             gradients = dict(placement.pieces.wholes(here) if isinstance(placement, ShardedModel) else here)
-        outcome = runner.take(
-            step, number=number, loss_scale=feature.scale, before_forward=take.keywords["before_forward"]
-        )
+        outcome = runner.take(step, number=number, **how)
         assert outcome.is_taken
         losses.append(outcome.objective)
         norms.append(outcome.norm)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sheepop.checkpoint import RunDirectory
+
 from ..command_line import Ended
 from ..faults.conftest import DISTURBED, TIMING
 from .conftest import Together, rows
@@ -85,3 +87,14 @@ def test_all_ranks_meet_the_trouble_of_one_as_one_process_does(
     assert [end.code for end in ends] == [0] * strategy.ranks, ends
     assert sum("non-finite" in end.err for end in ends) == 1
     _same(one, run)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_ranks_save_what_was_good_and_one_says_why_they_stop(together: Together, tmp_path: Path, name: str) -> None:
+    strategy, run = STRATEGIES[name], tmp_path / "run"
+    options = together.options(run, *_SETTINGS, "training.trouble.non_finite=stop", *strategy.options)
+    ends = _disturbed(together, "sheepop.train.sharded ShardedModel.clip", 0, options, strategy.ranks)
+    assert [end.code for end in ends] == [1] * strategy.ranks, ends
+    assert sum("Step 6 gave" in end.err for end in ends) == 1, ends
+    assert RunDirectory.open(run).pointer("latest") == _NO_NUMBER - 1
