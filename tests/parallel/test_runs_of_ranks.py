@@ -237,22 +237,6 @@ def test_two_ranks_tune_as_one_process_does(
     assert load_model(two).provenance["step"] == load_model(one).provenance["step"]
 
 
-@pytest.mark.campaign
-def test_a_run_whose_ranks_are_killed_twenty_times_takes_the_same_steps(together: Together, tmp_path: Path) -> None:
-    chosen, run, whole = random.Random(7), tmp_path / "run", tmp_path / "whole"
-    more = ["training.max_steps=60", "training.checkpoint_interval=2", "parallel.zero=3"]
-    assert together.alone(together.options(whole, *more)).code == 0
-    options = [*together.options(run, *more), "--resume", "auto"]
-    for _ in range(20):
-        ranks = together.start(2, options)
-        latest = RunDirectory(run).pointer("latest") or 0
-        await_step(ranks, run, min(latest + chosen.randrange(1, 4), 58))
-        chosen.choice(ranks).kill()
-        assert all(rank.wait().code != 0 for rank in ranks)
-    assert [end.code for end in together.run(2, options)] == [0, 0]
-    require_same_course(whole, run)
-
-
 def test_ranks_that_hang_write_down_where_they_stand(together: Together, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*together.options(run, "parallel.patience=1.5", "parallel.zero=3")]

@@ -45,7 +45,7 @@ class Rows:
         return sample * T, (sample + 1) * T
 
 
-def make_model(position_encoding: str = "rope", *, tied: bool = True) -> Transformer:
+def make_model(position_encoding: str = "rope", *, tied: bool = True, convolution: int | None = None) -> Transformer:
     config = ModelConfig(
         vocab_size=V,
         d_model=32,
@@ -58,6 +58,7 @@ def make_model(position_encoding: str = "rope", *, tied: bool = True) -> Transfo
         activation="swiglu" if position_encoding == "rope" else "gelu",
         dropout=0.0,
         tie_weights=tied,
+        short_convolution=convolution,
     )
     return build_model(config, 0)
 
@@ -310,9 +311,9 @@ def test_a_step_gives_the_same_bits_again_under_deterministic_algorithms(precisi
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("precision", "convolution"), [("fp32", None), ("bf16", None), ("fp32", 3)])
 def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
-    precision: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, convolution: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compilations: list[int] = []
 
@@ -323,7 +324,7 @@ def test_compiled_blocks_share_one_compilation_and_leave_the_model_as_it_is(
     compile_in_place = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_in_place(self, backend=count))
     torch._dynamo.reset()
-    model, plain = make_model(), make_model()
+    model, plain = make_model(convolution=convolution), make_model(convolution=convolution)
     found = step(model, precision, compiled=True).means()
     assert len(compilations) == 1
     assert found == step(plain, precision).means()

@@ -109,8 +109,9 @@ class Attention(nn.Module):
         if self.convolutions is None:
             return q_BTE, k_BTE, v_BTE
         parts = zip(self.convolutions.items(), (q_BTE, k_BTE, v_BTE), strict=True)
+        where = "" if cache is None else f" of layer {self.layer}"  # else compiled code would be that of one layer
         q_BTE, k_BTE, v_BTE = (
-            convolve(x_BTE, document_ids, cache, f"{name} of layer {self.layer}") for (name, convolve), x_BTE in parts
+            convolve(x_BTE, document_ids, cache, f"{name}{where}") for (name, convolve), x_BTE in parts
         )
         return q_BTE, k_BTE, v_BTE
 

@@ -1,0 +1,64 @@
+"""Every way to share a run: what is proven of one of them is proven of all. A new one is a new row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How many ranks, their layout as `parallel` has it, and what it needs of the network."""
+
+    ranks: int
+    layout: Mapping[str, Any]
+    network: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shares_rows_only(self) -> bool:
+        """Whether ranks have whole passes of their own: data ranks alone."""
+        return self.layout.keys() <= {"zero", "shard"}
+
+    @property
+    def puts_off_weights(self) -> bool:
+        """Whether it goes without compiled blocks and activation checkpointing; see `sheepop.jobs.layout`."""
+        return self.layout.get("schedule") == "zero_bubble"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether blocks may be compiled."""
+        return "context" not in self.layout and not self.puts_off_weights
+
+    @property
+    def options(self) -> list[str]:
+        """The same on the command line, the rest of the layout as it is by itself."""
+        usual = {"zero": 0, "shard": "null", "tensor": 1, "context": 1, "pipeline": 1, "schedule": "1f1b"}
+        layout = [f"parallel.{name}={value}" for name, value in {**usual, **self.layout}.items()]
+        return [*layout, *self.network_options]
+
+    @property
+    def network_options(self) -> list[str]:
+        """What it needs of the network, on the command line."""
+        return [f"model.{name}={value}" for name, value in self.network.items()]
+
+
+STRATEGIES = {
+    "zero 0": Strategy(2, {"zero": 0}),
+    "zero 1": Strategy(2, {"zero": 1}),
+    "zero 2": Strategy(2, {"zero": 2}),
+    "zero 3": Strategy(2, {"zero": 3}),
+    "HSDP": Strategy(4, {"zero": 3, "shard": 2}),
+    "tensor": Strategy(2, {"tensor": 2}),
+    "context": Strategy(2, {"context": 2}),
+    "gpipe": Strategy(2, {"pipeline": 2, "schedule": "gpipe"}),
+    "1f1b": Strategy(2, {"pipeline": 2}),
+    "interleaved": Strategy(2, {"pipeline": 2, "schedule": "interleaved"}),
+    "zero bubble": Strategy(2, {"pipeline": 2, "schedule": "zero_bubble"}),
+    "data x tensor": Strategy(4, {"zero": 3, "tensor": 2}),
+    "data x context": Strategy(4, {"zero": 2, "context": 2}),
+    "data x pipeline": Strategy(4, {"zero": 1, "pipeline": 2}),
+    "context x tensor": Strategy(4, {"zero": 3, "context": 2, "tensor": 2}),
+    "tensor x pipeline": Strategy(4, {"tensor": 2, "pipeline": 2, "schedule": "zero_bubble"}),
+    "context x pipeline": Strategy(4, {"context": 2, "pipeline": 2, "schedule": "interleaved"}),
+}
