@@ -34,6 +34,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import NextToken
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice, Placement
@@ -57,13 +58,19 @@ TRAINING = {
 
 @dataclass(frozen=True)
 class Strategy:
-    """How many ranks, their layout, and what it needs of the network."""
+    """How many ranks, their layout, and what it needs of the network and of the data."""
 
     ranks: int
     layout: Mapping[str, Any]
     network: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def goes_on_with(self, other: Strategy) -> bool:
+        """Whether one can go on from the checkpoints of the other."""
+        return (self.network, self.data) == (other.network, other.data)
 
 
+_EXPERTS = {"experts": {"count": 4, "per_token": 2, "shared": 1, "d_ff": 32}}
 STRATEGIES = {
     "zero=0 (DDP)": Strategy(2, {"zero": 0}),
     "zero=1": Strategy(2, {"zero": 1}),
@@ -72,6 +79,13 @@ STRATEGIES = {
     "zero=3 shard=2 (HSDP)": Strategy(4, {"zero": 3, "shard": 2}),
     "tensor=2": Strategy(2, {"tensor": 2}),
     "context=2": Strategy(2, {"context": 2}),
+    "context=2 ring": Strategy(2, {"context": 2, "context_method": "ring"}, data={"packing": "false"}),
+    "context=4 ring zero=3": Strategy(
+        4, {"context": 4, "context_method": "ring", "zero": 3}, data={"packing": "false"}
+    ),
+    "expert=2 zero=1": Strategy(2, {"expert": 2, "zero": 1}, _EXPERTS),
+    "expert=4 context=2 tensor=2": Strategy(4, {"expert": 4, "context": 2, "tensor": 2}, _EXPERTS),
+    "expert=2 pipeline=2": Strategy(4, {"expert": 2, "pipeline": 2}, _EXPERTS),
     "pipeline=2 gpipe": Strategy(2, {"pipeline": 2, "schedule": "gpipe"}),
     "pipeline=2 1f1b": Strategy(2, {"pipeline": 2}),
     "pipeline=2 interleaved": Strategy(2, {"pipeline": 2, "schedule": "interleaved"}),
@@ -84,7 +98,17 @@ STRATEGIES = {
     "context=2 pipeline=2 interleaved": Strategy(4, {"context": 2, "pipeline": 2, "schedule": "interleaved"}),
 }
 ONE_PROCESS = Strategy(1, {})
-_WHOLE = {"data": "null", "zero": 0, "shard": "null", "tensor": 1, "context": 1, "pipeline": 1, "schedule": "1f1b"}
+_WHOLE = {
+    "data": "null",
+    "zero": 0,
+    "shard": "null",
+    "tensor": 1,
+    "context": 1,
+    "pipeline": 1,
+    "schedule": "1f1b",
+    "expert": 1,
+    "context_method": "ulysses",
+}
 # Ranks are forked from a process that has loaded this, which takes longer than most of their steps.
 _LOADED = [
     "__main__",
@@ -168,7 +192,8 @@ def _take_steps(strategy: Strategy, answer: Path) -> None:
 
 def _runner(placement: Placement) -> StepRunner:
     optimizers = build_optimizers(placement.model, TrainingConfig(learning_rate=1e-3, schedule="constant"))
-    return StepRunner(placement, NextToken(), optimizers, TrainedWeights(), 1.0)
+    objective = with_experts(NextToken(), placement.model.config)
+    return StepRunner(placement, objective, optimizers, TrainedWeights(), 1.0)
 
 
 def _random_steps() -> Iterator[PreparedStep]:
@@ -199,7 +224,7 @@ class Runs:
 
     def resumed(self, name: str, strategy: Strategy) -> dict[str, Any]:
         """Half of the steps, and the other half by another strategy."""
-        others = [key for key, each in STRATEGIES.items() if each.network == strategy.network]
+        others = [key for key, each in STRATEGIES.items() if each.goes_on_with(strategy)]
         following = others[(others.index(name) + 1) % len(others)]
         after = STRATEGIES[following] if following != name else ONE_PROCESS
         run = self._folder / "resumed" / name.replace(" ", "-")
@@ -229,6 +254,7 @@ class Runs:
             **{f"model.{name}": value for name, value in {**NETWORK, **strategy.network}.items()},
             **{f"training.{name}": value for name, value in {**TRAINING, "max_steps": steps}.items()},
             **{f"parallel.{name}": value for name, value in {**_WHOLE, **strategy.layout}.items()},
+            **{f"data.{name}": value for name, value in strategy.data.items()},
         }
         places = ["--data", str(self._folder / "text"), "--output", str(run), "--device", "cpu", "--resume", "auto"]
         words = [f"{name}={value}" for name, value in settings.items()]
@@ -236,10 +262,10 @@ class Runs:
         return start(strategy.ranks, _command, ["train", *places, "--quiet", *words], run.with_suffix(".log"))
 
     def _difference(self, run: Path, strategy: Strategy) -> float:
-        key = json.dumps(dict(strategy.network))
+        key = json.dumps([dict(strategy.network), dict(strategy.data)])
         if key not in self._alone:
             self._alone[key] = self._folder / f"alone-{len(self._alone)}"
-            _end_well(self._start(Strategy(1, {}, strategy.network), self._alone[key], STEPS))
+            _end_well(self._start(Strategy(1, {}, strategy.network, strategy.data), self._alone[key], STEPS))
         mine, theirs = _rows(run), _rows(self._alone[key])
         same = [[(row["step"], row["split"], row.get("batch_hash")) for row in rows] for rows in (mine, theirs)]
         if same[0] != same[1]:

@@ -28,12 +28,12 @@ class Strategy:
     @property
     def compiles(self) -> bool:
         """Whether blocks may be compiled."""
-        return "context" not in self.layout and not self.puts_off_weights
+        return not self.puts_off_weights
 
     @property
     def options(self) -> list[str]:
         """The same on the command line, the rest of the layout as it is by itself."""
-        usual = {"zero": 0, "shard": "null", "tensor": 1, "context": 1, "pipeline": 1, "schedule": "1f1b"}
+        usual = {"zero": 0, "shard": "null", "tensor": 1, "context": 1, "expert": 1, "pipeline": 1, "schedule": "1f1b"}
         layout = [f"parallel.{name}={value}" for name, value in {**usual, **self.layout}.items()]
         return [*layout, *self.network_options]
 
@@ -43,6 +43,8 @@ class Strategy:
         return [f"model.{name}={value}" for name, value in self.network.items()]
 
 
+_EXPERTS = {"experts": {"count": 4, "per_token": 2, "shared": 1, "d_ff": 32}}
+
 STRATEGIES = {
     "zero 0": Strategy(2, {"zero": 0}),
     "zero 1": Strategy(2, {"zero": 1}),
@@ -51,6 +53,7 @@ STRATEGIES = {
     "HSDP": Strategy(4, {"zero": 3, "shard": 2}),
     "tensor": Strategy(2, {"tensor": 2}),
     "context": Strategy(2, {"context": 2}),
+    "expert": Strategy(2, {"expert": 2, "zero": 1}, _EXPERTS),
     "gpipe": Strategy(2, {"pipeline": 2, "schedule": "gpipe"}),
     "1f1b": Strategy(2, {"pipeline": 2}),
     "interleaved": Strategy(2, {"pipeline": 2, "schedule": "interleaved"}),
@@ -59,6 +62,8 @@ STRATEGIES = {
     "data x context": Strategy(4, {"zero": 2, "context": 2}),
     "data x pipeline": Strategy(4, {"zero": 1, "pipeline": 2}),
     "context x tensor": Strategy(4, {"zero": 3, "context": 2, "tensor": 2}),
+    "expert x context x tensor": Strategy(4, {"expert": 4, "context": 2, "tensor": 2}, _EXPERTS),
+    "expert x pipeline": Strategy(4, {"expert": 2, "pipeline": 2}, _EXPERTS),
     "tensor x pipeline": Strategy(4, {"tensor": 2, "pipeline": 2, "schedule": "zero_bubble"}),
     "context x pipeline": Strategy(4, {"context": 2, "pipeline": 2, "schedule": "interleaved"}),
 }

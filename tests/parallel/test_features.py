@@ -28,6 +28,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
+from sheepop.train.expert_balance import with_experts
 from sheepop.train.objective import NextToken
 from sheepop.train.pipelined import PipelinedModel
 from sheepop.train.placement import OneDevice, Placement
@@ -181,7 +182,7 @@ def _course(feature: Feature, strategy: Strategy, ranks: Ranks | None) -> Course
         placement = kind(model, layout, **options)
         placement.take_over(optimizers)
     evaluation = build_evaluation_weights(model, optimizers, config)
-    runner = StepRunner(placement, NextToken(feature.terms), optimizers, evaluation, 0.5)
+    runner = StepRunner(placement, with_experts(NextToken(feature.terms), model.config), optimizers, evaluation, 0.5)
     begun = _wholes(placement, model)
     losses: list[float] = []
     norms: list[float] = []

@@ -84,7 +84,7 @@ def shared_steps(config: SheepOpConfig, ranks: Ranks, *, is_open: bool) -> Sheep
 def _chosen(config: SheepOpConfig) -> dict[str, Any]:
     """What is settled where it is left open, since the layout does not go with the other choice."""
     parallel, training, found = config.parallel, config.training, dict[str, Any]()
-    if (parallel.context > 1 or parallel.puts_off_weights) and training.compile in (None, "auto"):
+    if parallel.puts_off_weights and training.compile in (None, "auto"):
         found["compile"] = False
     if parallel.puts_off_weights and training.activation_checkpointing == "auto":
         found |= {"activation_checkpointing": "none", "memory_budget": None}
@@ -107,12 +107,10 @@ def _check_training(config: SheepOpConfig) -> None:
             "parallel.context_method = ring is for rows of one document each, and data.packing = true joins several. "
             "Use data.packing=false, or parallel.context_method=ulysses."
         )
-    refused = {
-        "parallel.context": parallel.context > 1 and training.compile is True,
-        "parallel.schedule = zero_bubble": parallel.puts_off_weights and training.compile is True,
-    }
-    for name in (name for name, is_so in refused.items() if is_so):
-        raise ConfigError(f"{name} does not go with training.compile = true. Leave one of them out.")
+    if parallel.puts_off_weights and training.compile is True:
+        raise ConfigError(
+            "parallel.schedule = zero_bubble does not go with training.compile = true. Leave one of them out."
+        )
     if parallel.puts_off_weights and training.activation_checkpointing in ("selective", "full"):
         raise ConfigError(
             "parallel.schedule = zero_bubble goes back through a block twice, which would compute it anew each time "

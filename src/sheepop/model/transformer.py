@@ -81,10 +81,15 @@ class Transformer(nn.Module):
         # A deep copy takes what it finds in its memory for a copy that is made already.
         return copy.deepcopy(self, shared | {id(tensor): found for tensor, found in (replaced or {}).items()})
 
-    def compile_blocks(self) -> None:
-        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's."""
-        self.compiled = True
+    def compile_blocks(self, *, with_attention: bool = True) -> None:
+        """Compiles one block at a time: all of them share one compilation, and none waits for the whole network's.
+
+        Attention that asks a cache by the number of its layer would be compiled for each: it can be left as it is.
+        """
+        self.compiled = with_attention
         for block in self.layers:
+            if not with_attention:
+                block.attention.forward = torch.compiler.disable(block.attention.forward)
             block.compile()
 
     def pack_projections(self) -> None:

@@ -63,7 +63,7 @@ class ShardedModel(Placement):
             if layout.config.tensor > 1:
                 split(part, SharingRanks.of(mesh[TENSOR]))
             if compiled:
-                part.compile_blocks()
+                part.compile_blocks(with_attention=self.context is None)
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
         for part in self._parts:
