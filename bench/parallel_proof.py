@@ -70,6 +70,7 @@ class Strategy:
         return (self.network, self.data) == (other.network, other.data)
 
 
+_RING, _ALONE = {"context_method": "ring"}, {"packing": "false"}
 _EXPERTS = {"experts": {"count": 4, "per_token": 2, "shared": 1, "d_ff": 32}}
 STRATEGIES = {
     "zero=0 (DDP)": Strategy(2, {"zero": 0}),
