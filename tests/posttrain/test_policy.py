@@ -17,8 +17,8 @@ from sheepop.posttrain.grpo import GroupPolicy
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
 from sheepop.posttrain.ppo import ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer
-from sheepop.posttrain.rollouts import Written
 from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.posttrain.written import Written
 from sheepop.train.tensor_batch import TensorBatch
 
 LENGTHS, PROMPTS = [5, 9, 3, 7], [2, 4, 1, 3]

@@ -18,8 +18,8 @@ from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
 from sheepop.posttrain.encoding import ExampleEncoder, template_of
 from sheepop.posttrain.rewards import open_reward
-from sheepop.posttrain.rollouts import Question, Writer, Written
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
+from sheepop.posttrain.written import Question, Writer, Written
 
 _TOGETHER = 32
 

@@ -38,8 +38,9 @@ from sheepop.posttrain.policy import (
 )
 from sheepop.posttrain.ppo import ProximalPolicy
 from sheepop.posttrain.rewards import Reward, open_reward
-from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, Writer, Written, questions_of
+from sheepop.posttrain.rollouts import RewardMethod, RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
+from sheepop.posttrain.written import Writer, Written
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement

@@ -13,7 +13,8 @@ from torch import Tensor
 from sheepop.posttrain.advantages import group_advantages, leave_one_out_advantages
 from sheepop.posttrain.config import GRPOConfig
 from sheepop.posttrain.policy import ADVANTAGES, WEIGHTS
-from sheepop.posttrain.rollouts import RewardMethod, Written
+from sheepop.posttrain.rollouts import RewardMethod
+from sheepop.posttrain.written import Written
 
 
 class GroupPolicy(RewardMethod):

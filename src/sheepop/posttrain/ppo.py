@@ -16,7 +16,8 @@ from torch import Tensor
 from sheepop.posttrain.advantages import generalised_advantages, whitened
 from sheepop.posttrain.config import PPOConfig
 from sheepop.posttrain.policy import ADVANTAGES, RETURNS, WEIGHTS
-from sheepop.posttrain.rollouts import RewardMethod, Written
+from sheepop.posttrain.rollouts import RewardMethod
+from sheepop.posttrain.written import Written
 
 _LARGEST_ERROR = 0.2
 _EPS = 1e-8

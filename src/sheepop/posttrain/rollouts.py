@@ -17,9 +17,7 @@ from sheepop.core.errors import TrainingError
 from sheepop.core.random import derive_seed, numpy_generator
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.data.order import Order
-from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import Transformer
-from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
@@ -30,121 +28,15 @@ from sheepop.posttrain.policy import (
     PolicyObjective,
     no_numbers,
     predicted_values,
-    repetition,
 )
-from sheepop.posttrain.rewards import Answer, Reward
 from sheepop.posttrain.sequences import FinishedNetwork
-from sheepop.tokenizer import Tokenizer
+from sheepop.posttrain.written import Question, Writer, Written
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch
 
 # How often prompts are drawn again before a rollout is learnt from with fewer answers.
 _MOST_DRAWS = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Written:
-    """N answers as they were written and judged, those of one prompt side by side.
-
-    `advantages` are there once a method has said what the rewards mean.
-    """
-
-    answers: list[Answer]
-    prompt_lengths: list[int]
-    is_finished: list[bool]
-    rewards: list[float]
-    advantages: list[float] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.answers)
-
-    @property
-    def lengths(self) -> list[int]:
-        """The tokens that were written."""
-        pairs = zip(self.answers, self.prompt_lengths, strict=True)
-        return [len(answer.token_ids) - prompt for answer, prompt in pairs]
-
-    def learnt_from(self, advantages: Sequence[float | None]) -> Written:
-        """The answers that have an advantage, with it."""
-        kept = [number for number, advantage in enumerate(advantages) if advantage is not None]
-        return Written(
-            [self.answers[number] for number in kept],
-            [self.prompt_lengths[number] for number in kept],
-            [self.is_finished[number] for number in kept],
-            [self.rewards[number] for number in kept],
-            [advantage for advantage in advantages if advantage is not None],
-        )
-
-    def and_more(self, others: Written) -> Written:
-        """These and others."""
-        return Written(
-            self.answers + others.answers,
-            self.prompt_lengths + others.prompt_lengths,
-            self.is_finished + others.is_finished,
-            self.rewards + others.rewards,
-            self.advantages + others.advantages,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the answers."""
-        lengths, answers = self.lengths, self.answers
-        repeated = [
-            repetition(answer.token_ids[prompt:]) for answer, prompt in zip(answers, self.prompt_lengths, strict=True)
-        ]
-        return {
-            "reward": float(np.mean(self.rewards)),
-            "reward_deviation": float(np.std(self.rewards)),
-            "length": float(np.mean(lengths)),
-            "truncated": 1 - float(np.mean(self.is_finished)),
-            "repetition": float(np.mean(repeated)),
-        }
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt as tokens, and what else its line says."""
-
-    token_ids: list[int]
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Writer:
-    """Lets a model answer questions, and has the answers judged; several `ranks` share the questions."""
-
-    tokenizer: Tokenizer
-    reward: Reward
-    max_new_tokens: int
-    temperature: float
-    end_ids: Sequence[int] = ()
-    max_batch_size: int = 128
-    ranks: Ranks = ALONE
-
-    def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
-        """`count` answers to each question; question i of the list has a seed made of `seed` and i."""
-        generator = Generator(
-            model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
-        )
-        settings = GenerationConfig(
-            max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
-        )
-        configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
-        completions = generator.generate([asked.token_ids for asked in questions], configs)
-        found = Written([], [], [], [])
-        for number, completion in enumerate(completions):
-            asked = questions[number // count]
-            ids = [*asked.token_ids, *completion.token_ids]
-            found.answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
-            found.prompt_lengths.append(len(asked.token_ids))
-            found.is_finished.append(completion.finish_reason == "stop")
-
-        def judge(numbers: range) -> list[list[float]]:
-            rewards = self.reward(found.answers[numbers.start * count : numbers.stop * count]) if numbers else []
-            return [list(rewards[start : start + count]) for start in range(0, len(rewards), count)]
-
-        found.rewards.extend(reward for told in self.ranks.shared(len(questions), judge) for reward in told)
-        return found
 
 
 class RewardMethod(Protocol):
