@@ -47,29 +47,37 @@ class Plan:
 
         `state` numbers are kept by the optimizer for each weight, in float32 as weights and gradients are.
         """
-        config, stages = layout.config, stages_of(model, layout, step)
-        pieces = sum(group.piece for stage in stages for group in stage.groups)
-        added = sum(group.added for stage in stages for group in stage.groups)
-        held = {
-            "weights": pieces,
-            "gradients": pieces if config.zero >= 2 else added,
-            "optimizer": state * (pieces - (_tied(model.config, layout) if _ends(layout) == 2 else 0)),
-        }
-        if config.pipeline == 1:
-            most = peak_in_turn(stages[0], config.zero, step.micro_batches)
-        else:
-            rank = layout.pipeline_rank
-            kept = in_flight(config, rank, step.micro_batches)
-            most = peak_through_stages(stages, kept, step.micro_batches, rank if config.puts_off_weights else None)
-        always = held["weights"] + held["optimizer"] + sum(stage.lasting for stage in stages)
-        return cls(layout, held, _sent(model.config, layout, step, stages), always + most)
+        return cls._of(model.config, layout, step, state, stages_of(model, layout, step))
 
     @classmethod
     def largest(cls, model: Transformer, layout: Layout, step: StepShape, state: float = 2.0) -> Plan:
         """That of the rank that needs most memory: those of a pipeline have other layers each."""
+        stages = stages_of(model, layout, step)
         ranks = (Ranks(number * layout.stage_size, layout.ranks.size) for number in range(layout.config.pipeline))
-        plans = (cls.of(model, Layout(each, layout.config), step, state) for each in ranks)
+        plans = (cls._of(model.config, Layout(rank, layout.config), step, state, stages) for rank in ranks)
         return max(plans, key=lambda plan: plan.peak)
+
+    @classmethod
+    def _of(
+        cls, model: ModelConfig, layout: Layout, step: StepShape, state: float, stages: Sequence[StageMemory]
+    ) -> Plan:
+        config, rank = layout.config, layout.pipeline_rank
+        here = [stages[number] for number in config.stages_of(rank)]
+        pieces = sum(group.piece for stage in here for group in stage.groups)
+        added = sum(group.added for stage in here for group in stage.groups)
+        twice = _tied(model, layout) if _ends(layout) == 2 else 0.0
+        held = {
+            "weights": pieces,
+            "gradients": pieces if config.zero >= 2 else added,
+            "optimizer": state * (pieces - twice),
+        }
+        if config.pipeline == 1:
+            most = peak_in_turn(here[0], config.zero, step.micro_batches)
+        else:
+            kept = in_flight(config, rank, step.micro_batches)
+            most = peak_through_stages(here, kept, step.micro_batches, rank if config.puts_off_weights else None)
+        always = held["weights"] + held["optimizer"] + sum(stage.lasting for stage in here)
+        return cls(layout, held, _sent(model, layout, step, here), always + most)
 
     def __str__(self) -> str:
         config = self.layout.config

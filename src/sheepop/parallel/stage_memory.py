@@ -153,23 +153,22 @@ class StageMemory:
 
 
 def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[StageMemory]:
-    """What this rank has of `model`, which may be without numbers: its stages, or all of it as one."""
-    parallel = layout.config
-    activations, back = _activations(model.config, parallel, step)
+    """The stages of `model`, which may be without numbers, as a rank of each has them; all of it where there is one."""
+    activations, back = _activations(model.config, layout.config, step)
+    apart = 2 * activations.block_input
     blocks = []
     for layer, (block, each) in enumerate(zip(model.layers, activations.blocks, strict=True)):
         kept = each.everything
         if step.recomputes(layer):
             kept = activations.block_input + (each.selective if step.recomputed == "selective" else each.full)
         weights = _weights(block.named_parameters(), layout, step.itemsize, _split_in_block)
-        apart = each.selective + 2 * activations.block_input
-        blocks.append(BlockMemory(weights, kept, max(0, each.everything - kept), back[layer], apart))
-    count = parallel.num_stages
-    numbers = parallel.stages_of(layout.pipeline_rank)
-    layers = [layers_of(number, count, len(blocks)) for number in numbers]
+        again = max(0, each.everything - kept)
+        blocks.append(BlockMemory(weights, kept, again, back[layer], each.selective + apart))
+    count = layout.config.num_stages
+    layers = [layers_of(number, count, len(blocks)) for number in range(count)]
     return [
-        _stage(model, layout, step, blocks[here.start : here.stop], activations.rest, number, count)
-        for number, here in zip(numbers, layers, strict=True)
+        _stage(model, layout, step, blocks[here.start : here.stop], activations.rest, number)
+        for number, here in enumerate(layers)
     ]
 
 
@@ -180,11 +179,10 @@ def _stage(
     blocks: Sequence[BlockMemory],
     rest: int,
     number: int,
-    count: int,
 ) -> StageMemory:
-    """Stage `number` of `count`, with these blocks; `rest` is what a whole network keeps outside them."""
+    """Stage `number`, with these blocks; `rest` is what a whole network keeps outside them."""
     config, parallel = model.config, layout.config
-    is_first, is_last = number == 0, number == count - 1
+    is_first, is_last = number == 0, number == parallel.num_stages - 1
     gone = {*(() if is_first else OF_THE_FIRST), *(() if is_last else OF_THE_LAST)}
     inner = {id(parameter) for block in model.layers for parameter in block.parameters()}
     outside: dict[int, tuple[str, Tensor]] = {}
