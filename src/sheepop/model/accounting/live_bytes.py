@@ -7,12 +7,12 @@ allocator keeps beside it. What a kernel takes for itself while it runs is not a
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,9 +67,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
     ) -> Any:
         found = operation(*arguments, **(settings or {}))
-        for leaf in tree_leaves((arguments, settings, found)):
-            if isinstance(leaf, Tensor):
-                self.add(leaf)
+        for tensor in tensors_of((arguments, tuple((settings or {}).values()), found)):
+            self.add(tensor)
         if self._most > self.peak:
             self.peak = max(self.peak, self.now)
         return found
+
+
+def tensors_of(values: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operation, those in lists included."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from tensors_of(value)
