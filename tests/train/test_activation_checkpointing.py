@@ -18,9 +18,10 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, build_model, cross_entropy_sum
 from sheepop.model.accounting import saved_activations
+from sheepop.model.accounting.live_bytes import LiveBytes
 from sheepop.model.accounting.memory import TrainingBytes, training_bytes
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations
+from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations, count_going_back
 from sheepop.model.logits import logits_bytes
 from sheepop.model.loss import linear_cross_entropy
 from sheepop.train import TrainingConfig, build_evaluation_weights, build_optimizers
@@ -191,6 +192,25 @@ def test_after_a_forward_pass_as_many_bytes_are_alive_as_were_counted(name: str,
         # The token ids are kept too, and were there before.
         assert outputs is not None
         assert alive.num_bytes(but=taken.modules) == counted.total(mode, num_blocks) - ids.nbytes, mode
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_going_back_through_blocks_takes_the_bytes_that_were_counted(name: str) -> None:
+    """Through all of them, with gradients let go at once: by then nothing is kept of those behind."""
+    config = ARCHITECTURES[name]
+    kept, back = count_activations(config, 3, 12), count_going_back(config, 3, 12)
+    blocks = [block.everything for block in kept.blocks]
+    expected = max(sum(blocks[: layer + 1]) + taken for layer, taken in enumerate(back))
+    model = build_model(config, 0).train()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    with LiveBytes() as live:
+        hidden_BTD = model.run(torch.arange(3 * 12).view(3, 12)).hidden_states
+        weights = live.now - kept.total()
+        live.forget_peak()
+        torch.autograd.backward(hidden_BTD, torch.ones_like(hidden_BTD))
+    # The final norm, and the hidden states, which are still there.
+    assert expected <= live.peak - weights <= expected + kept.rest + 2 * hidden_BTD.nbytes
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])

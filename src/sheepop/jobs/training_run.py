@@ -32,6 +32,7 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.parallel.sharding import Pieces
+from sheepop.parallel.stage_memory import StepShape
 from sheepop.parallel.watchdog import Watchdog
 from sheepop.train import (
     Checkpointer,
@@ -121,8 +122,8 @@ def run_loop(
     if state is fresh and sample is not None:
         state = state.after(due=(SAMPLE,))
     _announce(config, data, model, plan, state, console)
-    if isinstance(placement, ShardedModel):
-        console.info(f"Layout: {_costs(config, model, optimizers, ranks, plan.max_length)}")
+    if isinstance(placement, ShardedModel) and ranks.is_first:
+        console.info(f"Layout: {_costs(config, optimizers, ranks, plan.max_length, device)}")
     budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
@@ -284,14 +285,20 @@ def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
 
 
 def _costs(
-    config: SheepOpConfig,
-    model: Transformer,
-    optimizers: Sequence[torch.optim.Optimizer],
-    ranks: Ranks,
-    num_tokens: int,
+    config: SheepOpConfig, optimizers: Sequence[torch.optim.Optimizer], ranks: Ranks, num_tokens: int, device: str
 ) -> Plan:
-    layout, rows = Layout(ranks, config.parallel), config.training.resolved().micro_batch_size
-    micro_batches = config.training.global_batch_size // rows // layout.num_data
+    """What a rank of the layout holds and sends, of the one that needs most memory."""
+    layout, settings = Layout(ranks, config.parallel), config.training.resolved()
+    rows = settings.micro_batch_size
+    step = StepShape(
+        rows=rows,
+        num_tokens=num_tokens,
+        micro_batches=max(1, config.training.global_batch_size // rows // layout.num_data),
+        precision=settings.precision,
+        device=device,
+        recomputed=settings.activation_checkpointing,
+        recomputed_blocks=config.training.checkpointed_blocks,
+    )
     # Of the shapes that parameters have here, which are those of pieces.
     numbers, kept = 0, 0
     for optimizer in optimizers:
@@ -300,10 +307,10 @@ def _costs(
                 slots = optimizer_slots(optimizer, group, parameter).values()
                 numbers += parameter.numel()
                 kept += sum(math.prod(shape) for shape in slots if shape is not None)
+    averages = 0 if config.training.ema_decay is None else 1
     with torch.device("meta"):
         whole = blank_model(config.model)
-    state = kept / max(1, numbers)
-    return Plan.of(whole, layout, rows=rows, num_tokens=num_tokens, micro_batches=max(1, micro_batches), state=state)
+    return Plan.largest(whole, layout, step, state=kept / max(1, numbers) + averages)
 
 
 def build_network(data: RunData, config: SheepOpConfig, device: str) -> Transformer:

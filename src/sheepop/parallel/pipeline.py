@@ -33,6 +33,9 @@ logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
 
 _ONE_STAGE = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B}
 _MORE_STAGES = {"interleaved": schedules.ScheduleInterleaved1F1B, "zero_bubble": schedules.ScheduleZBVZeroBubble}
+OF_THE_FIRST = ("embedding", "ngrams", "embedding_norm", "added_positions")
+OF_THE_LAST = ("final_norm", "lm_head", REWARD_HEAD)
+"""The parts of a network outside its layers that only its first and its last stage have."""
 Inputs = Callable[[int], Mapping[str, Any]]
 """What the network reads of a micro-batch, by its number: the arguments of `Transformer.run`."""
 
@@ -71,6 +74,25 @@ def numbers_of(config: ParallelConfig, group: dist.ProcessGroup) -> tuple[int, .
     return config.stages_of(dist.get_rank(group))
 
 
+def in_flight(config: ParallelConfig, rank: int, count: int) -> tuple[int, ...]:
+    """How many of `count` micro-batches each stage of a rank keeps at a time, where these are the most.
+
+    ``1f1b`` goes forwards until the first micro-batch comes back (Narayanan et al. 2019); with two stages there are as
+    many passes before (Narayanan et al. 2021, section 2.2; Qi et al. 2024, section 6).
+    """
+    size = config.pipeline
+    if config.schedule == "gpipe":
+        return (count,)
+    if config.schedule == "1f1b":
+        return (min(count, size - rank),)
+    if config.schedule == "zero_bubble":
+        return min(count, 2 * size - 1 - rank), min(count, rank + 1)
+    in_a_round = count // max(1, count // size)
+    passes = min(2 * count, in_a_round + 2 * (size - 1 - rank) + 1)
+    behind = sum(number // in_a_round % 2 for number in range(passes))
+    return passes - behind, behind
+
+
 class Stage(Transformer):
     """Some of the layers of a network; the first stage has the embedding too, and the last one norm and head.
 
@@ -96,8 +118,7 @@ class Stage(Transformer):
         stage.is_first, stage.is_last = layers.start == 0, layers.stop == len(network.blocks)
         stage.blocks = nn.ModuleList(network.blocks[layer] for layer in layers)
         stage.windows = network.windows[layers.start : layers.stop]
-        gone = [] if stage.is_first else ["embedding", "ngrams", "embedding_norm", "added_positions"]
-        for name in [*gone, *([] if stage.is_last else ["final_norm", "lm_head", REWARD_HEAD])]:
+        for name in [*(() if stage.is_first else OF_THE_FIRST), *(() if stage.is_last else OF_THE_LAST)]:
             setattr(stage, name, None)
         return stage
 

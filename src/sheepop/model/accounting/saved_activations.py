@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sheepop.model.accounting.live_bytes import LiveBytes
 from sheepop.model.attention.blocks import has_block_kernel
 from sheepop.model.block import BlockInputs
 from sheepop.model.config import ModelConfig
@@ -97,6 +98,46 @@ def count_activations(
     counted as autocast to bf16. An encoder-decoder reads sources of the same length. `device` is where the
     kernels are chosen for; it has to be one of this machine.
     """
+    few, kinds = _one_of_each(config)
+    with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
+        found = _count(model, run, _arithmetic(precision, device))
+    return replace(found, blocks=tuple(found.blocks[kind] for kind in kinds))
+
+
+def count_going_back(
+    config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
+) -> tuple[int, ...]:
+    """What going back through each block takes at its most, in bytes, beside what was kept and is let go by and by.
+
+    That is its gradients on the way, the first and the last of them included, and the gradient of one weight at a time.
+    Arguments as in `count_activations`.
+    """
+    few, kinds = _one_of_each(config)
+    with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
+        found = _count_going_back(model, run, _arithmetic(precision, device))
+    return tuple(found[kind] for kind in kinds)
+
+
+def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
+    """A network with one layer of each kind that there is, and which of them each layer is like."""
+    if config.architecture != "decoder":
+        return config, list(range((config.num_encoder_layers or 0) + config.num_layers))
+    kinds = [(config.window(layer), config.has_experts(layer)) for layer in range(config.num_layers)]
+    first = list(dict.fromkeys(kinds))
+    settings: dict[str, Any] = {"num_layers": len(first)}
+    if config.sliding_layers is not None:
+        settings["sliding_layers"] = [place for place, (window, _) in enumerate(first) if window is not None]
+    if config.experts is not None and config.experts.layers is not None:
+        having = [place for place, (_, has_experts) in enumerate(first) if has_experts]
+        settings["experts"] = config.experts.replace(layers=having)
+    return config.replace(**settings), [first.index(kind) for kind in kinds]
+
+
+@contextmanager
+def _on_fake_tensors(
+    config: ModelConfig, rows: int, length: int, precision: str, device: str
+) -> Iterator[tuple[Transformer, Callable[[], Outputs]]]:
+    """A network in training, whose tensors have no numbers, and its pass over a micro-batch."""
     narrowest = min(config.head_size, config.value_size)
     in_blocks = config.attention_backend in ("auto", "flex") and config.dropout == 0
     if in_blocks and has_block_kernel(torch.device(device), narrowest):
@@ -118,7 +159,7 @@ def count_activations(
                 if id(parameter) not in exact:
                     parameter.data = parameter.data.bfloat16()
         sources: dict[str, Any] = {"source_ids": input_ids} if config.architecture == "encoder_decoder" else {}
-        return _count(model, partial(model.run, input_ids, **sources), _arithmetic(precision, device))
+        yield model, partial(model.run, input_ids, **sources)
 
 
 def _arithmetic(precision: str, device: str) -> AbstractContextManager[Any]:
@@ -154,6 +195,43 @@ def _count(model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractC
         for layer, (again, routed) in enumerate(zip(products, recorded, strict=True))
     )
     return Activations(tuple(blocks), inputs[0].nbytes, kept.masks, sum(kept.sizes.get(None, {}).values()))
+
+
+def _count_going_back(
+    model: Transformer, run: Callable[[], Outputs], arithmetic: AbstractContextManager[Any]
+) -> list[int]:
+    passes: list[tuple[Callable[..., Any], Tensor, BlockInputs, tuple[Any, ...]]] = []
+
+    def noted(forward: Callable[..., Any], x_BTD: Tensor, given: BlockInputs, *others: Any) -> Any:
+        memory = None if given.memory is None else given.memory.detach()
+        passes.append((forward, x_BTD, replace(given, memory=memory), others))
+        return forward(x_BTD, given, *others)
+
+    layers: tuple[nn.Module, ...] = model.layers
+    for block in layers:
+        block.forward = partial(noted, block.forward)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
+    with arithmetic, torch.no_grad():
+        run()
+    return [
+        _going_back(partial(forward, x_BTD.requires_grad_(), given, *others), arithmetic)
+        for forward, x_BTD, given, others in passes
+    ]
+
+
+def _going_back(forward: Callable[[], tuple[Tensor, Any]], arithmetic: AbstractContextManager[Any]) -> int:
+    with LiveBytes() as live:
+        with arithmetic:
+            found_BTD, _ = forward()
+        live.forget_peak()
+        before = live.now
+        torch.autograd.backward(found_BTD, torch.empty_like(found_BTD))
+        return live.peak - before
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 class _Kept:

@@ -1,0 +1,322 @@
+"""What a rank has of a network, in bytes: its layers with its part of their weights, and what they keep in a step.
+
+What a block keeps for the backward pass is counted on the network itself (`saved_activations`), with the heads,
+features and tokens that a rank has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sheepop.model import ModelConfig, Transformer
+from sheepop.model.accounting.saved_activations import (
+    Activations,
+    Mode,
+    count_activations,
+    count_going_back,
+)
+from sheepop.model.logits import logits_bytes
+from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.layout import Layout
+from sheepop.parallel.pipeline import OF_THE_FIRST, OF_THE_LAST, layers_of
+from sheepop.parallel.tensor import divides_vocabulary
+
+FLOAT = 4
+_EXPERTS = ".experts."
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Of the steps of a rank: `micro_batches` of `rows` with `num_tokens`, whole rows, and how they are computed.
+
+    The first `recomputed_blocks` are computed again on the way back, all when None, unless `recomputed` is ``none``.
+    """
+
+    rows: int
+    num_tokens: int
+    micro_batches: int = 1
+    precision: str = "fp32"
+    device: str = "cpu"
+    recomputed: Mode = "none"
+    recomputed_blocks: int | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number between layers, and of those of a block's weights that it computes with."""
+        return 2 if self.precision == "bf16" else FLOAT
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """What products are computed in, those of the output head as well."""
+        return {"fp32": torch.float32, "fp16": torch.float16}.get(self.precision, torch.bfloat16)
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether a layer is computed again on the way back."""
+        return self.recomputed != "none" and (self.recomputed_blocks is None or layer < self.recomputed_blocks)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A group of parameters that is gathered and handed over together.
+
+    `numbers` are those that a rank computes with, `padded` with what makes equal pieces, of which `kept` are a rank's.
+    To gather all of it a rank sends `to_gather` numbers, to add up gradients `to_add`. What is computed with takes
+    `itemsize` bytes a number, all else is float32.
+    """
+
+    numbers: float
+    padded: float
+    kept: float
+    to_gather: float
+    to_add: float
+    itemsize: int = FLOAT
+
+    def and_more(self, other: Weights) -> Weights:
+        """These and others."""
+        return Weights(
+            self.numbers + other.numbers,
+            self.padded + other.padded,
+            self.kept + other.kept,
+            self.to_gather + other.to_gather,
+            self.to_add + other.to_add,
+            self.itemsize,
+        )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there are pieces."""
+        return self.kept < self.padded
+
+    @property
+    def whole(self) -> float:
+        """Gathered, to compute with."""
+        return self.padded * self.itemsize
+
+    @property
+    def piece(self) -> float:
+        """What one rank has of it, or of its gradient."""
+        return FLOAT * self.kept
+
+    @property
+    def fresh(self) -> float:
+        """The gradient of a pass."""
+        return self.numbers * self.itemsize
+
+    @property
+    def added(self) -> float:
+        """The sum of the gradients of several."""
+        return FLOAT * self.numbers
+
+    def handing_over(self, gradient: float) -> float:
+        """The gradient and what ranks need to add it up: it is copied, and then only the copy and a piece are there.
+
+        Where there are no pieces the copy is divided by 1, into one more.
+        """
+        buffer = FLOAT * self.padded
+        return max(gradient + buffer, buffer + self.piece + (0.0 if self.is_cut else buffer))
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Of a block: its weights, what it keeps of a micro-batch, and what going back through it takes beside.
+
+    `again` comes back where it is computed once more. `apart` are the gradients of what products and norms give, which
+    wait for those of weights to be computed from them, where these are put off.
+    """
+
+    weights: Weights
+    kept: float
+    again: float
+    back: float
+    apart: float
+    is_mixture: bool = False
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Of a stage, or of the whole network as one: its blocks, the weights outside them, and what is kept there.
+
+    `stream` is the residual stream of a micro-batch between layers. At the end of a network `loss` is there while a
+    loss is computed, `head` is the gradient of the output head, and `lasting` is memory that the end keeps.
+    """
+
+    blocks: Sequence[BlockMemory]
+    outside: Weights
+    stream: float
+    number: int
+    is_first: bool
+    is_last: bool
+    rest: float = 0.0
+    loss: float = 0.0
+    head: float = 0.0
+    lasting: float = 0.0
+
+    @property
+    def groups(self) -> list[Weights]:
+        """All its weights."""
+        return [self.outside, *(block.weights for block in self.blocks)]
+
+    @property
+    def kept(self) -> float:
+        """What it keeps of a micro-batch, with what it gave, or the gradient of the loss; what it was given apart."""
+        inside = sum(block.kept for block in self.blocks) + self.rest
+        return inside + self.stream - (0.0 if self.is_first else self.stream)
+
+    @property
+    def apart(self) -> float:
+        """What waits for gradients of weights; the first stage goes back at once."""
+        return 0.0 if self.is_first else sum(block.apart for block in self.blocks)
+
+
+def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[StageMemory]:
+    """The stages of `model`, which may be without numbers, as a rank of each has them; all of it where there is one."""
+    activations, back = _activations(model.config, layout.config, step)
+    apart = 2 * activations.block_input
+    blocks = []
+    for layer, (block, each) in enumerate(zip(model.layers, activations.blocks, strict=True)):
+        kept = each.everything
+        if step.recomputes(layer):
+            kept = activations.block_input + (each.selective if step.recomputed == "selective" else each.full)
+        weights = _weights(block.named_parameters(), layout, step.itemsize, _split_in_block)
+        weights = weights.and_more(_experts(block.named_parameters(), layout, step.itemsize))
+        again = max(0, each.everything - kept)
+        blocks.append(BlockMemory(weights, kept, again, back[layer], each.selective + apart, layer in model.mixtures))
+    count = layout.config.num_stages
+    layers = [layers_of(number, count, len(blocks)) for number in range(count)]
+    return [
+        _stage(model, layout, step, blocks[here.start : here.stop], activations.rest, number)
+        for number, here in enumerate(layers)
+    ]
+
+
+def _stage(
+    model: Transformer,
+    layout: Layout,
+    step: StepShape,
+    blocks: Sequence[BlockMemory],
+    rest: int,
+    number: int,
+) -> StageMemory:
+    """Stage `number`, with these blocks; `rest` is what a whole network keeps outside them."""
+    config, parallel = model.config, layout.config
+    is_first, is_last = number == 0, number == parallel.num_stages - 1
+    gone = {*(() if is_first else OF_THE_FIRST), *(() if is_last else OF_THE_LAST)}
+    inner = {id(parameter) for block in model.layers for parameter in block.parameters()}
+    outside: dict[int, tuple[str, Tensor]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in inner and name.partition(".")[0] not in gone:
+            outside.setdefault(id(parameter), (name, parameter))
+    weights = _weights(outside.values(), layout, FLOAT, _split_outside)
+    tokens = step.rows * step.num_tokens // parallel.context
+    hidden = tokens * config.d_model * step.itemsize
+    stage = StageMemory(blocks, weights, hidden // parallel.tensor, number, is_first, is_last)
+    if not is_last:
+        return stage
+    size = config.vocabulary // (parallel.tensor if divides_vocabulary(config, parallel.tensor) else 1)
+    logits = logits_bytes(tokens, size, step.product_dtype, step.device)
+    stays = step.device == "cpu"  # see `OutputHead.keep_memory`
+    head = FLOAT * size * config.d_model
+    cast = head // 2 if step.precision == "bf16" else 0
+    return replace(
+        stage, rest=rest, head=head, loss=hidden + head + (0 if stays else logits), lasting=cast + logits * stays
+    )
+
+
+_Split = Callable[[str, Tensor, int], tuple[int, int]]
+
+
+def _weights(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize: int, split: _Split) -> Weights:
+    """Those of a tensor rank, in pieces of whole rows; experts apart."""
+    pieces, numbers, padded = layout.num_pieces, 0.0, 0.0
+    for name, parameter in parameters:
+        if _EXPERTS in name:
+            continue
+        over_rows, over_columns = split(name, parameter, layout.config.tensor)
+        rows, columns = parameter.shape[0] / over_rows, parameter[0].numel() / over_columns
+        numbers += rows * columns
+        padded += math.ceil(rows / pieces) * pieces * columns
+    return _cut(numbers, padded, pieces, layout.num_copies // pieces, itemsize)
+
+
+def _experts(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize: int) -> Weights:
+    """Those of the experts that a rank has; see `Layout.expert_mesh` and `sharding.shard`."""
+    pieces, numbers, padded = layout.num_expert_pieces, 0.0, 0.0
+    for parameter in (parameter for name, parameter in parameters if _EXPERTS in name):
+        count, width = parameter.shape[0] // layout.config.expert, parameter.shape[1]
+        here = parameter.numel() / layout.config.expert
+        numbers += here
+        is_even = count % pieces == 0 or width % pieces == 0
+        padded += here if is_even else math.ceil(count / pieces) * pieces * parameter[0].numel()
+    return _cut(numbers, padded, pieces, layout.stage_size // (pieces * layout.config.expert), itemsize)
+
+
+def _cut(numbers: float, padded: float, pieces: int, replicas: int, itemsize: int) -> Weights:
+    """Weights of which there are `replicas`, each in `pieces`."""
+    to_gather = share_of_others(pieces) * padded
+    to_add = to_gather + 2 * share_of_others(replicas) * padded / pieces
+    return Weights(numbers, padded, padded / pieces, to_gather, to_add, itemsize)
+
+
+def share_of_others(ranks: int) -> float:
+    """What each of so many ranks sends of what they gather, scatter or exchange."""
+    return (ranks - 1) / ranks
+
+
+def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
+    """Over how many tensor ranks the rows of a parameter are split, and its columns; see `tensor.split`."""
+    if name.endswith(("o_proj.weight", "down_proj.weight", ".taps")):
+        return 1, count
+    is_whole = name.endswith(("o_proj.bias", "down_proj.bias"))
+    is_split = parameter.ndim > 1 or name.endswith(("_proj.bias", "sinks"))
+    return (count if is_split and not is_whole else 1), 1
+
+
+def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
+    """The same outside blocks."""
+    is_split = name in ("embedding.weight", "lm_head.weight") and parameter.shape[0] % count == 0
+    return (count if is_split else 1), 1
+
+
+def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape) -> tuple[Activations, tuple[int, ...]]:
+    """What a rank keeps of a micro-batch, and what going back through each block takes beside.
+
+    A tensor rank has a part of the heads and features for all tokens. What is of the width of the residual stream, it
+    has for its part of the tokens, but for the two tensors that sublayers begin with. That width is what does not
+    shrink with heads and features: ``(n a(1/n) - a(1)) / (n - 1)`` for a block that keeps a(s) with a share s of them.
+    Behind attention a context rank keeps what it computed, and what it got for that.
+    """
+    rows, tokens, count = step.rows, step.num_tokens // parallel.context, parallel.tensor
+    here = config if count == 1 else _config_of_part(config, count)
+    how = {"precision": step.precision, "device": step.device}
+    found, back = count_activations(here, rows, tokens, **how), count_going_back(here, rows, tokens, **how)
+    stream = found.block_input
+    more = [0.0] * len(found.blocks)
+    if parallel.context > 1:
+        more = [stream * config.num_heads * config.value_size / config.d_model / count] * len(more)
+    if count > 1:
+        elsewhere = 1 - 1 / count
+        every = count_activations(config, rows, tokens, **how)
+        for layer, (some, all_heads) in enumerate(zip(found.blocks, every.blocks, strict=True)):
+            wide = (count * some.everything - all_heads.everything) / (count - 1)
+            more[layer] += elsewhere * (2 * stream - wide)
+        rest = round(found.rest - elsewhere * (found.rest - stream))
+        found = replace(found, block_input=stream // count, rest=rest)
+    pairs = zip(found.blocks, more, strict=True)
+    blocks = (replace(block, everything=round(block.everything + extra)) for block, extra in pairs)
+    return replace(found, blocks=tuple(blocks)), back
+
+
+def _config_of_part(config: ModelConfig, count: int) -> ModelConfig:
+    """A network with the heads and features of one of `count` tensor ranks."""
+    return config.replace(
+        num_heads=config.num_heads // count,
+        num_kv_heads=config.kv_heads // count,
+        head_dim=config.head_size,
+        value_head_dim=config.value_size,
+        d_ff=config.ffn_size // count,
+    )
