@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 
 def met(rank: int, size: int, within: timedelta) -> Store:
     """The store that the launcher keeps, or the first rank where there is none that does."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     port, address = variable("MASTER_PORT"), os.environ.get("MASTER_ADDR")
     if not address:

@@ -105,17 +105,12 @@ class Writer:
         )
         configs = [settings.replace(seed=derive_seed(seed, "prompt", place)) for place in range(len(questions))]
         completions = generator.generate([asked.token_ids for asked in questions], configs)
-        found = Written([], [], [], [])
-        for number, completion in enumerate(completions):
-            asked = questions[number // count]
-            ids = [*asked.token_ids, *completion.token_ids]
-            found.answers.append(Answer(completion.prompt, completion.text, ids, asked.fields))
-            found.prompt_lengths.append(len(asked.token_ids))
-            found.is_finished.append(completion.finish_reason == "stop")
-
-        def judge(numbers: range) -> list[list[float]]:
-            rewards = self.reward(found.answers[numbers.start * count : numbers.stop * count]) if numbers else []
-            return [list(rewards[start : start + count]) for start in range(0, len(rewards), count)]
-
-        found.rewards.extend(reward for told in self.ranks.shared(len(questions), judge) for reward in told)
-        return found
+        asked = [question for question in questions for _ in range(count)]
+        answers = [
+            Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
+            for question, written in zip(asked, completions, strict=True)
+        ]
+        lengths = [len(question.token_ids) for question in asked]
+        finished = [written.finish_reason == "stop" for written in completions]
+        rewards = self.ranks.shared(len(asked), lambda own: self.reward(answers[own.start : own.stop]) if own else [])
+        return Written(answers, lengths, finished, rewards)
