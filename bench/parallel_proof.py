@@ -86,13 +86,8 @@ STRATEGIES = {
 ONE_PROCESS = Strategy(1, {})
 _WHOLE = {"data": "null", "zero": 0, "shard": "null", "tensor": 1, "context": 1, "pipeline": 1, "schedule": "1f1b"}
 # Ranks are forked from a process that has loaded this, which takes longer than most of their steps.
-_LOADED = [
-    "__main__",
-    "sheepop.jobs.train",
-    "matplotlib.backends.backend_agg",
-    "plotly.graph_objects",
-    "plotly.validator_cache",
-]
+_DRAWING = ["matplotlib.backends.backend_agg", "plotly.graph_objects", "plotly.validator_cache"]
+_LOADED = ["__main__", "sheepop.jobs.train", *_DRAWING]
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -114,11 +109,9 @@ def main() -> None:
             row = {"ranks": strategy.ranks, **steps_beside_one_device(strategy, Path(folder))}
             row |= runs.resumed(name, strategy) | runs.killed(name, strategy, options.kills)
             found[name] = row
-            print(
-                _line(f"`{name}`", *(f"{each:.1e}" if isinstance(each, float) else each for each in row.values())),
-                flush=True,
-            )
-    write_record(options.json, {"steps": STEPS, "strategies": found})
+            cells = [f"{each:.1e}" if isinstance(each, float) else each for each in row.values()]
+            print(_line(f"`{name}`", *cells), flush=True)
+            write_record(options.json, {"steps": STEPS, "kills": options.kills, "strategies": found})
 
 
 def _line(*cells: Any) -> str:
