@@ -111,13 +111,8 @@ _WHOLE = {
     "context_method": "ulysses",
 }
 # Ranks are forked from a process that has loaded this, which takes longer than most of their steps.
-_LOADED = [
-    "__main__",
-    "sheepop.jobs.train",
-    "matplotlib.backends.backend_agg",
-    "plotly.graph_objects",
-    "plotly.validator_cache",
-]
+_DRAWING = ["matplotlib.backends.backend_agg", "plotly.graph_objects", "plotly.validator_cache"]
+_LOADED = ["__main__", "sheepop.jobs.train", *_DRAWING]
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
@@ -139,11 +134,9 @@ def main() -> None:
             row = {"ranks": strategy.ranks, **steps_beside_one_device(strategy, Path(folder))}
             row |= runs.resumed(name, strategy) | runs.killed(name, strategy, options.kills)
             found[name] = row
-            print(
-                _line(f"`{name}`", *(f"{each:.1e}" if isinstance(each, float) else each for each in row.values())),
-                flush=True,
-            )
-    write_record(options.json, {"steps": STEPS, "strategies": found})
+            cells = [f"{each:.1e}" if isinstance(each, float) else each for each in row.values()]
+            print(_line(f"`{name}`", *cells), flush=True)
+            write_record(options.json, {"steps": STEPS, "kills": options.kills, "strategies": found})
 
 
 def _line(*cells: Any) -> str:
