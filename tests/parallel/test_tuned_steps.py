@@ -107,6 +107,13 @@ def _with_values(model: Transformer) -> None:
     model.add_module(VALUE_MODEL, values)
 
 
+def _with_rewards(model: Transformer) -> None:
+    """Beside an output projection that is the embedding, and that nothing asks."""
+    model.config = model.config.replace(tie_weights=True)
+    model.tie()
+    add_scalar_head(model, REWARD_HEAD)
+
+
 def _as_it_is(model: Transformer) -> None:
     return
 
@@ -119,7 +126,7 @@ _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callab
     "lora": (NextToken, _examples, lambda model: add_lora(model, _LORA)),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
-    "reward": (lambda: PairwiseReward(0.1, True), _pairs, lambda model: add_scalar_head(model, REWARD_HEAD)),
+    "reward": (lambda: PairwiseReward(0.1, True), _pairs, _with_rewards),
     "shared values": (lambda: _POLICY, _answers, lambda model: add_scalar_head(model, VALUE_HEAD)),
     "values apart": (lambda: _POLICY, _answers, _with_values),
 }

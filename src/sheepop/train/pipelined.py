@@ -97,8 +97,10 @@ class PipelinedModel(ShardedModel):
             stage.loss_of_experts = loss_of_experts
         self._pipeline.run(len(batches), shape, lambda number: self._of_this_rank(batches[number].rows), end)
         self._hand_over()
-        if self._ends is not None and (tied := self.model.get_parameter(_TIED).grad) is not None:
-            dist.all_reduce(tied, group=self._ends)
+        if self._ends is not None and (tied := self.model.get_parameter(_TIED)).requires_grad:
+            if tied.grad is None:  # a reward model does not ask its output projection
+                tied.grad = torch.zeros_like(tied)
+            dist.all_reduce(tied.grad, group=self._ends)
         return self._known_to_all([sums for _, sums in [*sorted(found.items()), *sorted(added.items())]])
 
     def _known_to_all(self, losses: list[LossSums]) -> list[LossSums]:
