@@ -89,7 +89,8 @@ class Transformer(nn.Module):
         self.compiled = with_attention
         for block in self.layers:
             if not with_attention:
-                block.attention.forward = torch.compiler.disable(block.attention.forward)
+                forward: Any = torch.compiler.disable(block.attention.forward)  # type: ignore[no-untyped-call]
+                block.attention.forward = forward  # type: ignore[method-assign]
             block.compile()
 
     def pack_projections(self) -> None:

@@ -126,7 +126,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         given = (ctx.group, _TOKENS, cast(Any, _went_back), gradients[0], "gradient", *ctx.saved_tensors)
         with _side_by_side():
-            of_q, of_k, of_v = engine._templated_ring_attention_backward(
+            of_q, of_k, of_v = cast(Any, engine._templated_ring_attention_backward)(
                 *given, is_causal=True, scale=ctx.scale, rest=ctx.rest
             )
         return of_q, of_k, of_v, None, None
