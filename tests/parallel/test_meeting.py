@@ -17,13 +17,13 @@ GONE = "import os; os._exit(9)"  # before it meets the others
 
 
 def test_who_is_missing_is_said_once(together: Together, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHEEPOP_ARRIVAL", "6")
+    monkeypatch.setenv("SHEEPOP_ARRIVAL", "10")
     options = together.options(tmp_path / "run")
     three, two = together.start(3, options, program_2=GONE), together.start(2, options, program_0=GONE)
     first, second, third = (rank.wait() for rank in three)
     assert (first.code, second.code, third.code) == (2, 2, 9), (first, second)
     (said,) = [end.err for end in (first, second) if end.err]
-    assert "Of 3 ranks rank 2 did not come within 6 seconds (SHEEPOP_ARRIVAL)" in said
+    assert "Of 3 ranks rank 2 did not come within 10 seconds (SHEEPOP_ARRIVAL)" in said
     gone, ended = (rank.wait() for rank in two)
     assert (gone.code, ended.code) == (9, 2)
     assert ended.err.startswith("Error: The 2 ranks did not find each other at 127.0.0.1:"), ended
