@@ -21,6 +21,7 @@ from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, Ra
 from sheepop.data import StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.layout_picture import SharedStep, forget_layout, keep_layout
 from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
 from sheepop.jobs.training_evaluations import evaluation_interval
@@ -121,7 +122,13 @@ def run_loop(
         state = state.after(due=(SAMPLE,))
     _announce(config, data, model, plan, state, console)
     if isinstance(placement, ShardedModel):
-        console.info(f"Layout: {_costs(config, model, optimizers, ranks, plan.max_length)}")
+        layout = Layout(ranks, config.parallel)
+        words = str(costs(config, optimizers, layout, plan.max_length))
+        console.info(f"Layout: {words}")
+        if ranks.is_first:
+            keep_layout(run, record, words, SharedStep.of(config, layout, plan.max_length))
+    else:
+        forget_layout(run, record)
     budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
@@ -273,14 +280,12 @@ def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
     return around
 
 
-def _costs(
-    config: SheepOpConfig,
-    model: Transformer,
-    optimizers: Sequence[torch.optim.Optimizer],
-    ranks: Ranks,
-    num_tokens: int,
+def costs(
+    config: SheepOpConfig, optimizers: Sequence[torch.optim.Optimizer], layout: Layout, num_tokens: int
 ) -> Plan:
-    layout, rows = Layout(ranks, config.parallel), config.training.resolved().micro_batch_size
+    """What a run with these settings costs each rank, for rows of `num_tokens`."""
+    rows = config.training.micro_batch_size
+    assert rows is not None
     micro_batches = config.training.global_batch_size // rows // layout.num_data
     # Of the shapes that parameters have here, which are those of pieces.
     numbers, kept = 0, 0
