@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def test_a_plan_says_what_a_run_would_be_and_starts_nothing(tmp_path: Path, monk
     many = ("training.global_batch_size=500", "parallel.tensor=2")
     done = in_process("launch", "--machines", 125, "-n", 8, "--plan", "many.png", *more, *many)
     assert done.out.startswith("Layout: 1,000 ranks: 500 data times 2 tensor; "), done.err
+
+
+def test_the_command_of_the_page_says_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "parallel.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^sheepop (launch -n 8 --plan .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    words = [str(root / word) if word.startswith("recipes/") else word for word in line.split()]
+    done = in_process(*words)
+    assert done.code == 0, done.err
+    assert f"```text\n{done.out}```\n" in page
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from sheepop.parallel.config import ParallelConfig
@@ -30,4 +32,4 @@ def test_ranks_wait_as_long_as_the_papers_say(schedule: str, count: int) -> None
     assert waiting(spans) == pytest.approx(lost[schedule])
     for rank in range(4):  # one thing at a time
         own = sorted((span.start, span.end) for span in spans if span.rank == rank)
-        assert all(before[1] <= after[0] for before, after in zip(own, own[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))

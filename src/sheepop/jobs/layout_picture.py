@@ -266,7 +266,7 @@ def _blocks(layout: Layout, places: Mapping[int, Place]) -> list[tuple[Place, Pl
     found: dict[int, list[Place]] = {}
     for rank, place in places.items():
         found.setdefault(rank // inner, []).append(place)
-    return [(min(block), (max(row for row, _ in block), max(column for _, column in block))) for block in found.values()]
+    return [(min(block), max(block)) for block in found.values()]
 
 
 def _row_names(
@@ -283,9 +283,7 @@ def _data_rank(layout: Layout, rank: int) -> int:
     return replace(layout, ranks=Ranks(rank, layout.ranks.size)).data_rank
 
 
-def _column_names(
-    layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]
-) -> dict[int, str]:
+def _column_names(layout: Layout, blocks: Sequence[tuple[Place, Place]], places: Mapping[int, Place]) -> dict[int, str]:
     config = layout.config
     if config.pipeline == 1:
         return {}
@@ -344,7 +342,8 @@ def _order(step: SharedStep) -> Order | None:
     spans = timeline(config, drawn)
     end = max(span.end for span in spans)
     lost = f", waiting {waiting(spans):.0%} as long as computing" if drawn == count else ""
-    title = f"{config.schedule}: {count:,} micro-batches through {config.num_stages} stages{lost}"
+    begins = "" if end <= _SHOWN_UNITS else "; how it begins"
+    title = f"{config.schedule}: {count:,} micro-batches through {config.num_stages} stages{lost}{begins}"
     note = "paler: the second stage of a rank" if config.num_stages > config.pipeline else ""
     bars = [
         Bar(

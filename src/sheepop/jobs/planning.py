@@ -11,7 +11,9 @@ import torch
 
 from sheepop.checkpoint import resolve_model_directory
 from sheepop.checkpoint.model_directory import read_model_config
+from sheepop.core.config import value_text
 from sheepop.core.console import Console
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.bench import training_speed
@@ -29,7 +31,7 @@ from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import Ranks
 from sheepop.report import save_png
 from sheepop.tokenizer import load_tokenizer
-from sheepop.train import build_optimizers
+from sheepop.train import TrainingConfig, build_optimizers
 
 # Operations a second of machines between which every other lies.
 _SLOWEST, _FASTEST = 1e6, 1e18
@@ -73,10 +75,9 @@ def plan_run(
         found, assumed = _started(asked, fork, console)
         is_open = found.training.micro_batch_size is None
     found = shared_steps(found, ranks, is_open=is_open)
-    if found.training.micro_batch_size is None:  # one rank
-        found = found.replace(
-            training={**found.training.model_dump(), "micro_batch_size": found.training.global_batch_size}
-        )
+    if asked.stored is None:
+        training, more = _resolved(found.training, found.device)
+        found, assumed = found.replace(training=training.model_dump()), [*assumed, *more]
     layout, num_tokens = Layout(ranks, found.parallel), found.data.max_length or found.model.max_seq_len
     with torch.device("meta"):
         optimizers = build_optimizers(blank_model(found.model), found.training)
@@ -122,6 +123,29 @@ def _started(asked: Asked, fork: Path | None, console: Console) -> tuple[SheepOp
             assumed.append(f"The vocabulary is still to be trained; tokenizer.vocab_size = {size:,} is assumed.")
         settings = settings.replace(model={**settings.model.model_dump(), "vocab_size": size})
     return settings, assumed
+
+
+def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, list[str]]:
+    """`training` with all that a loop needs, and what was assumed of that which is measured where a run begins."""
+    on_gpu = (resolve_device("auto") if device == "auto" else device) == "cuda"
+    measured = {
+        "precision": "bf16" if on_gpu else "fp32",
+        "activation_checkpointing": "none",
+        "compile": on_gpu,
+    }
+    open_ones = {name: value for name, value in measured.items() if getattr(training, name) in ("auto", None)}
+    steps = 1 + (training.warmup_steps or 0) + (training.decay_steps or 1)  # how many they are changes nothing here
+    usual = {
+        "micro_batch_size": training.global_batch_size, "max_steps": steps, "warmup_steps": 0,
+        "eval_interval": 1, "sample_interval": 1, "checkpoint_interval": 1,
+        **({"decay_steps": 1} if training.schedule == "wsd" else {}),
+    }  # fmt: skip
+    left = {name: value for name, value in usual.items() if getattr(training, name) is None}
+    said = " and ".join(
+        f"training.{name} = {value_text(value)}" for name, value in open_ones.items() if name != "compile"
+    )
+    found = training.replace(**open_ones, **left, max_minutes=None)
+    return found, [f"A run measures what is best where it begins; {said} is assumed."] if said else []
 
 
 def _chosen(given: dict[str, Any], fork: Path | None, console: Console) -> SheepOpConfig:

@@ -280,9 +280,7 @@ def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
     return around
 
 
-def costs(
-    config: SheepOpConfig, optimizers: Sequence[torch.optim.Optimizer], layout: Layout, num_tokens: int
-) -> Plan:
+def costs(config: SheepOpConfig, optimizers: Sequence[torch.optim.Optimizer], layout: Layout, num_tokens: int) -> Plan:
     """What a run with these settings costs each rank, for rows of `num_tokens`."""
     rows = config.training.micro_batch_size
     assert rows is not None

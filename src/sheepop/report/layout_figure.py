@@ -23,6 +23,7 @@ _LANE, _GUTTER, _BETWEEN, _MARGIN, _GAP, _NAME = 0.08, 0.14, 0.14, 0.15, 0.3, 0.
 _BAR, _NARROWEST = 0.19, 7.0
 _SMALL, _TINY = 7.5, 6.5
 _INK, _PAPER, _TINT = "#1c2127", "#ffffff", "#f5f7f9"
+_PLATE = {"facecolor": _PAPER, "linewidth": 0, "pad": 3}
 _WORK = {
     "forwards": TRAIN,
     "backwards": VALIDATION,
@@ -279,10 +280,10 @@ class _Drawing:
             self._write(self.x[column] - _PAD, self.y[0] - _PAD - 0.05, words, va="bottom", fontweight="bold")
         right = self.x[max(self.x)]
         for row, words in self.grid.row_gaps.items():
-            self._write((self.x[0] + right) / 2, self.y[row] + _GAP / 2, words, ha="center", va="center")
+            self._write((self.x[0] + right) / 2, self.y[row] + _GAP / 2, words, ha="center", va="center", bbox=_PLATE)
         middle = (self.y[0] + self.y[max(self.y)]) / 2
         for column, words in self.grid.column_gaps.items():
-            self._write(self.x[column] + _GAP / 2, middle, words, rotation=90, ha="center", va="center")
+            self._write(self.x[column] + _GAP / 2, middle, words, rotation=90, ha="center", va="center", bbox=_PLATE)
 
     def _draw_words(self) -> None:
         y = self.foot
