@@ -17,8 +17,8 @@ from sheepop.parallel.pipeline import layers_of
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.parallel.timeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, timeline, waiting
-from sheepop.report import Page, layout_figure, save_png
-from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk
+from sheepop.report import Page, save_png
+from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, SCORE, TRAIN, VALIDATION
 
 if TYPE_CHECKING:

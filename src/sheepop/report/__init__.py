@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
     from sheepop.report.figures import save_png, save_svg, training_curves
     from sheepop.report.formatting import MISSING, data_size, duration, flops, scored, shown
-    from sheepop.report.layout_figure import layout_figure
     from sheepop.report.page import Page
     from sheepop.report.range_test import range_test_figure
     from sheepop.report.series import number, smooth
@@ -48,7 +47,6 @@ __all__ = [
     "expert_load_chart",
     "flops",
     "gradient_norm_chart",
-    "layout_figure",
     "learning_rate_chart",
     "length_chart",
     "loss_chart",

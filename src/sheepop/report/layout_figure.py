@@ -246,11 +246,13 @@ class _Drawing:
                 xs, ys = (x, x + beside), (y, y)
             self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4, solid_capstyle="round")
             self.axes.plot(xs[1], ys[1], "o", color=line.talk.color, markersize=3.2)
-        ends = line.members[0], line.members[-1]
+        first, last = line.members[0], line.members[-1]
         if line.across:
-            xs, ys = tuple(self.x[end] + aside for end in ends), (self.y[line.index] + height + beside,) * 2
+            y = self.y[line.index] + height + beside
+            xs, ys = (self.x[first] + aside, self.x[last] + aside), (y, y)
         else:
-            xs, ys = (self.x[line.index] + width + beside,) * 2, tuple(self.y[end] + aside for end in ends)
+            x = self.x[line.index] + width + beside
+            xs, ys = (x, x), (self.y[first] + aside, self.y[last] + aside)
         self.axes.plot(xs, ys, color=line.talk.color, linewidth=1.4)
 
     def _draw_arrow(self, one: Place, other: Place, color: str) -> None:
