@@ -121,7 +121,13 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
         ended = together.launcher.run(*line.split(), directory=tmp_path)
         assert ended.code == 0, ended.err
         assert RunDirectory.open(tmp_path / "runs" / "two").pointer("latest") == steps
-        assert ("Layout: 2 ranks: 2 data; every copy whole. Each holds" in ended.err) == (steps == 20)
+        words = "2 ranks: 2 data; every copy whole. Each holds"
+        assert (f"Layout: {words}" in ended.err) == (steps == 20)
+        # Picture and words belong to the last start, which the second time is on one device.
+        run = RunDirectory.open(tmp_path / "runs" / "two")
+        assert (run.plots / "layout.png").exists() == (steps == 20)
+        report = run.report.read_text(encoding="utf-8")
+        assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 20)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sheepop.cli import train
+from sheepop.cli.options import make_console
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from sheepop.parallel.launch import Launch
 
 _SHARED = (["perplexity"], ["tasks"], ["code"])
 
@@ -33,6 +39,15 @@ def launch(
         int, typer.Option(min=0, help="How often a run whose process was lost goes on from its last checkpoint.")
     ] = 0,
     prints: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE.png",
+            help="Say what each process would hold and send, draw who has what, and run nothing.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Train and evaluate on several processes or machines.
 
@@ -48,6 +63,8 @@ def launch(
 
       sheepop launch --engine ray -n 2 train --data notes/ --output runs/notes --device cpu
 
+      sheepop launch -n 8 --plan layout.png train --config run.yaml parallel.tensor=2
+
       sheepop launch -n 4 eval tasks runs/notes --tasks hellaswag
     """
     trains = command[0] == "train"
@@ -58,7 +75,11 @@ def launch(
         )
     if restarts and not trains:
         raise UsageError("An evaluation has no checkpoint to go on from. Leave --restarts out.")
-    if machines > 1 and engine is Engine.local:
+    if plan is not None and not trains:
+        raise UsageError("--plan is for train.")
+    if plan is not None and (prints or plan.suffix != ".png"):
+        raise UsageError("--plan draws into a file FILE.png and prints words; leave --print out.")
+    if machines > 1 and engine is Engine.local and plan is None:
         raise UsageError("--engine local is this machine alone. Use --engine slurm or ray for several machines.")
     from sheepop.parallel.launch import Launch, run_on_this_machine, submit_to_slurm
 
@@ -72,6 +93,9 @@ def launch(
     made = Launch(
         _with_output(command) if trains else command, processes or gpus, machines, restarts, has_gpus=gpus > 0
     )
+    if plan is not None:
+        _plan(made, plan)
+        return
     if engine is Engine.slurm:
         typer.echo(made.slurm() if prints else submit_to_slurm(made), nl=not prints)
         return
@@ -88,6 +112,30 @@ def launch(
         code = run_on_this_machine(made, Console())
     if code:
         raise SystemExit(code)
+
+
+def _plan(launch: Launch, picture: Path) -> None:
+    """What the command would be over so many ranks, as the command itself understands its words."""
+    app = typer.Typer(add_completion=False)
+    app.command("train")(train.train)
+    given: dict[str, Any] = typer.main.get_command(app).make_context("train", list(launch.command[1:])).params
+    from sheepop.jobs.planning import plan_run
+
+    found = plan_run(
+        train.options_of(given["data"], given["device"]),
+        overrides=given["overrides"] or (),
+        config=given["config"],
+        output=given["output"],
+        resume=given["resume"],
+        fork=given["fork"],
+        num_ranks=launch.processes * launch.machines,
+        console=make_console(given["quiet"]),
+    )
+    found.draw(picture)
+    typer.echo(f"Layout: {found.plan}")
+    for words in found.assumed:
+        typer.echo(words)
+    typer.echo(f"Picture: {picture}")
 
 
 def _with_output(command: list[str]) -> list[str]:

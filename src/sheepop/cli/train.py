@@ -85,11 +85,7 @@ def train(
         raise UsageError("--resume continues a run and --fork starts a new one; give only one of them.")
     if profile_steps is not None and not profile:
         raise UsageError("--profile-steps says how many steps --profile records; add --profile.")
-    options: dict[str, Any] = {}
-    if data:
-        options["data"] = {"paths": [str(path) for path in data]}
-    if device is not None:
-        options["device"] = device
+    options = options_of(data, device)
     if find_rate:
         if output is not None:
             options["output_dir"] = str(output)
@@ -107,6 +103,16 @@ def train(
         quiet=quiet,
         as_json=as_json,
     )
+
+
+def options_of(data: Sequence[Path] | None, device: str | None) -> dict[str, Any]:
+    """The tree of settings that ``--data`` and ``--device`` stand for."""
+    found: dict[str, Any] = {}
+    if data:
+        found["data"] = {"paths": [str(path) for path in data]}
+    if device is not None:
+        found["device"] = device
+    return found
 
 
 def run_command(

@@ -76,6 +76,7 @@ class RunRecord:
     stage_seconds: dict[str, float] = field(default_factory=dict)  # by stage, of all sessions that came to an end
     plugins: list[Plugin] = field(default_factory=list)  # files of the user that were run before it
     resumed: list[dict[str, Any]] = field(default_factory=list)
+    layout: str | None = None  # of several ranks, in words, as of the last start
 
     @classmethod
     def create(

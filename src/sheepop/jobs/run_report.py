@@ -20,6 +20,7 @@ from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data_section import add_data
+from sheepop.jobs.layout_picture import add_layout
 from sheepop.jobs.machine_section import add_machine
 from sheepop.jobs.record_values import text, whole
 from sheepop.jobs.run_record import RunRecord, dump_asked, repeat_command, resume_command, view_run_config
@@ -106,6 +107,7 @@ def write_run_report(
     _add_training_samples(page, samples)
     _add_model(page, config)
     add_data(page, run, config)
+    add_layout(page, run, record)
     _add_stages(page, record)
     add_machine(page, record)
     _add_question(page, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,11 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.data.discovery import require_paths
-from sheepop.jobs.config import load_config, read_settings
+from sheepop.jobs.config import SheepOpConfig, load_config, read_settings
 from sheepop.jobs.layout import check_layout, require_agreement
 from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.resume import find_resumable, why_no_run
-from sheepop.jobs.run_record import Request
+from sheepop.jobs.run_record import Request, StoredRun
 from sheepop.parallel.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -46,21 +47,9 @@ def start(
     if ranks.restarts and resume is None:
         resume, overwrite = "auto", False
     with ranks.together():
-        path = _run_path(output, resume, overwrite)
-        if path is not None:
-            options = {**options, "output_dir": str(path)}
-        given = read_settings(config, overrides, options=options)
-        require_agreement(ranks, given)
-        settings = draft(given, keeps_model=fork is not None)
-        check_layout(settings, ranks)
-        require_paths(Path(place) for place in options.get("data", {}).get("paths", ()) if "://" not in place)
-        request = Request(command)
-        stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
-        if resume == "auto" and settings.output_dir is None:
-            raise UsageError("--resume auto needs the run directory: give --output DIR.")
-        if stored is not None:
-            settings = load_config(config, overrides, base=stored.record.asked, options=options)
-        elif settings.output_dir is not None and ranks.is_first:
+        asked = asked_for(options, overrides, config, output, resume, fork, overwrite=overwrite, ranks=ranks)
+        given, settings, stored, request = asked.given, asked.settings, asked.stored, Request(command)
+        if stored is None and settings.output_dir is not None and ranks.is_first:
             RunDirectory(Path(settings.output_dir)).require_place(overwrite or resume is not None)
     # These load torch, which nothing above needs.
     from sheepop.jobs.bench import training_speed
@@ -80,6 +69,43 @@ def start(
         profile_steps=profile_steps,
         ranks=ranks,
     )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was given, as settings, and the run at their place where one goes on."""
+
+    given: dict[str, Any]
+    settings: SheepOpConfig
+    stored: StoredRun | None
+
+
+def asked_for(
+    options: dict[str, Any],
+    overrides: Sequence[str],
+    config: Path | None,
+    output: Path | None,
+    resume: str | None,
+    fork: Path | None,
+    *,
+    overwrite: bool = False,
+    ranks: Ranks = ALONE,
+) -> Asked:
+    """The settings of `start`, before anything is chosen or measured; raises for those that cannot be."""
+    path = _run_path(output, resume, overwrite)
+    if path is not None:
+        options = {**options, "output_dir": str(path)}
+    given = read_settings(config, overrides, options=options)
+    require_agreement(ranks, given)
+    settings = draft(given, keeps_model=fork is not None)
+    check_layout(settings, ranks)
+    require_paths(Path(place) for place in options.get("data", {}).get("paths", ()) if "://" not in place)
+    stored = find_resumable(Path(settings.output_dir)) if resume is not None and settings.output_dir else None
+    if resume == "auto" and settings.output_dir is None:
+        raise UsageError("--resume auto needs the run directory: give --output DIR.")
+    if stored is not None:
+        settings = load_config(config, overrides, base=stored.record.asked, options=options)
+    return Asked(given, settings, stored)
 
 
 def _run_path(output: Path | None, resume: str | None, overwrite: bool) -> Path | None:

@@ -21,6 +21,7 @@ from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, Ra
 from sheepop.data import StepPlan
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.fork import Fork
+from sheepop.jobs.layout_picture import SharedStep, forget_layout, keep_layout
 from sheepop.jobs.run_kind import RunData, with_training
 from sheepop.jobs.run_record import RunRecord, resume_command, write_run_config
 from sheepop.jobs.training_evaluations import evaluation_interval
@@ -122,8 +123,13 @@ def run_loop(
     if state is fresh and sample is not None:
         state = state.after(due=(SAMPLE,))
     _announce(config, data, model, plan, state, console)
-    if isinstance(placement, ShardedModel) and ranks.is_first:
-        console.info(f"Layout: {_costs(config, optimizers, ranks, plan.max_length, device)}")
+    if not isinstance(placement, ShardedModel):
+        forget_layout(run, record)
+    elif ranks.is_first:
+        layout = Layout(ranks, config.parallel)
+        words = str(costs(config, optimizers, layout, plan.max_length, device))
+        console.info(f"Layout: {words}")
+        keep_layout(run, record, words, SharedStep.of(config, layout, plan.max_length))
     budget, ended_with = record.deadline, config
 
     def write_pace(pace: Pace) -> None:
@@ -284,11 +290,15 @@ def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
     return around
 
 
-def _costs(
-    config: SheepOpConfig, optimizers: Sequence[torch.optim.Optimizer], ranks: Ranks, num_tokens: int, device: str
+def costs(
+    config: SheepOpConfig,
+    optimizers: Sequence[torch.optim.Optimizer],
+    layout: Layout,
+    num_tokens: int,
+    device: str,
 ) -> Plan:
-    """What a rank of the layout holds and sends, of the one that needs most memory."""
-    layout, settings = Layout(ranks, config.parallel), config.training.resolved()
+    """What a run with these settings costs the rank that needs most memory, for rows of `num_tokens`."""
+    settings = config.training.resolved()
     rows = settings.micro_batch_size
     step = StepShape(
         rows=rows,

@@ -25,15 +25,21 @@ _FEWEST_WITHOUT_MARKERS = 30
 _TOP, _BELOW, _RIGHT, _BESIDE, _AXIS_LABEL = 0.4, 0.55, 0.25, 0.7, 0.2
 
 
-def blank_figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, *, has_y_labels: bool = False, foot: float = 0.0
-) -> Figure:
-    """An empty picture of so many inches, with room around a grid of panels and `foot` inches below all of them."""
+def bare_figure(width: float, height: float) -> Figure:
+    """An empty picture of so many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def blank_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, *, has_y_labels: bool = False, foot: float = 0.0
+) -> Figure:
+    """An empty picture of so many inches, with room around a grid of panels and `foot` inches below all of them."""
+    figure = bare_figure(width, height)
     beside = _BESIDE + (_AXIS_LABEL if has_y_labels else 0.0)
     # A panel's share of the picture, and the room between two in shares of a panel, as matplotlib counts them.
     panel_width = (width - columns * (beside + _RIGHT)) / columns

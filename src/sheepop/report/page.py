@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _NUMBER = r"[-−]?[0-9][0-9,]*(\.[0-9]+)?(e[-+][0-9]+)?|∞|–"
+_PIXELS = 1.5  # of a picture to one of the page, so that it is sharp on a fine screen
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _UNPRINTABLE = {
     **_CONTROL_PICTURES,
@@ -100,6 +102,15 @@ class Page:
         self._parts.append(
             f'<figure class="{style}" aria-label="{escaped(title)}"><h3{_hint(title)}>{escaped(title)}</h3>'
             f'<div class="plot"></div><script type="application/json">{data}</script>{below}</figure>'
+        )
+
+    def add_picture(self, png: bytes, description: str) -> None:
+        """A PNG, which stands in the page itself; one that is wider than the page can be moved."""
+        data = base64.b64encode(png).decode("ascii")
+        width = round(int.from_bytes(png[16:20], "big") / _PIXELS)
+        self._parts.append(
+            f'<figure class="picture"><div class="scroll" tabindex="0"><img src="data:image/png;base64,{data}" '
+            f'width="{width}" alt="{escaped(description)}"></div></figure>'
         )
 
     def add_sample(self, prompt: str, text: str, *, label: str = "", half: bool = False) -> None:
