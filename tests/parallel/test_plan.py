@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -38,12 +38,12 @@ _MIXED = _SMALL.replace(num_layers=4, experts={"count": 8, "per_token": 2, "d_ff
 _WIDE = _SMALL.replace(vocab_size=1000, d_model=1000, num_layers=2, num_kv_heads=8, head_dim=250, d_ff=2000)
 
 
-class Counting(LiveBytes):
+class Counting(LiveBytes):  # type: ignore[no-untyped-call]
     """Adds up what this rank sends, by the kind of the collective, and the bytes that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: Counter[str] = Counter()
+        self.sent: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace == "_c10d_functional" and function._schema.name.endswith("all_to_all_single"):

@@ -26,9 +26,10 @@ def _moments_in_turn(network: StageMemory, zero: int, micro_batches: int) -> Ite
     stays = pieces if micro_batches > 1 and zero >= 2 else 0.0
     before = sum(group.added for group in network.groups) if adds_up_whole else stays
     kept, all_whole = sum(block.kept for block in blocks), sum(group.whole for group in weights)
-    if outside.is_cut:  # what the last block was gathered into is still there at its end
-        others = 0.0 if frees else all_whole - weights[-1].whole
-        yield outside.whole + others + 2 * weights[-1].whole + kept + network.stream + (stays if frees else 0.0)
+    if outside.is_cut:  # what a block was gathered into stays beside the copies until those of the next are made
+        last, others = weights[-1].whole, 0.0 if frees else all_whole - weights[-1].whole
+        gathered = outside.whole + others + 2 * last + (stays if frees else 0.0)
+        yield gathered + max(kept, kept - blocks[-1].kept + last)
     yield outside.whole + (0.0 if frees else all_whole) + kept + network.rest + network.loss + before
     for place in reversed(range(len(blocks))):
         block, group = blocks[place], weights[place]

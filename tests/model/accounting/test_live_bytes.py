@@ -41,7 +41,7 @@ def test_what_a_linear_layer_keeps_and_its_gradients_are_seen_as_they_come_and_g
             assert live.now == 4 * (32 * 64 + 100 * 64 + 2 * 100 * 32)
             total = squares.sum()
             del squares
-            total.backward()
+            torch.autograd.backward(total)
             assert live.now == 2 * 4 * (32 * 64 + 100 * 64) + 4
             # The product, 2 x and the gradient that is multiplied by it are there when the product's gradient is made.
             assert live.peak >= 4 * (32 * 64 + 100 * 64 + 4 * 100 * 32)
