@@ -27,9 +27,11 @@ def _moments_in_turn(network: StageMemory, zero: int, micro_batches: int) -> Ite
     before = sum(group.added for group in network.groups) if adds_up_whole else stays
     kept, all_whole = sum(block.kept for block in blocks), sum(group.whole for group in weights)
     if outside.is_cut:  # what a block was gathered into stays beside the copies until those of the next are made
-        last, others = weights[-1].whole, 0.0 if frees else all_whole - weights[-1].whole
-        gathered = outside.whole + others + 2 * last + (stays if frees else 0.0)
-        yield gathered + max(kept, kept - blocks[-1].kept + last)
+        last, others = weights[-1], 0.0 if frees else all_whole - weights[-1].whole
+        into = last.gathering
+        before_it = last.whole - into or into  # of a block's two groups the other one, else the block before
+        gathered = outside.whole + others + last.whole + into + (stays if frees else 0.0)
+        yield gathered + max(kept, kept - blocks[-1].kept + before_it)
     yield outside.whole + (0.0 if frees else all_whole) + kept + network.rest + network.loss + before
     for place in reversed(range(len(blocks))):
         block, group = blocks[place], weights[place]

@@ -65,8 +65,9 @@ class Weights:
     """A group of parameters that is gathered and handed over together.
 
     `numbers` are those that a rank computes with, `padded` with what makes equal pieces, of which `kept` are a rank's.
-    To gather all of it a rank sends `to_gather` numbers, to add up gradients `to_add`. What is computed with takes
-    `itemsize` bytes a number, all else is float32.
+    To gather all of it a rank sends `to_gather` numbers, to add up gradients `to_add`. Experts that are laid out
+    otherwise are gathered apart, so `at_once` are the most. What is computed with takes `itemsize` bytes a number, all
+    else is float32.
     """
 
     numbers: float
@@ -74,6 +75,7 @@ class Weights:
     kept: float
     to_gather: float
     to_add: float
+    at_once: float
     itemsize: int = FLOAT
 
     def and_more(self, other: Weights) -> Weights:
@@ -84,6 +86,7 @@ class Weights:
             self.kept + other.kept,
             self.to_gather + other.to_gather,
             self.to_add + other.to_add,
+            max(self.at_once, other.at_once),
             self.itemsize,
         )
 
@@ -96,6 +99,11 @@ class Weights:
     def whole(self) -> float:
         """Gathered, to compute with."""
         return self.padded * self.itemsize
+
+    @property
+    def gathering(self) -> float:
+        """What the most of it is gathered into."""
+        return self.at_once * self.itemsize
 
     @property
     def piece(self) -> float:
@@ -259,7 +267,7 @@ def _cut(numbers: float, padded: float, pieces: int, replicas: int, itemsize: in
     """Weights of which there are `replicas`, each in `pieces`."""
     to_gather = share_of_others(pieces) * padded
     to_add = to_gather + 2 * share_of_others(replicas) * padded / pieces
-    return Weights(numbers, padded, padded / pieces, to_gather, to_add, itemsize)
+    return Weights(numbers, padded, padded / pieces, to_gather, to_add, padded, itemsize)
 
 
 def share_of_others(ranks: int) -> float:
