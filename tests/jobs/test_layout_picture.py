@@ -65,6 +65,17 @@ def test_two_stages_a_rank_there_and_back() -> None:
     assert found.of_rank(0).lines[1] == "embedding and head"
 
 
+def test_ranks_of_a_ring_that_share_experts() -> None:
+    found = step(8, context=2, context_method="ring", expert=4)
+    found = replace(found, model=NETWORK.replace(experts={"count": 8, "per_token": 2}))
+    assert found.of_rank(6).lines == ["layers 1–8", "rows 13–16", "tokens 1–32", "experts 5–6"]
+    assert [exchange.groups(8) for exchange in exchanges(found.layout, found.model)] == [
+        [(0, 1), (2, 3), (4, 5), (6, 7)],
+        [(0, 1, 2, 3), (4, 5, 6, 7)],
+        [(0, 1, 2, 3, 4, 5, 6, 7)],
+    ]
+
+
 def test_tokens_of_context_ranks_and_pieces_of_copies() -> None:
     found = step(8, context=2, tensor=2, micro_batch=8)
     assert found.of_rank(6).lines[1:] == [
@@ -181,7 +192,7 @@ def test_the_command_of_the_page_says_what_the_page_says(tmp_path: Path, monkeyp
         ["parallel.pipeline=8"],
         ["training.global_batch_size=9"],
         ["parallel.zero=2", "parallel.pipeline=2"],
-        ["parallel.zero=1", "training.optimizer=adafactor"],
+        ["parallel.zero=2", "parallel.pipeline=2"],
         ["parallel.context=2", "training.compile=true"],
     ],
     ids=str,

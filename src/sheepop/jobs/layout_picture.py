@@ -19,7 +19,7 @@ from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.parallel.timeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, timeline, waiting
 from sheepop.report import Page, save_png
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
-from sheepop.report.palette import REFERENCES, SCORE, TRAIN, VALIDATION
+from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,9 @@ class SharedStep:
                 words = _part(range(model.vocabulary), layout.tensor_rank, config.tensor)
                 lines.append(f"vocabulary {_short(words)}")
             lines.append(f"between layers {_span('token', _part(tokens, layout.tensor_rank, config.tensor))}")
-        if config.context > 1:
+        if config.expert > 1 and model.experts is not None:
+            lines.append(_span("expert", _part(range(model.experts.count), layout.expert_rank, config.expert)))
+        if config.context > 1 and config.context_method == "ulysses":
             lines.append(f"attends with {_span('head', _part(heads, layout.context_rank, config.context))}")
         lines += _piece(layout)
         network = [_square(each, model.num_layers, features, model.ffn_size) for each in layers]
@@ -129,7 +131,12 @@ def exchanges(layout: Layout, model: ModelConfig) -> list[Exchange]:
             REFERENCES[2], layout.stage_size, config.pipeline, onward=True,
         ),
         Exchange("Tokens are gathered before each sublayer, and sums scattered behind it", TRAIN, 1, config.tensor),
-        Exchange("Tokens are exchanged for heads in attention", REFERENCES[1], config.tensor, config.context),
+        Exchange(
+            "Keys and values go round in attention" if config.context_method == "ring"
+            else "Tokens are exchanged for heads in attention",
+            REFERENCES[1], config.tensor, config.context,
+        ),
+        Exchange("Tokens go to their experts and back", RUNS[3], 1, config.expert),
         Exchange(of_pieces.get(config.zero, whole), VALIDATION, config.tensor, pieces),
         Exchange(of_replicas, SCORE if pieces > 1 else VALIDATION, config.tensor * pieces, replicas),
     ]  # fmt: skip
@@ -305,7 +312,8 @@ def _title(layout: Layout) -> str:
         "tensor": config.tensor,
     }
     words = " times ".join(f"{size:,} {name}" for name, size in sizes.items() if size > 1)
-    return f"{counted(layout.ranks.size, 'rank')}: {words}"
+    experts = f", groups of {config.expert:,} share experts" if config.expert > 1 else ""
+    return f"{counted(layout.ranks.size, 'rank')}: {words}{experts}"
 
 
 def _named(exchange: Exchange, size: int) -> str:

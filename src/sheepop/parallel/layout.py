@@ -94,6 +94,11 @@ class Layout:
         return self.ranks.rank // self.config.tensor % self.config.context
 
     @property
+    def expert_rank(self) -> int:
+        """Which of those that share experts this one is."""
+        return self.ranks.rank % self.stage_size % self.config.expert
+
+    @property
     def num_pieces(self) -> int:
         """Into how many pieces weights or the state of optimizers are cut over data ranks."""
         return 1 if self.config.zero == 0 else self.config.shard or self.num_copies

@@ -82,7 +82,7 @@ class Plan:
     def __str__(self) -> str:
         config = self.layout.config
         sizes = {"data": self.layout.num_data, "context": config.context, "tensor": config.tensor}
-        experts = f", {config.expert} that share experts" if config.expert > 1 else ""
+        experts = f", groups of {config.expert} share experts" if config.expert > 1 else ""
         parts = " times ".join(
             f"{size} {name}" for name, size in ({"pipeline": config.pipeline} | sizes).items() if size > 1
         )
