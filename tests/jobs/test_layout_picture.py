@@ -192,8 +192,7 @@ def test_the_command_of_the_page_says_what_the_page_says(tmp_path: Path, monkeyp
         ["parallel.pipeline=8"],
         ["training.global_batch_size=9"],
         ["parallel.zero=2", "parallel.pipeline=2"],
-        ["parallel.zero=2", "parallel.pipeline=2"],
-        ["parallel.context=2", "training.compile=true"],
+        ["parallel.expert=2"],
     ],
     ids=str,
 )
