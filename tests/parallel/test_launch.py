@@ -113,10 +113,11 @@ def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together
 def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "parallel.md"
     lines = re.findall(r"^sheepop (launch -n 2 .*|train --resume .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["launch", "train"]
+    assert [line.split()[0] for line in lines] == ["launch", "train", "launch"]
     (tmp_path / "notes").mkdir()
     for file in sorted(together.text.iterdir()):
         (tmp_path / "notes" / file.name).write_text(file.read_text())
+    *lines, ring = lines
     for line, steps in zip(lines, (20, 30), strict=True):
         ended = together.launcher.run(*line.split(), directory=tmp_path)
         assert ended.code == 0, ended.err
@@ -128,6 +129,10 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
         assert (run.plots / "layout.png").exists() == (steps == 20)
         report = run.report.read_text(encoding="utf-8")
         assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 20)
+    ended = together.launcher.run(*ring.split(), directory=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "2 ranks: 2 context" in ended.err
+    assert RunDirectory.open(tmp_path / "runs" / "ring").pointer("latest") == 20
 
 
 @pytest.mark.parametrize(
