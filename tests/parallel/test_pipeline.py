@@ -62,6 +62,12 @@ def test_rows_are_cut_into_equal_micro_batches_for_all_stages() -> None:
     with pytest.raises(ConfigError, match=r"The 5 rows .* a multiple of 8 rows"):
         layout.micro_batch_rows(10)
     layout.check_micro_batches(64, 4)
+    late = Layout(Ranks(0, 8), ParallelConfig(pipeline=4, schedule="zero_bubble"))
+    assert late.micro_batch_rows(16) == 1
+    with pytest.raises(ConfigError, match=r"8 or more and a multiple of .* Use a multiple of 16 rows"):
+        late.micro_batch_rows(8)
+    with pytest.raises(ConfigError, match=r"makes 8 micro-batches of .*pipeline = 4, 8 at least"):
+        late.check_micro_batches(64, 8)
     with pytest.raises(ConfigError, match=r"makes 4 micro-batches of .* A pipeline needs equal ones"):
         layout.check_micro_batches(64, 16)
     with pytest.raises(ConfigError, match=r"makes 8 micro-batches of .* A pipeline needs equal ones"):

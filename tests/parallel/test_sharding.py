@@ -210,12 +210,10 @@ _MIXED = _NETWORK.replace(
 
 
 def test_ranks_that_share_experts_learn_the_same_beside_all_others(tmp_path: Path) -> None:
-    _run(2, [({"expert": 2}, "adamw"), ({"context": 2, "zero": 3}, "adamw")], tmp_path, _MIXED)
+    _run(2, [({"expert": 2, "zero": 2}, "adamw")], tmp_path, _MIXED)
     four: list[Any] = [
-        ({"expert": 4, "zero": 3}, "muon"),
-        ({"expert": 2, "zero": 2, "shard": 2}, "adamw"),
-        ({"context": 2, "tensor": 2, "expert": 4}, "adamw"),
-        ({"pipeline": 2, "expert": 2, "schedule": "zero_bubble"}, "adamw", _MIXED.replace(num_layers=4)),
+        ({"expert": 4, "context": 2, "tensor": 2, "zero": 3}, "muon"),
+        ({"pipeline": 2, "expert": 2}, "adamw", _MIXED.replace(num_layers=4)),
     ]
     (tmp_path / "four").mkdir()
     _run(4, four, tmp_path / "four", _MIXED)
@@ -280,6 +278,20 @@ def test_pipelines_learn_the_same_beside_other_ranks(tmp_path: Path) -> None:
     ]
     (tmp_path / "four").mkdir()
     _run(4, four, tmp_path / "four", rich)
+
+
+@pytest.mark.campaign
+def test_ranks_that_share_experts_go_with_everything(tmp_path: Path) -> None:
+    deep = _MIXED.replace(num_layers=4)
+    layouts: list[Any] = [
+        ({"expert": 2, "zero": 2, "shard": 2}, "adamw"),
+        ({"expert": 4, "zero": 3, "shard": 2}, "adafactor"),
+        ({"context": 2, "zero": 3}, "adamw"),
+        ({"tensor": 2, "zero": 1}, "lion"),
+        ({"pipeline": 2, "tensor": 2, "expert": 2, "schedule": "zero_bubble"}, "adamw", deep),
+        ({"pipeline": 2, "context": 2, "expert": 2, "schedule": "gpipe"}, "adamw", deep),
+    ]
+    _run(4, layouts, tmp_path, _MIXED)
 
 
 @pytest.mark.campaign

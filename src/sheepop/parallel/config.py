@@ -56,6 +56,11 @@ class ParallelConfig(Config):
         return self.pipeline > 1 and self.schedule == "zero_bubble"
 
     @property
+    def fewest_micro_batches(self) -> int:
+        """How many a step needs for every rank of a pipeline to have one; of fewer ZB-V leaves gradients out."""
+        return self.pipeline * (2 if self.puts_off_weights else 1)
+
+    @property
     def num_stages(self) -> int:
         """Into how many parts a pipeline cuts the layers."""
         return self.pipeline * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)

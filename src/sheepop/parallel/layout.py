@@ -169,15 +169,15 @@ class Layout:
                 f"The {rows} rows of a step (training.global_batch_size, training.batch_size_warmup) cannot be shared "
                 f"evenly by {self.num_data} data ranks. Use a multiple of {self.num_data}."
             )
-        share, stages = rows // self.num_data, self.config.pipeline
+        share, stages, fewest = rows // self.num_data, self.config.pipeline, self.config.fewest_micro_batches
         if stages == 1:
             return share
-        counts = [count for count in range(stages, share + 1, stages) if share % count == 0]
+        counts = [count for count in range(fewest, share + 1, stages) if share % count == 0]
         if not counts:
             raise ConfigError(
                 f"The {share} rows that each data rank has of a step (training.global_batch_size, "
-                f"training.batch_size_warmup) cannot be cut into a multiple of parallel.pipeline = {stages} equal "
-                f"micro-batches. Use a multiple of {stages * self.num_data} rows."
+                f"training.batch_size_warmup) cannot be cut into equal micro-batches, {fewest} or more and a multiple "
+                f"of parallel.pipeline = {stages}. Use a multiple of {fewest * self.num_data} rows."
             )
         return share // next((count for count in counts if count >= 4 * stages), counts[-1])
 
@@ -190,10 +190,12 @@ class Layout:
                 f"{step}, which {self.num_data} data ranks cannot share evenly. Leave micro_batch_size out, or give "
                 f"one that makes a multiple of {self.num_data}."
             )
-        if stages > 1 and (rows % micro_batch or count // self.num_data % stages):
+        share, fewest = count // self.num_data, self.config.fewest_micro_batches
+        if stages > 1 and (rows % micro_batch or share % stages or share < fewest):
+            least = f", {fewest} at least" if fewest > stages else ""
             raise ConfigError(
-                f"{step}. A pipeline needs equal ones, in every data rank a multiple of parallel.pipeline = {stages}. "
-                f"Leave micro_batch_size out, or give one that makes a multiple of {stages * self.num_data}."
+                f"{step}. A pipeline needs equal ones, in every data rank a multiple of parallel.pipeline = {stages}"
+                f"{least}. Leave micro_batch_size out, or give one that makes a multiple of {fewest * self.num_data}."
             )
 
     def share(self, count: int) -> range:

@@ -191,6 +191,10 @@ class Pipeline:
 
         `end` takes the hidden states of one behind the last stage, and gives their gradient.
         """
+        if count < self.config.fewest_micro_batches:
+            raise ValueError(
+                f"{count} micro-batches are too few for {self.config.schedule} over {self.config.pipeline}"
+            )
         for stage in self.stages:
             stage.inputs_of = inputs_of
         self._end = end
