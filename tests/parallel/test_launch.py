@@ -118,21 +118,21 @@ def test_the_commands_of_the_page_run_on_two_processes(together: Together, tmp_p
     for file in sorted(together.text.iterdir()):
         (tmp_path / "notes" / file.name).write_text(file.read_text())
     *lines, ring = lines
-    for line, steps in zip(lines, (20, 30), strict=True):
+    for line, steps in zip(lines, (10, 15), strict=True):
         ended = together.launcher.run(*line.split(), directory=tmp_path)
         assert ended.code == 0, ended.err
         assert RunDirectory.open(tmp_path / "runs" / "two").pointer("latest") == steps
         words = "2 ranks: 2 data; every copy whole. Each holds"
-        assert (f"Layout: {words}" in ended.err) == (steps == 20)
+        assert (f"Layout: {words}" in ended.err) == (steps == 10)
         # Picture and words belong to the last start, which the second time is on one device.
         run = RunDirectory.open(tmp_path / "runs" / "two")
-        assert (run.plots / "layout.png").exists() == (steps == 20)
+        assert (run.plots / "layout.png").exists() == (steps == 10)
         report = run.report.read_text(encoding="utf-8")
-        assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 20)
+        assert (f"<p>{words}" in report) == ('alt="What each rank has' in report) == (steps == 10)
     ended = together.launcher.run(*ring.split(), directory=tmp_path)
     assert ended.code == 0, ended.err
     assert "2 ranks: 2 context" in ended.err
-    assert RunDirectory.open(tmp_path / "runs" / "ring").pointer("latest") == 20
+    assert RunDirectory.open(tmp_path / "runs" / "ring").pointer("latest") == 5
 
 
 @pytest.mark.parametrize(

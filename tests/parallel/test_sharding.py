@@ -50,7 +50,7 @@ _SPLIT = _RICH.replace(
     vocab_size=68, position_encoding="learned", tie_weights=False, ngrams={"rows": 64}, embedding_norm=True,
     norm_position="sandwich", logit_soft_cap=3.0, qk_norm=None, parallel_residual=False,
 )  # fmt: skip
-_STEPS, _ROWS, _LENGTH = 20, 8, 16
+_STEPS, _FEWER, _ROWS, _LENGTH = 20, 6, 8, 16
 _TERMS = LossTerms(z_loss=0.01, label_smoothing=0.1)
 
 
@@ -76,7 +76,10 @@ def _steps(*, has_documents: bool) -> list[PreparedStep]:
 
 
 def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, network: ModelConfig) -> None:
-    """Trains in every layout, with an optimizer and perhaps another network, and on one device."""
+    """Trains in every layout, with an optimizer and perhaps another network, and on one device.
+
+    All steps are taken in the first one; ``bench/parallel_proof.py`` takes them in all.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
@@ -84,7 +87,7 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
         ranks.connect("cpu")
         assert ranks.told({"from": rank}) == {"from": 0}
         assert ranks.greatest(rank) == world - 1
-        for settings, optimizer, *other in layouts:
+        for place, (settings, optimizer, *other) in enumerate(layouts):
             layout = Layout(ranks, ParallelConfig(**settings))
             training = TrainingConfig(optimizer=optimizer, learning_rate=1e-3, schedule="constant")
             runners, states = [], []
@@ -103,7 +106,8 @@ def _compare(rank: int, world: int, port: int, layouts: list[Any], folder: str, 
                 runners.append(StepRunner(placement, objective, optimizers, TrainedWeights(), 0.5))
                 states.append((optimizers, {parameter: name for name, parameter in model.named_parameters()}))
             spread, alone = runners
-            for number, step in enumerate(_steps(has_documents=layout.config.context_method != "ring")):
+            steps = _steps(has_documents=layout.config.context_method != "ring")
+            for number, step in enumerate(steps if place == 0 else steps[:_FEWER]):
                 part = step.part(layout.share(len(step.micro_batches)))
                 if spread.placement.context is not None:
                     part = part.columns(spread.placement.context)
