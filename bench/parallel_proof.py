@@ -249,6 +249,8 @@ class Runs:
             **{f"training.{name}": value for name, value in {**TRAINING, "max_steps": steps}.items()},
             **{f"parallel.{name}": value for name, value in {**_WHOLE, **strategy.layout}.items()},
             **{f"data.{name}": value for name, value in strategy.data.items()},
+            # Loads are evened out within a micro-batch, so those of experts have one size in every layout.
+            **({"training.micro_batch_size": 2} if "experts" in strategy.network else {}),
         }
         places = ["--data", str(self._folder / "text"), "--output", str(run), "--device", "cpu", "--resume", "auto"]
         words = [f"{name}={value}" for name, value in settings.items()]

@@ -40,7 +40,9 @@ class Strategy:
     @property
     def network_options(self) -> list[str]:
         """What it needs of the network, on the command line."""
-        return [f"model.{name}={value}" for name, value in self.network.items()]
+        # Loads are evened out within a micro-batch, so those of experts have one size in every layout.
+        rows = ["training.micro_batch_size=2"] if "experts" in self.network else []
+        return [*(f"model.{name}={value}" for name, value in self.network.items()), *rows]
 
 
 _EXPERTS = {"experts": {"count": 4, "per_token": 2, "shared": 1, "d_ff": 32}}
