@@ -51,7 +51,9 @@ class Steps:
 
     shapes: tuple[tuple[int, int, int], ...] = ((8, 16, 2),) * 4
 
-    def __iter__(self) -> Iterator[PreparedStep]:
+    def prepared(self, strategy: Strategy) -> Iterator[PreparedStep]:
+        """The steps, of which every other one has rows of two documents, unless the strategy needs whole ones."""
+        are_packed = not strategy.data
         generator = torch.Generator().manual_seed(3)
         for number, (rows, length, each) in enumerate(self.shapes):
             ids = torch.randint(0, 67, (rows, length + 1), generator=generator)
@@ -62,7 +64,7 @@ class Steps:
             batches = []
             for some in (slice(start, start + each) for start in range(0, rows, each)):
                 inputs = {"input_ids": ids[some, :-1].contiguous()}
-                if number % 2 == 0:
+                if number % 2 == 0 and are_packed:
                     inputs["document_ids"] = documents[some]
                 counted = (labels[some].flatten() != IGNORE_INDEX).nonzero()[:, 0]
                 batches.append(TensorBatch(inputs, labels[some], counted))
@@ -186,7 +188,7 @@ def _course(feature: Feature, strategy: Strategy, ranks: Ranks | None) -> Course
     begun = _wholes(placement, model)
     losses: list[float] = []
     norms: list[float] = []
-    for number, step in enumerate(feature.steps):
+    for number, step in enumerate(feature.steps.prepared(strategy)):
         if isinstance(placement, ShardedModel):
             step = step.part(placement.layout.share(len(step.micro_batches)))
             step = step if placement.context is None else step.columns(placement.context)
@@ -245,7 +247,7 @@ def _compare(rank: int, ranks: int, port: int, cells: list[Cell], file: Path) ->
             strategy, feature = STRATEGIES[name], _ALL[asked]
             ours = _course(feature, strategy, joined)
             if joined.is_first:
-                key = asked, str(strategy.network)
+                key = asked, str(strategy.needs)
                 theirs = alone[key] if key in alone else _course(feature, strategy, None)
                 alone[key] = theirs
                 lines += [f"{name}, {asked}: {line}" for line in _complaints(feature, ours, theirs)]

@@ -15,10 +15,10 @@ from .conftest import Together, rows
 from .strategies import STRATEGIES, Strategy
 from .test_runs_of_ranks import await_step, require_same_course
 
-# Strategies that have one network go on from each other's checkpoints.
+# Strategies that have one network and the same data go on from each other's checkpoints.
 _GROUPS = [
-    [each for each in STRATEGIES.values() if each.network == network]
-    for network in {str(each.network): each.network for each in STRATEGIES.values()}.values()
+    [each for each in STRATEGIES.values() if each.needs == list(needs)]
+    for needs in dict.fromkeys(tuple(each.needs) for each in STRATEGIES.values())
 ]
 _SETTINGS = ["training.max_steps=64", "training.checkpoint_interval=2", "model.num_layers=4", "model.num_heads=4"]
 
@@ -30,7 +30,7 @@ def test_a_run_that_is_ended_in_every_layout_takes_the_same_steps(
     together: Together, tmp_path: Path, strategies: list[Strategy], number: signal.Signals
 ) -> None:
     chosen, run, whole = random.Random(7), tmp_path / "run", tmp_path / "whole"
-    assert together.alone(together.options(whole, *_SETTINGS, *strategies[0].network_options)).code == 0
+    assert together.alone(together.options(whole, *_SETTINGS, *strategies[0].needs)).code == 0
     for strategy in islice(cycle(strategies), 20):
         options = [*together.options(run, *_SETTINGS, *strategy.options), "--resume", "auto"]
         ranks = together.start(strategy.ranks, options)

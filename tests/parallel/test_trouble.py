@@ -80,7 +80,7 @@ def test_all_ranks_meet_the_trouble_of_one_as_one_process_does(
 ) -> None:
     strategy, run = STRATEGIES[name], tmp_path / "run"
     settings = [*_SETTINGS, f"training.trouble.non_finite={non_finite}", f"training.trouble.spike={spike}"]
-    one = troubled(*settings, *strategy.network_options)
+    one = troubled(*settings, *strategy.needs)
     kind = "sheepop.train.sharded ShardedModel.clip"
     ends = _disturbed(together, kind, together.options(run, *settings, *strategy.options), strategy.ranks)
     assert [end.code for end in ends] == [0] * strategy.ranks, ends

@@ -32,7 +32,11 @@ from sheepop.parallel.config import ParallelConfig
 logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
 
 _ONE_STAGE = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B}
-_MORE_STAGES = {"interleaved": schedules.ScheduleInterleaved1F1B, "zero_bubble": schedules.ScheduleZBVZeroBubble}
+SCHEDULES_OF_STAGES = {
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero_bubble": schedules.ScheduleZBVZeroBubble,
+}
+"""Torch's schedules of several stages a rank, by the names that `ParallelConfig` has."""
 OF_THE_FIRST = ("embedding", "ngrams", "embedding_norm", "added_positions")
 OF_THE_LAST = ("final_norm", "lm_head", REWARD_HEAD)
 """The parts of a network outside its layers that only its first and its last stage have."""
@@ -234,7 +238,7 @@ class Pipeline:
         settings: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
         if self.config.schedule in _ONE_STAGE:
             return _ONE_STAGE[self.config.schedule](stages[0], count, **settings)
-        return _MORE_STAGES[self.config.schedule](stages, count, **settings)
+        return SCHEDULES_OF_STAGES[self.config.schedule](stages, count, **settings)
 
     def _loss(self, hidden_BTD: Tensor, number: Tensor) -> Tensor:
         """A scalar whose gradient is that of the loss; head and loss are gone back through by then."""

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
-from torch.distributed.pipelining import schedules
 
 from sheepop.parallel.config import ParallelConfig
+from sheepop.parallel.pipeline import SCHEDULES_OF_STAGES
 
 FORWARD, BACKWARD, OF_INPUTS, OF_WEIGHTS = "forward", "backward", "of inputs", "of weights"
 _KINDS = {
@@ -21,7 +21,6 @@ _KINDS = {
 }
 # Going back takes twice the time of going forwards: as much for gradients of inputs as for those of weights.
 _UNITS = {FORWARD: 1.0, BACKWARD: 2.0, OF_INPUTS: 1.0, OF_WEIGHTS: 1.0}
-_MORE_STAGES = {"interleaved": schedules.ScheduleInterleaved1F1B, "zero_bubble": schedules.ScheduleZBVZeroBubble}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _before(work: Work, last: int) -> set[Work]:
 
 def _order(config: ParallelConfig, count: int, rank: int) -> list[Work]:
     """What a rank computes in a step, one after the other."""
-    if config.schedule in _MORE_STAGES:
+    if config.schedule in SCHEDULES_OF_STAGES:
         return _order_of_more(config, count, rank)
     ahead = count if config.schedule == "gpipe" else min(count, config.pipeline - 1 - rank)
     forward = [Work(FORWARD, rank, number) for number in range(count)]
@@ -98,7 +97,7 @@ def _order_of_more(config: ParallelConfig, count: int, rank: int) -> list[Work]:
     """That of torch, whose schedules of several stages a rank make it for all ranks when they are made."""
     about = {"num_stages": config.num_stages, "group_size": config.pipeline, "group_rank": rank, "is_last": False}
     stages: Any = [SimpleNamespace(submod=nn.Identity(), stage_index=number, **about) for number in range(2)]
-    actions = _MORE_STAGES[config.schedule](stages, count).pipeline_order[rank]
+    actions = SCHEDULES_OF_STAGES[config.schedule](stages, count).pipeline_order[rank]
     return [
         Work(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
         for action in actions
