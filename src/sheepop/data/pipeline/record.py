@@ -19,7 +19,7 @@ from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
 from sheepop.data.pipeline.account import Account, Flow
 from sheepop.data.pipeline.assignment import Assignment
 from sheepop.data.pipeline.contents import Contents
-from sheepop.data.pipeline.source import Query
+from sheepop.data.pipeline.inventory import Query
 from sheepop.data.pipeline.workplace import Found
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
