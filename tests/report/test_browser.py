@@ -92,6 +92,8 @@ def test_a_table_is_searched_by_all_words(tmp_path: Path) -> None:
         assert shown.locator("output").inner_text() == "1,200, the first 500 shown"
         shown.fill("input", "EMPTY 118")
         found = [line.split("\t") for line in shown.locator("tbody tr").all_inner_texts()]
-        assert found == [[f"scans/{number}.png", "<b>empty</b>"] for number in (118, 1118, 1180, 1182, 1184, 1186, 1188)]
+        assert found == [
+            [f"scans/{number}.png", "<b>empty</b>"] for number in (118, 1118, 1180, 1182, 1184, 1186, 1188)
+        ]
         assert shown.locator("output").inner_text() == "7 of 1,200"
         browser.close()
