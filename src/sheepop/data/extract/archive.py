@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, cast
 
-from sheepop.data.discovery import IGNORED_FOLDERS
+from sheepop.data.discovery import name_refusal
 from sheepop.data.extract.decompression import decompressed
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
@@ -87,20 +87,17 @@ class _Screen:
         parts = _SEPARATOR.split(name)
         if not parts[0] or ".." in parts or _DRIVE.match(name):
             return [Refused(_place(name), "unsafe", "its name leads out of the archive")]
-        for depth, part in enumerate(parts[:-1], 1):
-            if part.startswith(".") and part != ".":
-                return self._once(parts[:depth], "hidden", "its name begins with a dot")
-            if part in IGNORED_FOLDERS:
-                return self._once(parts[:depth], "ignored", "folders with this name are never read")
-        hidden = parts[-1].startswith(".")
-        return [Refused(_place(name), "hidden", "its name begins with a dot")] if hidden else None
-
-    def _once(self, parts: list[str], reason: str, detail: str) -> list[Refused]:
-        folder = _place("/".join(parts) + "/")
-        if folder in self._named:
-            return []
-        self._named.add(folder)
-        return [Refused(folder, reason, detail)]
+        for depth, part in enumerate(parts, 1):
+            is_directory = depth < len(parts)
+            refusal = None if part == "." and is_directory else name_refusal(part, is_directory=is_directory)
+            if refusal and not is_directory:
+                return [Refused(_place(name), *refusal)]
+            if refusal:
+                folder = _place("/".join(parts[:depth]) + "/")
+                is_new = folder not in self._named
+                self._named.add(folder)
+                return [Refused(folder, *refusal)] if is_new else []
+        return None
 
 
 def _zip_member(

@@ -24,7 +24,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
 from sheepop.data.extract.dispatch import Dispatcher
 from sheepop.data.extract.generated import is_generated_text
-from sheepop.data.extract.git_blobs import BlobReader
+from sheepop.data.extract.git_program import BlobReader
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
 from sheepop.data.extract.registry import FORMATS
 from sheepop.data.extract.regular_file import Fingerprint, RegularFile
