@@ -62,9 +62,9 @@ class Counted:
         return data
 
 
-def raise_if_full(error: OSError, scratch: Path) -> None:
+def raise_if_full(error: Exception, scratch: Path) -> None:
     """Raises `StorageError`, which ends the build, when `error` says that there is no room for temporary files."""
-    if error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _FULL:
         raise StorageError(
             f"There is no room for temporary files in {scratch}: {error.strerror}. Free some space there."
         ) from None
