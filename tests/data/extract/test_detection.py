@@ -250,6 +250,7 @@ def test_a_text_about_pdf_is_no_pdf_but_a_pdf_behind_other_bytes_is_one():
         (b"wOF2\x00\x01\x00\x00" + bytes(30), "binary", "font"),
         (b"\x93NUMPY\x01\x00", "binary", "NumPy"),
         (b"PARE" + bytes(30), "encrypted", "Parquet"),
+        (b"FEA1" + bytes(100) + b"FEA1", "unsupported", "Feather version 1"),
         (b"RIFF\x10\x00\x00\x00WAVEfmt ", "binary", "audio"),
         (b"", "empty", "0 bytes"),
     ],

@@ -58,12 +58,8 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
 
     Documents and places are as in `extract_sqlite`. The database is opened without access to any other file.
     """
-    try:
-        import duckdb
-    except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"reading it needs duckdb: pip install 'sheepop[data]' ({error})"
-        ) from None
+    import duckdb
+
     path = content.path(context.scratch)
     # A name that is no UTF-8 cannot be handed over. The log beside the file is found behind the link, and read.
     link = context.scratch / "database.duckdb"
