@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Protocol
+from typing import Protocol
 
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.interface import Content, ExtractionError
@@ -76,26 +76,21 @@ def spooled(source: Readable, name: str, limit: int, scratch: Path) -> Iterator[
 
     Raises `MemberError` when it is longer than `limit` bytes or cannot be unpacked.
     """
-    waiting = bytearray()
-    file: IO[bytes] | None = None
-    try:
-        for block in _blocks(source, limit):
-            waiting += block
-            if len(waiting) > _MEMORY_BYTES:
-                file = file or NamedTemporaryFile(dir=scratch, delete=False)  # noqa: SIM115 - closed below
-                file.write(waiting)
-                waiting.clear()
-        if file is None:
-            yield Content(name, data=bytes(waiting))
-        else:
-            file.write(waiting)
-            waiting.clear()
-            file.close()
-            yield Content(name, path=Path(file.name))
-    finally:
-        if file is not None:
-            file.close()
-            Path(file.name).unlink(missing_ok=True)
+    blocks, beginning = _blocks(source, limit), bytearray()
+    for block in blocks:
+        beginning += block
+        if len(beginning) > _MEMORY_BYTES:
+            break
+    else:
+        yield Content(name, data=bytes(beginning))
+        return
+    with NamedTemporaryFile(dir=scratch) as file:
+        file.write(beginning)
+        beginning.clear()
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        yield Content(name, path=Path(file.name))
 
 
 def _blocks(source: Readable, limit: int) -> Iterator[bytes]:
