@@ -132,7 +132,7 @@ def _binary_format(content: Content, head: bytes) -> str:
     if name == "zip":
         return _zip_format(content, head)
     if name == "gzip":
-        return "warc" if is_warc(gzip_beginning(head, 64)) else name
+        return "warc" if is_warc(gzip_beginning(head, 256)) else name
     unread = None if name else unread_format(head)
     if unread is not None:
         if head.startswith(_OLD_OFFICE) and content.suffix in _OFFICE_SUFFIXES:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 _TAR_BLOCK = 512
 _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
-_WARC = re.compile(rb"WARC/\d+\.\d+\r?\n")
+# The second is ARC, its predecessor.
+_WARC = re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain ")
 _PDF_WITHIN = 1024
 # The sizes of the header after the file's own: OS/2 1 and 2, Windows 3 to 5.
 _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
@@ -147,7 +148,7 @@ def is_pdf(head: bytes) -> bool:
 
 
 def is_warc(head: bytes) -> bool:
-    """Whether a WARC record begins here."""
+    """Whether a record of a web archive begins here."""
     return _WARC.match(head) is not None
 
 

@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import Protocol
 
 from sheepop.core.errors import StorageError
+from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, ExtractionError
 
 LEAST_EXPANSION_BYTES = 2**26
@@ -36,17 +37,22 @@ class MemberError(ExtractionError):
     """One member of a container cannot be used; those after it may."""
 
 
-class Allowance:
-    """How many bytes may still be unpacked from a container."""
+def expansion_limit(size: int, config: ExtractConfig) -> int:
+    """To how many bytes the content of `size` bytes may come, unpacked from its containers or as text."""
+    return max(int(config.max_expansion * size), LEAST_EXPANSION_BYTES)
 
-    def __init__(self, limit: int) -> None:
-        self.limit = self._left = limit
+
+class Allowance:
+    """How many bytes may still come out of a container of `size` bytes."""
+
+    def __init__(self, size: int, config: ExtractConfig) -> None:
+        self._limit = self._left = expansion_limit(size, config)
 
     def spend(self, num_bytes: int) -> None:
         """Takes `num_bytes` off; raises `ExtractionError` with reason ``bomb`` when they are not left."""
         self._left -= num_bytes
         if self._left < 0:
-            raise ExtractionError("bomb", f"it unpacks to over {self.limit:,} bytes; see data.extract.max_expansion")
+            raise ExtractionError("bomb", f"it unpacks to over {self._limit:,} bytes; see data.extract.max_expansion")
 
 
 class Counted:
