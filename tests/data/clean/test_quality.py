@@ -230,11 +230,10 @@ def test_the_files_that_stages_read_are_known():
     config = CleanConfig.model_validate(
         {
             "decontamination": {"paths": ["eval.jsonl"]},
-            "toxicity": {"classifier": "model"},
             "near_duplicates": {"against": ["old"]},
         }
     )
-    assert config.named_paths() == ("eval.jsonl", "model", "old")
+    assert config.named_paths() == ("eval.jsonl", "old")
     assert CleanConfig(preset="none", decontamination=config.decontamination).named_paths() == ()
 
 

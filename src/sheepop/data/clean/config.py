@@ -77,17 +77,12 @@ class SecretsConfig(Config):
 
 
 class ToxicityConfig(Config):
-    """When a document is removed as toxic: by the words and phrases of a list, or by a classifier."""
+    """When a document is removed as toxic, by the words and phrases of a list."""
 
     threshold: float = Field(default=40.0, gt=0)
     """A document is removed when the weights of its listed words, per 1,000 words, add up to more than this."""
     min_hits: int = Field(default=4, ge=1)
     """It must also contain at least this many of them."""
-    classifier: str | None = None
-    """The file of a classifier trained on your own examples (`sheepop.data.clean.classifier.train_classifier`), which
-    decides instead of the list; `null` is none."""
-    classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
-    """A document is removed when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
@@ -133,7 +128,7 @@ class CleanConfig(Config):
     quality: QualityConfig = QualityConfig()
     """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
-    """The stage that removes toxic prose and chat, by a list of words or a classifier."""
+    """The stage that removes toxic prose and chat, by a list of words."""
     pii: PiiConfig = PiiConfig()
     """The stage that replaces personal identifiers with placeholders."""
     secrets: SecretsConfig = SecretsConfig()
@@ -172,6 +167,5 @@ class CleanConfig(Config):
     def named_paths(self) -> tuple[str, ...]:
         """The files and corpora that the stages of this config read beside the documents."""
         sets = self.decontamination.paths if "decontamination" in self.stages else ()
-        classifier = self.toxicity.classifier if "toxicity" in self.stages else None
         against = self.near_duplicates.against if "near_duplicates" in self.stages else ()
-        return (*sets, *([] if classifier is None else [classifier]), *against)
+        return (*sets, *against)
