@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from sheepop.core.facts import counted
 from sheepop.data.clean.quality_config import C4Config
 from sheepop.data.clean.stage import Removal
 
@@ -68,8 +69,8 @@ def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
     kept = [bare[number] for number in numbers]
     count = num_sentences(kept, config.min_sentences)
     if count < config.min_sentences:
-        what = "sentences in lines that end like one"
-        return Removal("c4 sentences", f"c4: {count} {what}, fewer than {config.min_sentences}")
+        what = f"{counted(count, 'sentence')} in lines that end like one"
+        return Removal("c4 sentences", f"c4: {what}, fewer than {config.min_sentences}")
     return KeptLines(kept, numbers)
 
 

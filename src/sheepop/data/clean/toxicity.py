@@ -21,11 +21,75 @@ _SHOWN = 3
 _SPACED = bytes(code if code >= 128 or chr(code).isalnum() else ord(" ") for code in range(256))
 _SIGNS = re.compile(r"[\u0080-\u00bf\u2000-\u3030]")
 # A phrase is looked for by its longest word that is not one of these, which stand in most texts.
-_COMMON = (
-    "a at get go going hope i in inside me my of on should shoot that the they to want will you your yourself cut "
-    "hang die big free girls hard head huge naked pipe sale sales teen white wet xxx das dich ich in raus um va te ta "
-    "ma sa la le de ga je ik in te ci do na video videos"
-).split()
+_COMMON = frozenset(
+    [
+        "a",
+        "at",
+        "get",
+        "go",
+        "going",
+        "hope",
+        "i",
+        "in",
+        "inside",
+        "me",
+        "my",
+        "of",
+        "on",
+        "should",
+        "shoot",
+        "that",
+        "the",
+        "they",
+        "to",
+        "want",
+        "will",
+        "you",
+        "your",
+        "yourself",
+        "cut",
+        "hang",
+        "die",
+        "big",
+        "free",
+        "girls",
+        "hard",
+        "head",
+        "huge",
+        "naked",
+        "pipe",
+        "sale",
+        "sales",
+        "teen",
+        "white",
+        "wet",
+        "xxx",
+        "das",
+        "dich",
+        "ich",
+        "in",
+        "raus",
+        "um",
+        "va",
+        "te",
+        "ta",
+        "ma",
+        "sa",
+        "la",
+        "le",
+        "de",
+        "ga",
+        "je",
+        "ik",
+        "in",
+        "te",
+        "ci",
+        "do",
+        "na",
+        "video",
+        "videos",
+    ]
+)
 
 
 class ToxicityFilter(FilterStage):
