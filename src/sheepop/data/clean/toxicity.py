@@ -21,74 +21,10 @@ _SHOWN = 3
 _SPACED = bytes(code if code >= 128 or chr(code).isalnum() else ord(" ") for code in range(256))
 _SIGNS = re.compile(r"[\u0080-\u00bf\u2000-\u3030]")
 # A phrase is looked for by its longest word that is not one of these, which stand in most texts.
-_COMMON = frozenset(
-    [
-        "a",
-        "at",
-        "get",
-        "go",
-        "going",
-        "hope",
-        "i",
-        "in",
-        "inside",
-        "me",
-        "my",
-        "of",
-        "on",
-        "should",
-        "shoot",
-        "that",
-        "the",
-        "they",
-        "to",
-        "want",
-        "will",
-        "you",
-        "your",
-        "yourself",
-        "cut",
-        "hang",
-        "die",
-        "big",
-        "free",
-        "girls",
-        "hard",
-        "head",
-        "huge",
-        "naked",
-        "pipe",
-        "sale",
-        "sales",
-        "teen",
-        "white",
-        "wet",
-        "xxx",
-        "das",
-        "dich",
-        "ich",
-        "in",
-        "raus",
-        "um",
-        "va",
-        "te",
-        "ta",
-        "ma",
-        "sa",
-        "la",
-        "le",
-        "de",
-        "ga",
-        "je",
-        "ik",
-        "in",
-        "te",
-        "ci",
-        "do",
-        "na",
-        "video",
-        "videos",
-    ]
+_COMMON = (
+    "a at get go going hope i in inside me my of on should shoot that the they to want will you your yourself cut "
+    "hang die big free girls hard head huge naked pipe sale sales teen white wet xxx das dich ich in raus um va te ta "
+    "ma sa la le de ga je ik in te ci do na video videos"
 )
 
 
@@ -138,10 +74,11 @@ class ToxicLexicon:
     def __init__(self, weights: dict[str, float]) -> None:
         self._weights = weights
         self._entries: dict[bytes, list[tuple[bytes, str]]] = {}
+        common = _COMMON.split()
         for entry in weights:
             words = _words(entry)
             # The longest word is the rarest as a rule.
-            key = max(words, key=lambda word: (word.decode() not in _COMMON, len(word)))
+            key = max(words, key=lambda word: (word.decode() not in common, len(word)))
             self._entries.setdefault(key, []).append((b" ".join(words), entry))
         self._keys = frozenset(self._entries)
 
