@@ -20,9 +20,10 @@ from typing import Any
 import datatrove.data as datatrove
 
 from record import add_json_option, write_record
-from sheepop.data.clean import c4, fineweb, gopher
+from sheepop.data.clean import gopher
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.line_rules import fineweb_quality, kept_lines
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
@@ -58,14 +59,14 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
         ]
 
     def sentences() -> list[Removal | None]:
-        kept = [c4.kept_lines(text, config.c4) for text in texts]
+        kept = [kept_lines(text, config.c4) for text in texts]
         return [found if isinstance(found, Removal) else None for found in kept]
 
     return {
         "GopherQualityFilter": lambda: [gopher.quality(text, tokens_of(text), config.gopher) for text in texts],
         "GopherRepetitionFilter": repetition,
         "C4QualityFilter": sentences,
-        "FineWebQualityFilter": lambda: [fineweb.quality(text, config.fineweb) for text in texts],
+        "FineWebQualityFilter": lambda: [fineweb_quality(text, config.fineweb) for text in texts],
         "all four": lambda: run_stages(("quality",), texts, "web"),
     }
 

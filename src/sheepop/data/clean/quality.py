@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datatrove.data import Document
 
-from sheepop.data.clean import c4, fineweb, gopher
-from sheepop.data.clean.code_rules import code_quality
-from sheepop.data.clean.garbage import garbage
+from sheepop.data.clean import gopher
+from sheepop.data.clean.garbage import code_quality, prose_quality, table_quality
 from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.line_rules import KeptLines, fineweb_quality, kept_lines
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import FilterStage, Removal
-from sheepop.data.clean.table_rules import table_quality
 from sheepop.data.clean.words import tokens_of
 
 
@@ -36,7 +35,7 @@ class QualityFilter(FilterStage):
             return code_quality(document.text, document.metadata.get("source", ""), self.config.code)
         if kind == "table":
             return table_quality(document.text, self.config.table)
-        return garbage(document.text, self.config.garbage)
+        return prose_quality(document.text, self.config.garbage)
 
     def _as_web_page(self, document: Document) -> Removal | None:
         """What the rules of C4, FineWeb and Gopher say, those first that need no words, because they are the quickest.
@@ -44,10 +43,10 @@ class QualityFilter(FilterStage):
         FineWeb's judge the lines that C4 keeps.
         """
         config, text = self.config, document.text
-        kept = c4.kept_lines(text, config.c4)
+        kept = kept_lines(text, config.c4)
         if isinstance(kept, Removal):
             return kept
-        if found := fineweb.quality(kept.text, config.fineweb) or gopher.repeated_lines(text, config.repetition):
+        if found := fineweb_quality(kept.text, config.fineweb) or gopher.repeated_lines(text, config.repetition):
             return found
         tokens = tokens_of(text)
         found = gopher.quality(text, tokens, config.gopher)
@@ -56,7 +55,7 @@ class QualityFilter(FilterStage):
             self._drop_lines(document, kept)
         return found
 
-    def _drop_lines(self, document: Document, kept: c4.KeptLines) -> None:
+    def _drop_lines(self, document: Document, kept: KeptLines) -> None:
         before, marks = document.text, document.metadata.get("marks")
         document.text = kept.text
         if marks:
