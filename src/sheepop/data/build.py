@@ -17,7 +17,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
-from sheepop.data.clean.evaluation_sets import EvaluationFile, load_evaluation_sets
+from sheepop.data.clean.decontamination import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
 from sheepop.data.discovery import printable

@@ -12,7 +12,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.core.machine import installed_versions
-from sheepop.data.clean.evaluation_sets import EvaluationFile
+from sheepop.data.clean.decontamination import EvaluationFile
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
