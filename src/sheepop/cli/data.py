@@ -157,7 +157,8 @@ def download(
     if as_json:
         print_json(result)
     elif not quiet:
-        typer.echo(result["words"])
+        typer.echo(result["path"])
+        typer.echo(f"Next: {result['next']}")
 
 
 def _names_workers(inputs: list[str]) -> bool:
