@@ -222,13 +222,19 @@ def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor], begun: dict[st
     return found
 
 
-def _complaints(feature: Feature, ours: Course, theirs: Course) -> list[str]:
+# In two bytes a token whose experts are nearly equal goes to the other one: one of about 60 that an expert has.
+_REROUTED = 0.25
+
+
+def _complaints(feature: Feature, strategy: Strategy, ours: Course, theirs: Course) -> list[str]:
     """What of the course over ranks is not that of one device."""
+    may_reroute = feature.precision != "fp32" and "experts" in strategy.network
+    gradient = _REROUTED if may_reroute else feature.gradient
     found = {
         "loss": (max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)), feature.loss),
-        "norm": (max(abs(a / b - 1) for a, b in zip(ours.norms, theirs.norms, strict=True)), feature.gradient),
+        "norm": (max(abs(a / b - 1) for a, b in zip(ours.norms, theirs.norms, strict=True)), gradient),
         "names": (len(ours.gradients.keys() ^ theirs.gradients.keys()), 0),
-        "gradient": (_distance(ours.gradients, theirs.gradients), feature.gradient),
+        "gradient": (_distance(ours.gradients, theirs.gradients), gradient),
         "trained": (_distance(ours.trained, theirs.trained, theirs.begun), feature.moved),
         "evaluated": (_distance(ours.evaluated, theirs.evaluated, theirs.begun), feature.moved),
     }
@@ -250,7 +256,7 @@ def _compare(rank: int, ranks: int, port: int, cells: list[Cell], file: Path) ->
                 key = asked, str(strategy.needs)
                 theirs = alone[key] if key in alone else _course(feature, strategy, None)
                 alone[key] = theirs
-                lines += [f"{name}, {asked}: {line}" for line in _complaints(feature, ours, theirs)]
+                lines += [f"{name}, {asked}: {line}" for line in _complaints(feature, strategy, ours, theirs)]
         if joined.is_first:
             file.write_text("\n".join([*lines, "done"]))
 
@@ -267,7 +273,8 @@ def _require_same(cells: Iterable[Cell], file: Path) -> None:
 def test_what_is_asked_for_most_together_changes_nothing(tmp_path: Path) -> None:
     everything = "bf16, full checkpointing, Muon, average"
     cells = [(name, everything) for name in ("zero 3", "tensor", "context", "1f1b")]
-    _require_same([*cells, ("zero 2", "dropout, full checkpointing")], tmp_path / "found")
+    others = [("zero 2", "dropout, full checkpointing"), ("expert", "selective checkpointing, schedule-free")]
+    _require_same([*cells, *others], tmp_path / "found")
 
 
 @pytest.mark.campaign

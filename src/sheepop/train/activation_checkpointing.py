@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from sheepop.core.errors import ConfigError
@@ -43,8 +44,7 @@ def apply_activation_checkpointing(model: Transformer, mode: Mode, num_blocks: i
         )
     if mode == "none":
         return
-    policy = partial(_policy, kept_operations(model.config))
-    options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)} if mode == "selective" else {}
+    options = {"context_fn": partial(_contexts, kept_operations(model.config))} if mode == "selective" else {}
     for block in layers[:count]:
         block.forward = partial(_run_checkpointed, block.forward, options)
 
@@ -53,6 +53,35 @@ def _run_checkpointed(forward: Callable[..., Any], options: dict[str, Any], *arg
     if not torch.is_grad_enabled():
         return forward(*arguments)
     return checkpoint(forward, *arguments, use_reentrant=False, **options)
+
+
+def _contexts(kept: set[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """For the first time that a block is run, which keeps results, and for the second one, which takes them."""
+    keeping, taking = create_selective_checkpoint_contexts(partial(_policy, kept))
+    return keeping, _Taking(taking, kept)
+
+
+class _Taking(TorchDispatchMode):
+    """Takes results that are kept from `mode`, and runs all else.
+
+    By itself torch's `mode` refuses what is not run as often as the first time. Within a block that is so where FSDP
+    gathers a part of it, such as experts, apart: that part may be there already, or be freed, on the way back.
+    """
+
+    def __init__(self, mode: TorchDispatchMode, kept: set[Any]) -> None:
+        super().__init__()
+        self._mode, self._kept = mode, kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As torch's own modes: what is compiled within is not run operation by operation."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of one operation."""
+        if func in self._kept:
+            return self._mode.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def _policy(kept: set[Any], context: Any, operation: Any, *arguments: Any, **settings: Any) -> CheckpointPolicy:
