@@ -10,8 +10,9 @@ from typing import Any
 from sheepop.data.extract.interface import RecordError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRUCTURE = re.compile(r'["\[\]{},]')
-_IN_STRING = re.compile(r'"|\\.', re.DOTALL)
+# To the next mark, and to the end of a string; the group is empty where the text ends before.
+_MARK = re.compile(r'[^"\[\]{},]*+(["\[\]{},]?)')
+_STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 # A number this near to the end of what was read may go on behind it: 1.5e+ is 1.5 and something else.
 _LONGEST_TAIL = 16
 
@@ -83,30 +84,25 @@ class JsonItems:
 
     def _passed_over(self) -> tuple[str | None, bool]:
         """The text of the next item, None when it is too long to be held, and whether it ends before the blocks do."""
-        begin, depth, is_long, pattern = self._at, 0, False, _STRUCTURE
+        begin, depth, is_long, pattern = self._at, 0, False, _MARK
         while True:
-            match = pattern.search(self._text, self._at)
-            if match is None:
-                # A backslash may belong to the first character of the next block.
-                self._at = len(self._text) - self._text.endswith("\\", self._at)
-                if self._at - begin > self._max:
-                    begin, is_long = self._at, True
+            match = pattern.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
+            is_long = is_long or self._at - begin > self._max
+            if not match[1]:
+                begin = self._at if is_long else begin
                 if not self._read(begin):
                     return None if is_long else self._text[begin:], False
                 begin = 0
-                continue
-            self._at = match.end()
-            if pattern is _IN_STRING:
-                pattern = _STRUCTURE if match[0] == '"' else _IN_STRING
-            elif match[0] == '"':
-                pattern = _IN_STRING
-            elif match[0] in "[{":
+            elif match[1] == '"':
+                pattern = _STRING if pattern is _MARK else _MARK
+            elif match[1] in "[{":
                 depth += 1
             elif depth == 0:
                 self._at -= 1
-                is_long = is_long or self._at - begin > self._max
                 return None if is_long else self._text[begin : self._at], True
-            elif match[0] != ",":
+            elif match[1] != ",":
                 depth -= 1
 
     def _mark(self) -> str:
