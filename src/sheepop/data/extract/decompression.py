@@ -134,7 +134,7 @@ class _Plain(io.RawIOBase):
             self._waiting = b""
             try:
                 out = self._stream.unpack(data)
-            except (zlib.error, lzma.LZMAError, OSError, EOFError, *_library_errors()) as error:
+            except _errors() as error:
                 raise _failure(error) from None
             if self._stream.eof:
                 self._waiting, self._stream = self._stream.rest, None
@@ -160,10 +160,11 @@ class _Plain(io.RawIOBase):
         raise ExtractionError("damaged", "what follows its compressed data is not compressed")
 
 
-def _library_errors() -> list[type[Exception]]:
-    """Those of the libraries that are in use."""
+def _errors() -> tuple[type[Exception], ...]:
+    """Those of the libraries that are in use, and of the file."""
     names = {"zstandard": "ZstdError", "brotli": "error"}
-    return [getattr(sys.modules[module], name) for module, name in names.items() if module in sys.modules]
+    others = [getattr(sys.modules[module], name) for module, name in names.items() if module in sys.modules]
+    return (zlib.error, lzma.LZMAError, OSError, EOFError, *others)
 
 
 def _failure(error: Exception) -> Exception:
