@@ -222,6 +222,7 @@ def test_files_of_the_system_s_programs_are_known(tmp_path: Path):
         ("a.txt", "Baa.\n".encode("utf-16"), FileType("text")),
         ("a.py", "import os\n".encode("utf-16"), FileType("code", "code", "python")),
         ("a.h", "\ufeffclass A {};\n".encode(), FileType("code", "code", "c++")),
+        ("a.h", "class A {};\n".encode("utf-32"), FileType("code", "code", "c++")),
         ("page", b"\n<!-- a -->\n<!DOCTYPE html>\n<title>A</title>", FileType("html")),
         ("page", b"\xef\xbb\xbf<HTML><body>", FileType("html")),
         ("paper.pdf", b"<!doctype html><title>Not found</title>", FileType("html")),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sheepop.data.extract import records
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.json_items import ItemError, JsonItems
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, RecordError, Refused
+from sheepop.data.extract.json_items import JsonItems
 
 values = st.recursive(
     st.one_of(
@@ -171,7 +171,7 @@ def test_a_bad_item_is_passed_over_by_its_brackets_and_the_others_are_read(bad: 
     text = f'[{{"a": "]}}"}}, {bad}, {{"b": [1, "\\"]"]}}]'
     first, second, third = JsonItems(iter(chunks(text, size)), 10**6)
     assert (first, third) == ((1, {"a": "]}"}), (3, {"b": [1, '"]']}))
-    assert isinstance(second[1], ItemError)
+    assert isinstance(second[1], RecordError)
     assert second[1].reason == "invalid"
 
 
@@ -193,7 +193,7 @@ def test_an_item_over_the_limit_is_passed_over() -> None:
         ('[{"a": 1},', "the list breaks off before item 2", 1),
         ('[{"a": 1} {"a": 2}]', "after item 1, there is '{'", 1),
         ('[{"a": 1}] {"a": 2}', "after the list, there is '{'", 1),
-        ('[{"a": 1}, {"a": "x', "a string is not closed", 1),
+        ('[{"a": 1}, {"a": "x', "item 2: Unterminated string", 1),
         ("[" * 100_000, "nested too deeply", 0),
     ],
 )

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 
+import brotli
 import pytest
 import zstandard
 from warcio.statusandheaders import StatusAndHeaders
@@ -132,6 +133,7 @@ def deflated(data: bytes, window: int) -> bytes:
         (deflated(PAGE, 15), {"Content-Encoding": "deflate"}),
         (deflated(PAGE, -15), {"Content-Encoding": "deflate"}),
         (zstandard.compress(PAGE), {"Content-Encoding": "zstd"}),
+        (brotli.compress(PAGE), {"Content-Encoding": "br"}),
         (chunked(PAGE), {"Transfer-Encoding": "chunked"}),
         (chunked(gzip.compress(PAGE, mtime=0)), {"Transfer-Encoding": "chunked", "Content-Encoding": "gzip"}),
         (PAGE, {"Content-Encoding": "gzip"}),
@@ -151,6 +153,8 @@ def test_the_encodings_of_transfer_are_undone(read_as: ReadAs, body: bytes, head
         (PAGE, (("Content-Encoding", "compress"),), "unsupported"),
         (gzip.compress(PAGE, mtime=0)[:-20], (("Content-Encoding", "gzip"),), "damaged"),
         (deflated(PAGE, 15)[:-20], (("Content-Encoding", "deflate"),), "damaged"),
+        (brotli.compress(PAGE)[:-20], (("Content-Encoding", "br"),), "damaged"),
+        (b"<html>no brotli</html>" * 20, (("Content-Encoding", "br"),), "damaged"),
         (b"", (), "empty"),
         (b"\x00\x01\x02", (), "binary"),
     ],
@@ -215,6 +219,14 @@ def test_an_archive_that_unpacks_to_too_much_is_a_bomb(read_as: ReadAs) -> None:
     items = read_as("warc", archive.data)
     assert isinstance(items[0], Extracted)
     assert refused(items)[-1] == ("", "bomb")
+
+
+def test_brotli_that_unpacks_to_too_much_is_unpacked_no_further(read_as: ReadAs) -> None:
+    packed = brotli.compress(bytes(200 * 2**20))
+    assert len(packed) < 1000
+    archive = Archive().response("http://a.example/1", packed, headers=(("Content-Encoding", "br"),))
+    items = read_as("warc", archive.response("http://a.example/2").data, max_member_bytes=2**20)
+    assert [getattr(item, "reason", "") for item in items] == ["oversized", ""]
 
 
 def test_more_documents_than_allowed_are_a_bomb(read_as: ReadAs) -> None:

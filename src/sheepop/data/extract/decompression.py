@@ -10,6 +10,7 @@ import bz2
 import io
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -62,18 +63,55 @@ _FORMATS: tuple[tuple[re.Pattern[bytes], Callable[[], _Stream]], ...] = (
 )
 
 
+class _Brotli:
+    """Brotli's decompressor with the names of the others; a stream ends where its file does."""
+
+    unused_data = unconsumed_tail = b""
+
+    def __init__(self) -> None:
+        import brotli
+
+        self._decompressor = brotli.Decompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decompressor.is_finished())
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        # What it could not put out yet comes first.
+        is_ready = self._decompressor.can_accept_more_data()
+        self.unconsumed_tail = b"" if is_ready else data
+        out: bytes = self._decompressor.process(data if is_ready else b"", output_buffer_limit=limit)
+        return out
+
+
 def decompressed(file: BinaryIO) -> io.BufferedReader:
     """What `file` unpacks to; reading it raises `ExtractionError` where the file is damaged or ends too early."""
     return io.BufferedReader(_Plain(file), _OUTPUT)
 
 
+def unpacked_brotli(file: BinaryIO) -> io.BufferedReader:
+    """The same for brotli, which has no signature."""
+    return io.BufferedReader(_Plain(file, _Stream(_Brotli())), _OUTPUT)
+
+
+def unpacked_deflate(file: BinaryIO) -> io.BufferedReader:
+    """The same for what servers call "deflate": with the header of zlib (RFC 1950) or without it."""
+    head = file.read(2)
+    file.seek(0)
+    has_header = len(head) == 2 and head[0] & 0x0F == 8 and int.from_bytes(head, "big") % 31 == 0
+    stream = zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
+    return io.BufferedReader(_Plain(file, _Stream(stream)), _OUTPUT)
+
+
 class _Plain(io.RawIOBase):
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._stream: _Stream | None = None
+    """What a file unpacks to; its first stream is found by its signature where none is given."""
+
+    def __init__(self, file: BinaryIO, stream: _Stream | None = None) -> None:
+        self._file, self._stream = file, stream
         self._waiting = b""
         self._out = memoryview(b"")
-        self._streams = 0
+        self._streams = 0 if stream is None else 1
 
     def readable(self) -> bool:
         return True
@@ -96,7 +134,7 @@ class _Plain(io.RawIOBase):
             self._waiting = b""
             try:
                 out = self._stream.unpack(data)
-            except (zlib.error, lzma.LZMAError, OSError, EOFError, _zstd_error()) as error:
+            except _errors() as error:
                 raise _failure(error) from None
             if self._stream.eof:
                 self._waiting, self._stream = self._stream.rest, None
@@ -122,10 +160,11 @@ class _Plain(io.RawIOBase):
         raise ExtractionError("damaged", "what follows its compressed data is not compressed")
 
 
-def _zstd_error() -> type[Exception]:
-    import zstandard
-
-    return zstandard.ZstdError
+def _errors() -> tuple[type[Exception], ...]:
+    """Those of the libraries that are in use, and of the file."""
+    names = {"zstandard": "ZstdError", "brotli": "error"}
+    others = [getattr(sys.modules[module], name) for module, name in names.items() if module in sys.modules]
+    return (zlib.error, lzma.LZMAError, OSError, EOFError, *others)
 
 
 def _failure(error: Exception) -> Exception:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from sheepop.data.decoding import CONTROLS
+from sheepop.data.decoding import BYTE_ORDER_MARKS, CONTROLS
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
 from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
@@ -21,7 +21,7 @@ from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unrea
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
 
-_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_WIDE_MARKS = tuple(mark for mark, _ in BYTE_ORDER_MARKS if mark != codecs.BOM_UTF8)
 _MOST_CONTROLS = 0.1
 
 # Text formats that the suffix names.
@@ -211,10 +211,8 @@ def _typed(name: str, language: str = "") -> FileType:
 
 
 def _decoded(head: bytes) -> str:
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf_16_le"), (codecs.BOM_UTF16_BE, "utf_16_be")):
-        if head.startswith(mark):
-            return head[2:].decode(encoding, "replace")
-    return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
+    marked = next((row for row in BYTE_ORDER_MARKS if head.startswith(row[0])), (b"", "utf_8"))
+    return head[len(marked[0]) :].decode(marked[1], "replace")
 
 
 def _guessed(content: Content) -> FileType | None:

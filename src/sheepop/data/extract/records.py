@@ -11,8 +11,8 @@ from typing import Any
 from sheepop.data.decoding import UndecodableError, decode
 from sheepop.data.extract.chat import turns_text
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.json_items import ItemError, JsonItems, parse_json
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, RecordError, Refused
+from sheepop.data.extract.json_items import JsonItems, parse_json
 from sheepop.data.extract.lines import LineError, Lines, byte_lines, open_utf8
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column
 
@@ -47,7 +47,7 @@ def extract_jsonl(content: Content, context: Context) -> Iterator[Extracted | Re
                 yield Refused(place, line.reason, line.detail)
             else:
                 yield form.document(parse_json(line), place, longest_record(config))
-        except ItemError as error:
+        except RecordError as error:
             yield Refused(place, error.reason, error.detail)
     if is_empty:
         raise ExtractionError("empty", "it has only blank lines")
@@ -88,7 +88,7 @@ def _first_lines(content: Content, config: ExtractConfig) -> tuple[str, str]:
 def _is_json(text: str) -> bool:
     try:
         parse_json(text)
-    except ItemError:
+    except RecordError:
         return False
     return True
 
@@ -99,14 +99,14 @@ def _list_documents(content: Content, config: ExtractConfig) -> Iterator[Extract
     try:
         for number, item in JsonItems(_text_blocks(content), longest_record(config)):
             place = f"item {number}"
-            if isinstance(item, ItemError):
+            if isinstance(item, RecordError):
                 yield Refused(place, item.reason, item.detail)
             elif are_records or _is_record(item):
                 yield form.document(item, place, longest_record(config))
             else:
                 break
             are_records = True
-    except ItemError as error:
+    except RecordError as error:
         raise ExtractionError(error.reason, error.detail) from None
     if not are_records:
         text = _whole_text(content, config)
@@ -184,10 +184,10 @@ def _parsed(text: str) -> Any:
     """The value of a JSON text, comments and last commas allowed."""
     try:
         return parse_json(text)
-    except ItemError as error:
+    except RecordError as error:
         try:
             return parse_json(_LAST_COMMA.sub(_string_only, _COMMENT.sub(_string_only, text)))
-        except ItemError:
+        except RecordError:
             raise ExtractionError(error.reason, error.detail) from None
 
 
@@ -203,4 +203,4 @@ def _text_blocks(content: Content) -> Iterator[str]:
                 yield decoder.decode(block)
             yield decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
-            raise ItemError("undecodable", f"it is not UTF-8 ({error.reason})") from None
+            raise RecordError("undecodable", f"it is not UTF-8 ({error.reason})") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from sheepop.data.extract.decompression import decompressed
+from sheepop.data.extract.decompression import decompressed, unpacked_brotli, unpacked_deflate
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.spool import Allowance, Counted, MemberError, Readable, spooled
@@ -218,37 +217,11 @@ def _payload(record: Any, name: str, limit: int, context: Context) -> Iterator[C
                 raise MemberError(error.reason, error.detail) from None
 
 
-class _Deflated:
-    """A stream packed by "deflate", with or without the header of zlib, as servers do either."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        head = file.read(2)
-        file.seek(0)
-        self._stream = zlib.decompressobj(zlib.MAX_WBITS if _has_zlib_header(head) else -zlib.MAX_WBITS)
-        self._rest = b""
-
-    def read(self, count: int = -1, /) -> bytes:
-        """At most `count` bytes, none at the end; raises EOFError where the stream breaks off."""
-        while not self._stream.eof:
-            data = self._rest or self._file.read(2**16)
-            out = self._stream.decompress(data, count)
-            self._rest = self._stream.unconsumed_tail
-            if out:
-                return out
-            if not data and not self._stream.eof:
-                raise EOFError("it ends too early")
-        return b""
-
-
-def _has_zlib_header(head: bytes) -> bool:
-    return len(head) == 2 and head[0] & 0x0F == 8 and int.from_bytes(head, "big") % 31 == 0
-
-
 _PACKED: dict[str, tuple[Any, Any]] = {
     "gzip": (_GZIP.__eq__, decompressed),
     "x-gzip": (_GZIP.__eq__, decompressed),
-    "deflate": (bool, _Deflated),
+    "deflate": (bool, unpacked_deflate),
+    "br": (bool, unpacked_brotli),
     "zstd": (_ZSTD.startswith, decompressed),
 }
 
