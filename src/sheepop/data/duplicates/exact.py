@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from sheepop.core.errors import StorageError
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows
 from sheepop.data.duplicates.signature_files import ID, PartSignatures
-from sheepop.data.duplicates.sorting import ExternalSort, Rows
 
 _IN_MEMORY = 2**20
 _CACHE_KIB = 2**18

@@ -9,8 +9,8 @@ from pathlib import Path
 from sheepop.core.console import Console
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.decision import find_duplicates
-from sheepop.data.duplicates.earlier import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures
 from sheepop.data.pipeline.parts import SIGNATURES, FinishedPart, document_name
 from sheepop.data.pipeline.removals import PartRemoval
