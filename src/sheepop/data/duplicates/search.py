@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from sheepop.core.console import Console, Progress
 from sheepop.core.files import remove_tree
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.exact import later_copies
-from sheepop.data.duplicates.on_disk import ExternalSort
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows
 from sheepop.data.duplicates.ranking import Ranking
-from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.signature_files import ID, PartSignatures
 from sheepop.data.duplicates.similar_pairs import similar_pairs
 from sheepop.data.duplicates.similarity import ReadPart, ShingleSets, read_compared
 
@@ -132,6 +131,37 @@ class _Decision:
                 parts.tolist(), places.tolist(), similarities.tolist(), rows[:, _REASON].tolist(), strict=True
             ):
                 yield Removed(part, index, "near" if reason == _NEAR else "exact", kept_part, kept_index, similarity)
+
+
+def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
+    """Every document whose text stands earlier: rows of its ordinal and that of the first with this text, ascending.
+
+    An ordinal is the place of a document among those of all parts. Close what is returned.
+    """
+    copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
+    with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
+        start = 0
+        for part in parts:
+            for ids in part.blocks(ID.start, ID.stop):
+                ordinals = np.arange(start, start + ids.shape[1], dtype=np.uint64)
+                by_id.add(np.column_stack([ids.T, ordinals]))
+                start += ids.shape[1]
+        for rows in _copies_of_firsts(by_id.blocks()):
+            copies.add(rows)
+    return copies
+
+
+def _copies_of_firsts(blocks: Iterator[Rows]) -> Iterator[Rows]:
+    """From rows (id, id, ordinal) in order, rows (ordinal, ordinal of the first row with the same id)."""
+    before: Rows = np.empty((0, 3), np.uint64)
+    for block in blocks:
+        # The first row of an id that goes on in the next block is carried over.
+        rows = np.concatenate([before, block])
+        new = np.ones(len(rows), dtype=bool)
+        new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+        firsts = rows[new][np.cumsum(new) - 1, 2]
+        yield np.column_stack([rows[~new, 2], firsts[~new]])
+        before = rows[new][-1:]
 
 
 def near_copies(
