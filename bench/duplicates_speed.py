@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from record import add_json_option, write_record
-from sheepop.data.duplicates.candidates import candidate_pairs
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.exact import later_copies
-from sheepop.data.duplicates.preference import Preference
+from sheepop.data.duplicates.ranking import Ranking
+from sheepop.data.duplicates.search import later_copies
 from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
 from sheepop.data.duplicates.signatures import Signature, compared_shingles, document_signature, minima
+from sheepop.data.duplicates.similar_pairs import similar_pairs
 
 MEMORY_BYTES = 2**29 // 3
 ROUNDS = 3
@@ -87,12 +87,12 @@ def measure_decision(num_documents: int, *, duplicates: float = 0.2) -> dict[str
         with later_copies(parts, work, memory_bytes=MEMORY_BYTES) as copies:
             seconds["exact copies"] = time.perf_counter() - started
             started = time.perf_counter()
-            with Preference(parts, copies, work, memory_bytes=MEMORY_BYTES) as preference:
-                seconds["preference"] = time.perf_counter() - started
-                started = time.perf_counter()
-                with candidate_pairs(parts, preference, config.threshold, work, memory_bytes=MEMORY_BYTES) as pairs:
-                    found = sum(map(len, pairs.blocks()))
-                    seconds["candidates"] = time.perf_counter() - started
+            ranking = Ranking(parts, copies, work, memory_bytes=MEMORY_BYTES)
+            seconds["ranking"] = time.perf_counter() - started
+            started = time.perf_counter()
+            with similar_pairs(parts, ranking, config.threshold, work, memory_bytes=MEMORY_BYTES) as pairs:
+                found = sum(map(len, pairs.blocks()))
+                seconds["similar pairs"] = time.perf_counter() - started
     return {**seconds, "pairs": found, "peak memory, MB": _peak_megabytes()}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.decision import Removed, find_duplicates
+from sheepop.data.duplicates.search import Removed, find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
 
 _NAMES_WITHOUT_SPACES = (

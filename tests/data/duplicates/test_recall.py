@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sheepop.data.documents import Document
-from sheepop.data.duplicates.candidates import candidate_pairs
 from sheepop.data.duplicates.config import NearDuplicatesConfig, share_found
-from sheepop.data.duplicates.decision import Removed
-from sheepop.data.duplicates.preference import Preference
+from sheepop.data.duplicates.ranking import Ranking
+from sheepop.data.duplicates.search import Removed
 from sheepop.data.duplicates.signature_files import PartSignatures
+from sheepop.data.duplicates.similar_pairs import similar_pairs
 
 CONFIG = NearDuplicatesConfig()
 LEVELS = [0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
@@ -63,12 +63,10 @@ def measured(
 ) -> Measured:
     pairs, documents = pairs_and_documents
     [part] = sign([documents], CONFIG)
-    with (
-        Preference([part], None, tmp_path, memory_bytes=2**24) as preference,
-        candidate_pairs([part], preference, 0.0, tmp_path, memory_bytes=2**24) as candidates,
-    ):
+    ranking = Ranking([part], None, tmp_path, memory_bytes=2**24)
+    with similar_pairs([part], ranking, 0.0, tmp_path, memory_bytes=2**24) as candidates:
         for rows in candidates.blocks():
-            for first, second in preference.ordinals_of(rows).tolist():
+            for first, second in ranking.ordinals[rows].tolist():
                 if first // 2 == second // 2:
                     pairs[first // 2].candidate = True
     removed = decide([documents], CONFIG)

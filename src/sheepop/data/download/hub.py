@@ -23,7 +23,7 @@ MAIN, CONVERTED = "main", "refs/convert/parquet"
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 TIMEOUT_SECONDS = 30.0
 # No status: there was no answer. For statuses that ask to wait, the library does where it transfers.
-_PASSING_STATUS = (None, 500, 502, 503, 504)
+_PASSING_STATUS = (None, 408, 500, 502, 503, 504)
 # How much of a file is asked for at once where only its beginning is read.
 _BLOCK = 2**20
 _CHUNK = 2**16
@@ -135,7 +135,8 @@ class Hub:
                         resume_size=output.tell(),
                         headers=headers | {"Accept-Encoding": "identity"},
                         tqdm_class=counted,  # type: ignore[arg-type, unused-ignore]
-                    )
+                    ),
+                    output.tell,
                 )
             output.flush()
             os.fsync(output.fileno())
@@ -211,16 +212,21 @@ class Hub:
         return bool(self._token or get_token())
 
 
-def retried(work: Callable[[], T]) -> T:
-    """The result of `work`, tried again where there is no answer or the hub is overloaded."""
-    for seconds in WAITS:
+def retried(work: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
+    """The result of `work`, tried again where there is no answer or the hub is overloaded.
+
+    All attempts are left again after one that got further than what was `reached` before it.
+    """
+    failures, before = 0, reached()
+    while True:
         try:
             return work()
         except _client_errors() as error:
-            if _status_of(error) not in _PASSING_STATUS:
+            failures, before = failures if reached() == before else 0, reached()
+            if _status_of(error) not in _PASSING_STATUS or failures == len(WAITS):
                 raise
-        time.sleep(seconds)
-    return work()
+        time.sleep(WAITS[failures])
+        failures += 1
 
 
 def _client_errors() -> type[Exception]:

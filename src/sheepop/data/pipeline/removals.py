@@ -15,8 +15,8 @@ from sheepop.core.console import Console
 from sheepop.core.files import atomic_directory
 from sheepop.data.documents import Document
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.decision import find_duplicates
-from sheepop.data.duplicates.earlier import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures
 from sheepop.data.pipeline.parts import SIGNATURES, FinishedPart, document_name
 

@@ -9,8 +9,8 @@ from sheepop.core.errors import DataError
 from sheepop.data import Corpus
 from sheepop.data.documents import Document, DocumentWriter
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.decision import find_duplicates
-from sheepop.data.duplicates.earlier import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.earlier_corpora import earlier_documents, earlier_files, sign_file
+from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures, SignatureWriter
 
 CONFIG = NearDuplicatesConfig()

@@ -1,9 +1,11 @@
-"""Sorting more numbers than memory holds: sorted runs on disk, merged block by block."""
+"""More numbers than memory holds: arrays in files, and sorting by runs on disk that are merged block by block."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,61 +115,26 @@ class ExternalSort:
         Nor can it be equal when rows come once in each run.
         """
         block_rows = max(_LEAST_ROWS, self._run_rows // len(paths))
-        runs = [_Run(path, self._columns, block_rows) for path in paths]
-        while runs := [run for run in runs if run.fill()]:
-            bound = min(tuple(run.rows[-1].tolist()) for run in runs)
-            yield self._sorted(np.concatenate([run.take_to(bound) for run in runs]))
+        runs = [np.asarray(np.memmap(path, _WORD, "r")).reshape(-1, self._columns) for path in paths]
+        while runs:
+            blocks = [run[:block_rows] for run in runs]
+            bound = min(tuple(block[-1].tolist()) for block in blocks)
+            taken = [_num_to(block, bound) for block in blocks]
+            yield self._sorted(np.concatenate([block[:end] for block, end in zip(blocks, taken, strict=True)]))
+            runs = [run[end:] for run, end in zip(runs, taken, strict=True) if end < len(run)]
 
 
-class _Run:
-    """A sorted file, of which `rows` is the part in memory."""
+def array_on_disk(path: Path, size: int, dtype: type[np.generic] = np.uint64) -> NDArray[Any]:
+    """An array of `size` zeros in a new file at `path`, of which the system keeps in memory what is used.
 
-    def __init__(self, path: Path, columns: int, block_rows: int) -> None:
-        self._path, self._columns, self._block_rows = path, columns, block_rows
-        self._offset = 0
-        self.rows: Rows = np.empty((0, columns), np.uint64)
-
-    def fill(self) -> bool:
-        """Reads on until memory holds a block again, or all that is left; whether there is a row now."""
-        # All runs are filled up each time: where every one of them reaches as far, most of what is read can be taken.
-        missing = self._block_rows - len(self.rows)
-        numbers = read_numbers(self._path, self._offset, missing * self._columns)
-        if numbers.size:
-            self.rows = np.concatenate([self.rows, numbers.reshape(-1, self._columns)])
-            self._offset += numbers.size
-        return len(self.rows) > 0
-
-    def take_to(self, bound: tuple[int, ...]) -> Rows:
-        """Removes and returns the rows that are not greater than `bound`."""
-        start, end = 0, len(self.rows)
-        for column, value in enumerate(bound):
-            numbers = self.rows[start:end, column]
-            left, right = (int(np.searchsorted(numbers, np.uint64(value), side)) for side in ("left", "right"))
-            start, end = start + left, start + right
-        taken, self.rows = self.rows[:end], self.rows[end:]
-        return taken
-
-
-class Cursor:
-    """Reads sorted blocks piece by piece, as far as asked."""
-
-    def __init__(self, blocks: Iterator[Rows], columns: int) -> None:
-        self._blocks = blocks
-        self._rest: Rows = np.empty((0, columns), np.uint64)
-
-    def take_below(self, bound: int) -> Iterator[Rows]:
-        """The rows not read yet whose first column is less than `bound`; read them all before asking again."""
-        while True:
-            end = int(np.searchsorted(self._rest[:, 0], np.uint64(bound), "left"))
-            taken, self._rest = self._rest[:end], self._rest[end:]
-            if len(taken):
-                yield taken
-            if len(self._rest):
-                return
-            following = next(self._blocks, None)
-            if following is None:
-                return
-            self._rest = following
+    Its place on the disk is taken at once: a disk that fills up later cannot be told from a crash.
+    """
+    num_bytes = max(1, size) * np.dtype(dtype).itemsize
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    return np.asarray(np.memmap(path, dtype, "r+"))[:size]
 
 
 def sorted_rows(rows: Rows) -> Rows:
@@ -199,6 +166,11 @@ def _without_repeats(rows: Rows) -> Rows:
     return rows[new]
 
 
-def read_numbers(path: Path, start: int, count: int) -> NDArray[np.uint64]:
-    """At most `count` 64-bit numbers of a file, from number `start` on."""
-    return np.fromfile(path, _WORD, count, offset=start * _WORD.itemsize).astype(np.uint64, copy=False)
+def _num_to(rows: Rows, bound: tuple[int, ...]) -> int:
+    """How many of the first rows, which are sorted, are not greater than `bound`."""
+    start, end = 0, len(rows)
+    for column, value in enumerate(bound):
+        numbers = rows[start:end, column]
+        left, right = (int(np.searchsorted(numbers, np.uint64(value), side)) for side in ("left", "right"))
+        start, end = start + left, start + right
+    return end

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
 from sheepop.data.documents import Document
-from sheepop.data.duplicates.clusters import Flags
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.decision import Removed, find_duplicates
+from sheepop.data.duplicates.search import Removed, find_duplicates
 from sheepop.data.duplicates.signature_files import PartSignatures
 
 # With so many bands of one row each, a pair at the threshold is missed with probability 5e-20.
@@ -185,10 +184,3 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path, sign: Callab
 def test_nothing_is_decided_about_no_documents(decide: Decide) -> None:
     assert decide([], NearDuplicatesConfig()) == []
     assert decide([[], []], NearDuplicatesConfig()) == []
-
-
-def test_flags_are_set_one_by_one() -> None:
-    flags = Flags(20)
-    for number in (0, 7, 8, 19):
-        flags.set(number)
-    assert [number for number in range(20) if flags[number]] == [0, 7, 8, 19]

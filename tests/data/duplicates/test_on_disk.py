@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.core.errors import DataError, StorageError
-from sheepop.data.duplicates.number_file import NumberFile
-from sheepop.data.duplicates.sorting import Cursor, ExternalSort, sorted_rows
+from sheepop.core.errors import StorageError
+from sheepop.data.duplicates.on_disk import ExternalSort, array_on_disk, sorted_rows
 
 NUMBERS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.just(2**64 - 1))
 
@@ -68,40 +68,28 @@ def test_rows_that_are_tied_are_ordered_by_their_other_columns() -> None:
     assert sorted_rows(values).tolist() == sorted(values.tolist())
 
 
-@given(st.lists(st.integers(0, 50)), st.lists(st.integers(0, 60), max_size=6))
-def test_a_cursor_reads_as_far_as_asked(numbers: list[int], bounds: list[int]) -> None:
-    ordered = np.array(sorted(numbers), np.uint64)[:, None]
-    cursor = Cursor(iter(np.array_split(ordered, 5)), 1)
-    passed = 0
-    for bound in [*sorted(bounds), 100]:
-        taken = [int(value) for rows in cursor.take_below(bound) for value in rows[:, 0]]
-        assert taken == [n for n in sorted(numbers) if passed <= n < bound]
-        passed = bound
+def test_an_array_on_disk_is_zero_where_nothing_was_put(tmp_path: Path) -> None:
+    array = array_on_disk(tmp_path / "new" / "numbers", 5)
+    array[np.array([3, 1])] = 7, 2**64 - 1
+    assert array.tolist() == [0, 2**64 - 1, 0, 7, 0]
+    assert np.fromfile(tmp_path / "new" / "numbers", "<u8").tolist() == array.tolist()
+    assert array_on_disk(tmp_path / "none", 0, np.bool_).tolist() == []
 
 
-@given(st.dictionaries(st.integers(0, 300), st.integers(0, 2**64 - 1), min_size=1), st.integers(1, 400))
-def test_numbers_on_disk_are_found_where_they_were_put(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[int, int], window: int
-) -> None:
-    path = tmp_path_factory.mktemp("numbers") / "new" / "numbers"
-    with NumberFile(path) as file:
-        for place, value in values.items():
-            file.write(place, np.array([value], np.uint64))
-        assert file.size == max(values) + 1
-        assert file.read(0, file.size).tolist() == [values.get(place, 0) for place in range(file.size)]
-        places = np.array(sorted(values), np.uint64)
-        assert file.at(places, window=window).tolist() == [values[place] for place in sorted(values)]
-        file.append(np.array([7, 8], np.uint64))
-        assert file.read(max(values) + 1, 2).tolist() == [7, 8]
-        with pytest.raises(DataError, match="got shorter"):
-            file.read(max(values), 10)
-    assert not path.exists()
+def test_a_disk_without_room_for_an_array_is_said_before_it_is_used(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"numbers.* would be larger than"):
+            array_on_disk(tmp_path / "numbers", 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Cannot write"):
-        NumberFile(tmp_path / "file" / "numbers")
+        array_on_disk(tmp_path / "file" / "numbers", 3)
     sort = ExternalSort(tmp_path / "file" / "runs", 1, memory_bytes=1)
     with pytest.raises(StorageError, match="Cannot write"):
         sort.add(np.zeros((40, 1), np.uint64))

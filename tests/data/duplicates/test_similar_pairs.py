@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sheepop.data.documents import Document
-from sheepop.data.duplicates.candidates import NEIGHBOURS, REPRESENTATIVES, candidate_pairs
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.preference import UNRANKED, Preference
+from sheepop.data.duplicates.ranking import UNRANKED, Ranking
 from sheepop.data.duplicates.signature_files import PartSignatures
 from sheepop.data.duplicates.signatures import document_signature
+from sheepop.data.duplicates.similar_pairs import NEIGHBOURS, REPRESENTATIVES, similar_pairs
 
 CONFIG = NearDuplicatesConfig(threshold=0.3, bands=26, rows=2)
 Sign = Callable[..., list[PartSignatures]]
@@ -24,11 +24,9 @@ def found_pairs(
     parts: list[PartSignatures], directory: Path, threshold: float, memory_bytes: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """The pairs, as ordinals, and the ordinals in the order of preference."""
-    with (
-        Preference(parts, None, directory, memory_bytes=memory_bytes) as preference,
-        candidate_pairs(parts, preference, threshold, directory, memory_bytes=memory_bytes) as pairs,
-    ):
-        ordinals = preference.ordinals.read(0, preference.num_ranked).tolist()
+    ranking = Ranking(parts, None, directory, memory_bytes=memory_bytes)
+    with similar_pairs(parts, ranking, threshold, directory, memory_bytes=memory_bytes) as pairs:
+        ordinals = ranking.ordinals.tolist()
         rows = [tuple(row) for block in pairs.blocks() for row in block.tolist()]
         assert rows == sorted(set(rows))
         return [(ordinals[worse], ordinals[better]) for worse, better in rows], ordinals
@@ -90,7 +88,6 @@ def test_protected_documents_are_best_and_not_compared_with_each_other(tmp_path:
 def test_documents_that_are_left_out_have_no_rank(tmp_path: Path, sign: Sign) -> None:
     documents = [Document.of(text, "file", 0) for text in ("one two three", "??", "one two three four")]
     parts = sign([documents], CONFIG)
-    with Preference(parts, None, tmp_path / "work", memory_bytes=1) as preference:
-        assert preference.ranks.read(0, 3).tolist() == [1, int(UNRANKED), 0]
-        assert preference.ordinals_of(np.array([[1, 0], [0, 1]], np.uint64)).tolist() == [[0, 2], [2, 0]]
-    assert not list((tmp_path / "work").iterdir())
+    ranking = Ranking(parts, None, tmp_path / "work", memory_bytes=1)
+    assert ranking.ranks.tolist() == [1, int(UNRANKED), 0]
+    assert (ranking.ordinals.tolist(), ranking.num_ranked) == ([2, 0], 2)

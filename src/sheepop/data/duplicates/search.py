@@ -12,16 +12,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.core.console import Console
+from sheepop.core.console import Console, Progress
 from sheepop.core.files import remove_tree
-from sheepop.data.duplicates.candidates import candidate_pairs
-from sheepop.data.duplicates.clusters import near_copies
 from sheepop.data.duplicates.config import NearDuplicatesConfig
-from sheepop.data.duplicates.exact import later_copies
-from sheepop.data.duplicates.preference import Preference
-from sheepop.data.duplicates.signature_files import PartSignatures
-from sheepop.data.duplicates.sorting import ExternalSort
-from sheepop.data.duplicates.verification import ReadPart, read_candidates
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows
+from sheepop.data.duplicates.ranking import Ranking
+from sheepop.data.duplicates.signature_files import ID, PartSignatures
+from sheepop.data.duplicates.similar_pairs import similar_pairs
+from sheepop.data.duplicates.similarity import ReadPart, ShingleSets, read_compared
 
 DEFAULT_MEMORY_BYTES = 2**29
 _BATCH = 2**12
@@ -62,7 +60,7 @@ def find_duplicates(
     similarity with a better one that stays is at least the threshold. ``read_part(number)`` reads a part again.
     `workspace` is emptied before and removed after; a decision that was stopped is simply made again.
 
-    Memory holds about `memory_bytes`, the largest documents, and one bit for each document.
+    Memory holds about `memory_bytes`, the largest documents, and one byte for each document.
     """
     _check(parts, near)
     remove_tree(workspace)
@@ -109,29 +107,20 @@ class _Decision:
         self, near: NearDuplicatesConfig, copies: ExternalSort | None, read_part: ReadPart, removed: ExternalSort
     ) -> None:
         workspace, memory_bytes, console = self._workspace, self._memory_bytes, self._console
-        with ExitStack() as stack:
-            preference = stack.enter_context(Preference(self._parts, copies, workspace, memory_bytes=memory_bytes))
-            with console.progress("Finding near duplicates", near.bands, "bands") as progress:
-                pairs = candidate_pairs(
-                    self._parts, preference, near.threshold, workspace, memory_bytes=memory_bytes, progress=progress
-                )
-            stack.enter_context(pairs)
+        ranking = Ranking(self._parts, copies, workspace, memory_bytes=memory_bytes)
+        with console.progress("Finding near duplicates", near.bands, "bands") as progress:
+            pairs = similar_pairs(
+                self._parts, ranking, near.threshold, workspace, memory_bytes=memory_bytes, progress=progress
+            )
+        with pairs:
             with console.progress("Reading candidates", self._num_documents, "documents") as progress:
-                sets = read_candidates(
-                    pairs,
-                    self._parts,
-                    read_part,
-                    preference,
-                    near,
-                    workspace,
-                    memory_bytes=memory_bytes,
-                    progress=progress,
-                )
-            stack.enter_context(sets)
+                sets = read_compared(pairs, self._parts, read_part, ranking, near, workspace, progress)
             with console.progress("Comparing candidates", None, "pairs") as progress:
-                found = near_copies(pairs, sets, preference.num_ranked, near.threshold, progress)
-                for ranks, similarities in _batched(found):
-                    removed.add(_entries(preference.ordinals_of(ranks), similarities, _NEAR))
+                found = near_copies(pairs, sets, ranking.num_ranked, near.threshold, progress)
+                while batch := list(islice(found, _BATCH)):
+                    ranks = np.array([pair for *pair, _ in batch], np.uint64)
+                    similarities = np.array([similarity for *_, similarity in batch])
+                    removed.add(_entries(ranking.ordinals[ranks], similarities, _NEAR))
 
     def named(self, removed: ExternalSort) -> Iterator[Removed]:
         for rows in removed.blocks():
@@ -144,9 +133,64 @@ class _Decision:
                 yield Removed(part, index, "near" if reason == _NEAR else "exact", kept_part, kept_index, similarity)
 
 
-def _batched(found: Iterator[tuple[int, int, float]]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
-    while batch := list(islice(found, _BATCH)):
-        yield np.array([pair for *pair, _ in batch], np.uint64), np.array([similarity for *_, similarity in batch])
+def later_copies(parts: Sequence[PartSignatures], directory: Path, *, memory_bytes: int) -> ExternalSort:
+    """Every document whose text stands earlier: rows of its ordinal and that of the first with this text, ascending.
+
+    An ordinal is the place of a document among those of all parts. Close what is returned.
+    """
+    copies = ExternalSort(directory / "copies", 2, memory_bytes=memory_bytes)
+    with ExternalSort(directory / "ids", 3, memory_bytes=memory_bytes) as by_id:
+        start = 0
+        for part in parts:
+            for ids in part.blocks(ID.start, ID.stop):
+                ordinals = np.arange(start, start + ids.shape[1], dtype=np.uint64)
+                by_id.add(np.column_stack([ids.T, ordinals]))
+                start += ids.shape[1]
+        for rows in _copies_of_firsts(by_id.blocks()):
+            copies.add(rows)
+    return copies
+
+
+def _copies_of_firsts(blocks: Iterator[Rows]) -> Iterator[Rows]:
+    """From rows (id, id, ordinal) in order, rows (ordinal, ordinal of the first row with the same id)."""
+    before: Rows = np.empty((0, 3), np.uint64)
+    for block in blocks:
+        # The first row of an id that goes on in the next block is carried over.
+        rows = np.concatenate([before, block])
+        new = np.ones(len(rows), dtype=bool)
+        new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+        firsts = rows[new][np.cumsum(new) - 1, 2]
+        yield np.column_stack([rows[~new, 2], firsts[~new]])
+        before = rows[new][-1:]
+
+
+def near_copies(
+    pairs: ExternalSort,
+    sets: ShingleSets,
+    num_ranked: int,
+    threshold: float,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, int, float]]:
+    """(rank, rank of the best document that stays and is similar enough, their similarity) of every one that goes.
+
+    Documents are gone through from the best to the worst. One goes when it is similar enough to a document that stays;
+    else it stays. So nothing goes for a chain of likenesses: whatever goes has a document left behind that it is nearly
+    equal to, which joining connected components would not grant.
+
+    `pairs` are rows of the worse and the better rank. Since they come by the worse document, what becomes of the better
+    one is settled when it matters; pairs with a document that went, or of one whose fate is settled, are not compared.
+    """
+    gone = bytearray(num_ranked)
+    for rows in pairs.blocks():
+        for worse, better in rows.tolist():
+            if gone[worse] or gone[better]:
+                continue
+            similarity = sets.similarity(worse, better)
+            if similarity >= threshold:
+                gone[worse] = True
+                yield worse, better, similarity
+        if progress:
+            progress.advance(len(rows))
 
 
 def _entries(rows: NDArray[np.uint64], similarities: NDArray[np.float64], reason: int) -> NDArray[np.uint64]:

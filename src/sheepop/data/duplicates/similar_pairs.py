@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.console import Progress
-from sheepop.data.duplicates.preference import UNRANKED, Preference
+from sheepop.data.duplicates.on_disk import ExternalSort, Rows
+from sheepop.data.duplicates.ranking import UNRANKED, Ranking
 from sheepop.data.duplicates.signature_files import FIRST_BAND, NUM_SHINGLES, PartSignatures
-from sheepop.data.duplicates.sorting import ExternalSort, Rows
 
 REPRESENTATIVES = 16
 NEIGHBOURS = 16
 _HASH, _RANK, _SHINGLES = range(3)
 
 
-def candidate_pairs(
+def similar_pairs(
     parts: Sequence[PartSignatures],
-    preference: Preference,
+    ranking: Ranking,
     threshold: float,
     directory: Path,
     *,
@@ -46,23 +46,23 @@ def candidate_pairs(
     pairs = ExternalSort(directory / "pairs", 2, memory_bytes=memory_bytes, unique=True)
     for band in range(parts[0].num_bands if parts else 0):
         with ExternalSort(directory / f"band-{band}", 3, memory_bytes=memory_bytes) as by_hash:
-            for rows in _band_rows(parts, preference, band):
+            for rows in _band_rows(parts, ranking, band):
                 by_hash.add(rows)
             for worse, better in _pairs_in_buckets(by_hash.blocks()):
-                possible = (worse[:, 0] >= preference.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
+                possible = (worse[:, 0] >= ranking.num_protected) & _may_reach(threshold, worse[:, 1], better[:, 1])
                 pairs.add(np.column_stack([worse[possible, 0], better[possible, 0]]))
         if progress:
             progress.advance()
     return pairs
 
 
-def _band_rows(parts: Sequence[PartSignatures], preference: Preference, band: int) -> Iterator[Rows]:
+def _band_rows(parts: Sequence[PartSignatures], ranking: Ranking, band: int) -> Iterator[Rows]:
     """Rows (hash in this band, rank, number of shingles) of all documents that have a rank."""
     start, column = 0, FIRST_BAND + band
     for part in parts:
         blocks = zip(part.blocks(NUM_SHINGLES, NUM_SHINGLES + 1), part.blocks(column, column + 1), strict=True)
         for (num_shingles,), (hashes,) in blocks:
-            ranks = preference.ranks.read(start, hashes.size)
+            ranks = ranking.ranks[start : start + hashes.size]
             rows = np.column_stack([hashes, ranks, num_shingles])
             yield rows[ranks != UNRANKED]
             start += hashes.size
