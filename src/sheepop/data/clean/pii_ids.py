@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
-from importlib import import_module
 from typing import Any
+
+from stdnum import get_cc_module
 
 from sheepop.data.clean.pii_scan import Candidates, Finding, Run
 
@@ -40,8 +41,8 @@ _IDS = {
     "nl_bsn": ("nl.bsn", r"bsn(?![a-z])|burgerservice|sofi-?n"),
     "pl_pesel": ("pl.pesel", r"pesel"),
     "br_cpf": ("br.cpf", r"cpf(?![a-z])"),
-    "in_aadhaar": ("in_.aadhaar", r"aadha?ar|uidai|आधार"),
-    "in_pan": ("in_.pan", r"pan(?![a-z])|permanent account"),
+    "in_aadhaar": ("in.aadhaar", r"aadha?ar|uidai|आधार"),
+    "in_pan": ("in.pan", r"pan(?![a-z])|permanent account"),
     "se_personnummer": ("se.personnummer", r"person(?:al identity )?(?:nummer|nr|number)"),
     "fi_hetu": ("fi.hetu", r"hetu(?![a-z])|henkilötunnus"),
     "dk_cpr": ("dk.cpr", r"cpr(?![a-z])|personnummer"),
@@ -169,4 +170,5 @@ def _is_valid(name: str, value: str) -> bool:
 
 @cache
 def _checker(module: str) -> Any:
-    return import_module(f"stdnum.{module}")
+    country, _, number = module.partition(".")
+    return get_cc_module(country, number)
