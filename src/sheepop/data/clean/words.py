@@ -149,7 +149,10 @@ def codes_and_kinds(text: str) -> tuple[Codes, Kinds]:
 
 @cache
 def _table(size: int) -> Kinds:
-    return np.fromiter((_kind(chr(code)) for code in range(size)), np.uint8, size)
+    table = np.fromiter((_kind(chr(code)) for code in range(size)), np.uint8, size)
+    for kind, signs in _SIGNS.items():
+        table[[ord(sign) for sign in signs if ord(sign) < size]] |= kind
+    return table
 
 
 def _kind(character: str) -> int:
@@ -160,5 +163,4 @@ def _kind(character: str) -> int:
         return kind | LETTER
     if "0" <= character <= "9":
         return kind | DIGIT
-    kind |= sum(bit for bit, signs in _SIGNS.items() if character in signs)
     return kind | (EDGE if unicodedata.category(character) == "So" else 0)
