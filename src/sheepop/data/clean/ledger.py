@@ -7,7 +7,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -19,7 +19,33 @@ EXCERPT_CHARACTERS = 600
 
 
 @dataclass
-class StageAccount:
+class _Account:
+    """Numbers, counters and lists, that are written as JSON and added up over parts."""
+
+    def as_record(self) -> dict[str, Any]:
+        """The account as JSON; entries of counters are sorted, so that equal accounts give equal bytes."""
+        return {
+            _key(entry): dict(sorted(value.items())) if isinstance(value, Counter) else value
+            for entry in fields(self)
+            for value in (getattr(self, entry.name),)
+        }
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Adds the record of another part."""
+        for entry in fields(self):
+            mine, other = getattr(self, entry.name), record[_key(entry)]
+            if isinstance(mine, Counter):
+                mine.update(other)
+            else:
+                setattr(self, entry.name, mine + other)
+
+
+def _key(entry: Field[Any]) -> str:
+    return "bytes" if entry.name == "num_bytes" else entry.name
+
+
+@dataclass
+class StageAccount(_Account):
     """What one stage did: documents and bytes removed by reason, documents changed, bytes added, changes by name."""
 
     removed: Counter[str] = field(default_factory=Counter)
@@ -28,27 +54,9 @@ class StageAccount:
     added_bytes: int = 0
     changes: Counter[str] = field(default_factory=Counter)
 
-    def as_record(self) -> dict[str, Any]:
-        """The account as JSON; entries are sorted, so that equal accounts give equal bytes."""
-        return {
-            "removed": dict(sorted(self.removed.items())),
-            "removed_bytes": dict(sorted(self.removed_bytes.items())),
-            "changed_documents": self.changed_documents,
-            "added_bytes": self.added_bytes,
-            "changes": dict(sorted(self.changes.items())),
-        }
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Adds the record of the same stage over another part."""
-        self.removed.update(record["removed"])
-        self.removed_bytes.update(record["removed_bytes"])
-        self.changed_documents += record["changed_documents"]
-        self.added_bytes += record["added_bytes"]
-        self.changes.update(record["changes"])
-
 
 @dataclass
-class SourceAccount:
+class SourceAccount(_Account):
     """What reading gave: files read and skipped by reason, places in files refused by reason, documents.
 
     `limits` names the files at which a limit of time or memory struck, which another run might not repeat.
@@ -64,32 +72,6 @@ class SourceAccount:
     empty: int = 0
     input_bytes: int = 0
     limits: list[str] = field(default_factory=list)
-
-    def as_record(self) -> dict[str, Any]:
-        """The account as JSON with sorted entries."""
-        return {
-            "read": self.read,
-            "skipped": dict(sorted(self.skipped.items())),
-            "refused": dict(sorted(self.refused.items())),
-            "encodings": dict(sorted(self.encodings.items())),
-            "kinds": dict(sorted(self.kinds.items())),
-            "documents": self.documents,
-            "bytes": self.num_bytes,
-            "empty": self.empty,
-            "input_bytes": self.input_bytes,
-            "limits": self.limits,
-        }
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Adds the record of another part."""
-        self.read += record["read"]
-        for name in ("skipped", "refused", "encodings", "kinds"):
-            getattr(self, name).update(record[name])
-        self.documents += record["documents"]
-        self.num_bytes += record["bytes"]
-        self.empty += record["empty"]
-        self.input_bytes += record["input_bytes"]
-        self.limits.extend(record["limits"])
 
 
 class Samples:
