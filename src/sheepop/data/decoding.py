@@ -1,7 +1,7 @@
 """Bytes to text: the encoding is found, or the bytes are refused; newlines and indentation stay as they are.
 
-In this order: a byte order mark; the coding cookie of Python source (PEP 263); UTF-8; detection among the encodings
-that text on disk is likely to have. Text is never decoded with replacement characters.
+In this order: a byte order mark; UTF-16 by the places of its NULs; the coding cookie of Python source (PEP 263); UTF-8;
+detection among the encodings that text on disk is likely to have. Text is never decoded with replacement characters.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf_16_le"),
     (codecs.BOM_UTF16_BE, "utf_16_be"),
 )
+# UTF-16 without a mark. In the scripts of alphabets the high bytes are below 0x22, which includes punctuation, and in
+# ASCII that is mistaken for it hardly any are; ideographs and Hangul have other high bytes, and low bytes of all values.
+_ALPHABETS = bytes(range(0x22))
+_IDEOGRAPHS = bytes((*range(0x22), 0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF))
+_HIGH_VALUES = bytes(range(0x80, 0x100))
+_LEAST_UNITS = 8
+_MOST_OTHER_UNITS = 0.05
+_LEAST_HIGH_VALUES = 0.25
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyi")
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BLANK_OR_COMMENT = re.compile(rb"^[ \t\f]*(?:#|$)")
@@ -69,7 +77,7 @@ def decode(data: bytes, name: str = "") -> Decoded:
 
     Raises `UndecodableError` for binary content and for text in no encoding that is known here.
     """
-    for decoder in (_by_mark, _refuse_nul, _python_cookie(name), _by_utf8, _by_detection):
+    for decoder in (_by_mark, _by_nul, _python_cookie(name), _by_utf8, _by_detection):
         decoded = decoder(data)
         if decoded is not None:
             return decoded
@@ -85,10 +93,47 @@ def _by_mark(data: bytes) -> Decoded | None:
     return None
 
 
-def _refuse_nul(data: bytes) -> None:
+def _by_nul(data: bytes) -> Decoded | None:
     position = data.find(b"\0")
-    if position >= 0:
+    if position < 0:
+        return None
+    encoding = unmarked_utf16(data[:DETECTION_BYTES])
+    text = _strictly(data, encoding) if encoding else None
+    if text is None or "\0" in text:
         raise UndecodableError("binary", f"it contains a NUL byte at offset {position:,}")
+    return Decoded(text, encoding)
+
+
+def unmarked_utf16(head: bytes) -> str:
+    """The kind of UTF-16 that text with such a beginning is in although no mark says so, empty for other bytes."""
+    head = head[: len(head) // 2 * 2]
+    for encoding, low, high in (("utf_16_le", head[::2], head[1::2]), ("utf_16_be", head[1::2], head[::2])):
+        if b"\0" not in high or len(high) < _LEAST_UNITS:
+            continue
+        high_values = len(low) - len(low.translate(None, _HIGH_VALUES))
+        usual = _IDEOGRAPHS if high_values >= _LEAST_HIGH_VALUES * len(low) else _ALPHABETS
+        if len(high.translate(None, usual)) <= _MOST_OTHER_UNITS * len(high) and _is_text_in(head, encoding):
+            return encoding
+    return ""
+
+
+def _is_text_in(head: bytes, encoding: str) -> bool:
+    try:
+        # The end may be half of a surrogate pair.
+        text = codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    odd = sum(not (character.isprintable() or character.isspace() or character == "\ufeff") for character in text)
+    return odd <= MAX_CONTROL_SHARE["detected"] * len(text)
+
+
+def wide_encoding(head: bytes) -> tuple[str, int] | None:
+    """UTF-16 or UTF-32 as the first bytes of a file show it, and the length of its mark; None for all else."""
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if head.startswith(mark) and encoding != "utf_8":
+            return encoding, len(mark)
+    encoding = unmarked_utf16(head)
+    return (encoding, 0) if encoding else None
 
 
 def _python_cookie(name: str) -> Callable[[bytes], Decoded | None]:

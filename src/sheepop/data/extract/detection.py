@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sheepop.data.decoding import CONTROLS
+from sheepop.data.decoding import CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
 from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
@@ -21,7 +21,6 @@ from sheepop.data.extract.zip_directory import directory_names, first_member
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
 
-_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _MOST_CONTROLS = 0.1
 
 # Text formats that the suffix names.
@@ -59,7 +58,12 @@ _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 _HTML = re.compile(
     r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
-_XML = re.compile(r"\s*<\?xml\s")
+# An XML declaration, a document type that names its file as SGML need not, or an element that names its vocabulary.
+_XML = re.compile(
+    r"(?:\s++|(?><!--.*?-->))*+<(?:\?xml\s|!DOCTYPE\s+[\w:.-]+\s*(?:\[|(?:SYSTEM|PUBLIC\s+(?:\"[^\"]*\"|'[^']*'))\s+[\"'])"
+    r"|[A-Za-z_][\w:.-]*+\s(?:[^<>]*\s)?xmlns(?::[\w.-]+)?\s*=)",
+    re.DOTALL,
+)
 
 _KINDS: dict[str, Kind] = {"code": "code", "csv": "table", "tsv": "table"}
 # Below this score the model is right about code or prose, but often wrong about the language.
@@ -109,7 +113,7 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
 
 def is_text(head: bytes) -> bool:
     """Whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
-    if head.startswith(_WIDE_MARKS):
+    if wide_encoding(head):
         return True
     controls = len(head) - len(head.translate(None, CONTROLS))
     return b"\0" not in head and controls <= _MOST_CONTROLS * len(head)
@@ -181,9 +185,8 @@ def _typed(name: str, language: str = "") -> FileType:
 
 
 def _decoded(head: bytes) -> str:
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf_16_le"), (codecs.BOM_UTF16_BE, "utf_16_be")):
-        if head.startswith(mark):
-            return head[2:].decode(encoding, "replace")
+    if wide := wide_encoding(head):
+        return head[wide[1] :].decode(wide[0], "replace")
     return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
 
 

@@ -16,6 +16,7 @@ from sheepop.data.decoding import (
     cookie_encoding,
     decode,
     likely_encodings,
+    unmarked_utf16,
 )
 from sheepop.data.extract.cutting import cut_point
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
@@ -99,6 +100,8 @@ def _encoding(file: BinaryIO, name: str) -> tuple[str, int]:
     for mark, encoding in BYTE_ORDER_MARKS:
         if head.startswith(mark) and _fits(file, encoding, len(mark)):
             return encoding, len(mark)
+    if (wide := unmarked_utf16(head)) and _fits(file, wide, 0):
+        return wide, 0
     controls, size = _survey(file)
     cookie = cookie_encoding(head) if name.lower().endswith(PYTHON_SUFFIXES) else None
     if cookie is not None and _fits(file, cookie, 0):
