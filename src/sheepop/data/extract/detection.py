@@ -31,6 +31,7 @@ _TEXT_FORMATS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
     **dict.fromkeys((".csv",), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    **dict.fromkeys((".srt", ".vtt", ".ass", ".ssa"), "subtitles"),
     ".ipynb": "notebook",
 }
 # Suffixes of formats that begin with a signature: without it the file is damaged or something else.

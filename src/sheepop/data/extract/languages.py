@@ -184,7 +184,7 @@ _PROSE_OF = {
     "markdown": "md markdown mdown mkd mdx qmd rmd",
     "rst": "rst rest",
     "latex": "tex ltx latex sty cls dtx ins",
-    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox srt vtt",
+    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
 }
 _PROSE = {f".{suffix}": name for name, suffixes in _PROSE_OF.items() for suffix in suffixes.split()}
 # First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.

@@ -28,6 +28,12 @@ def _text() -> Extractor:
     return extract_text
 
 
+def _subtitles() -> Extractor:
+    from sheepop.data.extract.subtitles import extract_subtitles
+
+    return extract_subtitles
+
+
 def _html() -> Extractor:
     from sheepop.data.extract.html import extract_html
 
@@ -150,6 +156,7 @@ def _compressed() -> Extractor:
 
 FORMATS = {
     **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format(_text, bounded=False)),
+    "subtitles": Format(_subtitles),
     "html": Format(_html, "data"),
     "xml": Format(_xml, "data"),
     "pdf": Format(_pdf, "data"),
