@@ -25,7 +25,6 @@ _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u2060\ufeff\ufff0-\uffff\ufdd0-
 _WITHOUT_MEANING = re.compile("[\x00\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff]")
 # Scripts that are also written in columns from top to bottom.
 _EAST_ASIAN = re.compile("[\u2e80-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
-_TWICE = re.compile("([^\\x00-\\x7f])\\1")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELT_OUT = str.maketrans(
     {"\x02": "-", "\ufffe": "-"}
@@ -231,7 +230,7 @@ class _Reader:
     def _from_left(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
         style: _Style | None = None
         for match in _WORD.finditer(text, begin, end):
-            word = self._meaningful(self._letters(match.group(), match.start()))
+            word = self._meaningful(match.group())
             if word:
                 box = self._box(match.start())
                 style = self._style(match.start(), box, style)
@@ -241,18 +240,6 @@ class _Reader:
                     is_plain = last.top == box.top and last.bottom == box.bottom and last.left >= box.left
                     box = Box(box.left, box.top, last.right, box.bottom) if is_plain else _around(box, last)
                 yield Word(word, self._frame.shown(*box), style.size, line, style.turns, style.descent)
-
-    def _letters(self, text: str, begin: int) -> str:
-        """The letters of a word that begins at `begin`, those once that are printed twice on the same place."""
-        is_double = len(text) > 2 and len(text) % 2 == 0 and text[::2] == text[1::2]
-        pairs = range(0, len(text), 2) if is_double else [match.start() for match in _TWICE.finditer(text)]
-        again = set()
-        for place in pairs:
-            one, other = self._box(begin + place), self._box(begin + place + 1)
-            reach = _OVERPRINT * (one.top - one.bottom)
-            if abs(other.left - one.left) <= reach and abs(other.bottom - one.bottom) <= reach:
-                again.add(place + 1)
-        return "".join(letter for place, letter in enumerate(text) if place not in again) if again else text
 
     def _from_right(self, text: str, begin: int, end: int, line: int) -> Iterator[Word]:
         """The pieces of a line that holds text from right to left, each as one word."""
