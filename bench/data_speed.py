@@ -48,15 +48,13 @@ from sheepop.data.extract.extraction import Extraction
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.account import Account
 from sheepop.data.pipeline.assignment import decide_assignment
-from sheepop.data.pipeline.engine import LocalEngine
-from sheepop.data.pipeline.inputs import find_inputs
-from sheepop.data.pipeline.parts import FinishedPart, part_path
+from sheepop.data.pipeline.engine import LocalEngine, Task
+from sheepop.data.pipeline.parts import FinishedPart, part_path, to_pipeline, write_part
 from sheepop.data.pipeline.passes import clean_documents
 from sheepop.data.pipeline.removals import kept_masks
 from sheepop.data.pipeline.shuffle import Gather, Scatter
 from sheepop.data.pipeline.source import SourceSettings
-from sheepop.data.pipeline.workplace import Found, take_inventory
-from sheepop.data.pipeline.writer import PartWork, PartWriter, to_pipeline
+from sheepop.data.pipeline.workplace import Found, find_inputs, take_inventory
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from texts import code_files, corpora, prose
 from timing import Work, processor_seconds
@@ -98,7 +96,7 @@ def measure_stages(
         if documents[0].kind != "code" or name not in NOT_FOR_CODE:
             tasks[name] = partial(run_stage, name, documents)
     tasks["exact duplicates (ids)"] = lambda: [Document.of(text, "bench", 0) for text in texts]
-    tasks["write a part (jsonl, zstd)"] = lambda: write_part(documents, work)
+    tasks["write a part (jsonl, zstd)"] = lambda: write_documents(documents, work)
     tasks["shuffle (scatter and gather)"] = lambda: shuffle(work)
     numbers = itertools.count()
     tasks["tokenize"] = lambda: encode(documents, tokenizer, work / f"tokenizer-{next(numbers)}")
@@ -121,23 +119,22 @@ def run_stage(name: str, documents: Iterable[Document]) -> list[datatrove.Docume
     return list(stage.run(map(to_pipeline, documents)))
 
 
-def write_part(documents: Iterable[Document], work: Path) -> None:
+def write_documents(documents: Iterable[Document], work: Path) -> None:
     """Writes the documents as the only part of a pass."""
-    for _ in PartWriter(Ledger(SEED), work / "written").run(map(to_pipeline, documents)):
-        pass
+    Task(work / "written", lambda rank, staging: write_part(staging, documents, Mixture(())))(0)
 
 
 def shuffle(work: Path) -> None:
-    """Puts the part that `write_part` left in a random order."""
+    """Puts the part that `write_documents` left in a random order."""
     parts = [FinishedPart(part_path(work / "written", 0))]
     masks = list(kept_masks(parts, None))
     assignment = decide_assignment(parts, masks, Mixture(()), mode="document", fraction=0.05, shuffle=True, seed=SEED)
     buckets = sum(assignment.buckets)
-    scatter = PartWork("scatter", work / "scattered", Scatter(work / "written", None, assignment, SEED))
-    gather = PartWork("gather", work / "gathered", Gather(work / "scattered", 1, buckets, SEED))
-    for step, tasks in ((scatter, 1), (gather, buckets)):
-        for rank in range(tasks):
-            list(step.run(rank=rank))
+    scatter = Task(work / "scattered", Scatter(work / "written", None, assignment, SEED))
+    gather = Task(work / "gathered", Gather(work / "scattered", 1, buckets, SEED))
+    for task, parts_of_it in ((scatter, 1), (gather, buckets)):
+        for rank in range(parts_of_it):
+            task(rank)
 
 
 def encode(documents: Iterable[Document], tokenizer: Tokenizer, directory: Path) -> None:
@@ -156,7 +153,7 @@ def compare(corpora: Mapping[str, Sequence[str]], given: Sequence[Document], wor
     quality = compare_corpora(corpora, rounds)[-1]
     size = sum(document.num_bytes for document in given) / 1e6
     writers: dict[str, Work] = {
-        "ours": lambda: write_part(given, work),
+        "ours": lambda: write_documents(given, work),
         "datatrove": lambda: write_jsonl(given, work / "theirs"),
     }
     seconds, _ = processor_seconds(writers, rounds)

@@ -12,7 +12,7 @@ processor time on one core, medians of the rounds, in which the competitors alte
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,20 @@ from typing import Any
 import datatrove.data as datatrove
 
 from record import add_json_option, write_record
-from sheepop.data.clean import c4, fineweb, gopher
+from sheepop.data.clean import gopher
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.clean.ledger import Ledger
+from sheepop.data.clean.line_rules import fineweb_quality, kept_lines
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
-from sheepop.data.clean.words import tokens_of_all
+from sheepop.data.clean.words import tokens_of
 from sheepop.data.decoding import decode
 from texts import code_files, corpora
 from timing import Work, processor_seconds
 
 FILTERS = ("GopherQualityFilter", "GopherRepetitionFilter", "C4QualityFilter", "FineWebQualityFilter")
 DEFAULT_STAGES = ("formatting", "language", "quality")
-BATCH_CHARACTERS = 2**18
 HEADINGS = (
     *("corpus", "filter", "documents", "MB", "ours MB/s", "datatrove MB/s", "ratio", "kept by ours / datatrove"),
     "same verdict",
@@ -52,39 +52,23 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
     config = QualityConfig(preset="web")
 
     def repetition() -> list[Removal | None]:
-        lines = [gopher.repeated_lines(text, config.repetition) for text in texts]
-        left = [text for text, removal in zip(texts, lines, strict=True) if removal is None]
-        runs = (
-            removal
-            for batch in _batches(left)
-            for removal in gopher.repeated_runs(batch, tokens_of_all(batch), config.repetition)
-        )
-        return [removal or next(runs) for removal in lines]
+        return [
+            gopher.repeated_lines(text, config.repetition)
+            or gopher.repeated_runs(len(text), tokens_of(text), config.repetition)
+            for text in texts
+        ]
 
     def sentences() -> list[Removal | None]:
-        kept = [c4.kept_lines(text, config.c4) for text in texts]
+        kept = [kept_lines(text, config.c4) for text in texts]
         return [found if isinstance(found, Removal) else None for found in kept]
 
     return {
-        "GopherQualityFilter": lambda: [
-            gopher.quality(text, tokens, config.gopher)
-            for text, tokens in zip(texts, tokens_of_all(texts), strict=True)
-        ],
+        "GopherQualityFilter": lambda: [gopher.quality(text, tokens_of(text), config.gopher) for text in texts],
         "GopherRepetitionFilter": repetition,
         "C4QualityFilter": sentences,
-        "FineWebQualityFilter": lambda: [fineweb.quality(text, config.fineweb) for text in texts],
+        "FineWebQualityFilter": lambda: [fineweb_quality(text, config.fineweb) for text in texts],
         "all four": lambda: run_stages(("quality",), texts, "web"),
     }
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if sum(map(len, batch)) >= BATCH_CHARACTERS:
-            yield batch
-            batch = []
-    yield batch
 
 
 def their_filters(texts: Sequence[str]) -> dict[str, Work]:

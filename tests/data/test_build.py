@@ -391,3 +391,18 @@ for name in ("small", "large"):
 def test_a_config_error_is_raised_before_anything_is_read() -> None:
     with pytest.raises((ConfigError, ValueError)):
         DataConfig.model_validate({"paths": ["x"], "validation_fraction": 1})
+
+
+def test_the_page_names_every_input_that_was_left_out(tree: Tree, build: Build) -> None:
+    from sheepop.report.page import escaped
+
+    files: dict[str, str | bytes] = {f"{n}.txt": f"Sheep number {n} is here.\n" for n in range(3)}
+    files |= {f"scan & {n}.bin": bytes(range(256)) for n in range(40)} | {"empty.md": "", "broken.pdf": b"%PDF-1.4 no"}
+    corpus = build(tree(files))
+    page = (corpus.directory / "report.html").read_text()
+    (rows,) = (json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page))
+    assert sorted(file for file, *_ in rows) == sorted(files.keys() - {f"{n}.txt" for n in range(3)})
+    assert {why for _, _, why, _ in rows} == {"binary", "empty", "damaged"}
+    assert len(page) < 100_000, "no part of plotly"
+    opening = page[: page.index("<dl>")]
+    assert escaped("45 files found, 3 read, 42 left out") in opening

@@ -24,7 +24,7 @@ count = {_SPIKE}
 gradients = [each.grad for each in arguments[0].model.parameters() if each.grad is not None]
 for gradient in gradients if calls == {_SPIKE} else ():
     gradient.mul_(1e4)
-if calls == {_NO_NUMBER} and os.environ.get("RANK", "0") == "0":  # what replicas have alike is measured there
+if calls == {_NO_NUMBER} and int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1")):
     gradients[0].view(-1)[0] = float("nan")
 """
 _SETTINGS = ["training.max_steps=14", "training.trouble.window=16", "model.num_layers=4", "model.num_heads=4"]

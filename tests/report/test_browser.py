@@ -76,3 +76,24 @@ def test_wide_tables_scroll_and_show_it(tmp_path: Path) -> None:
         shown.wait_for_timeout(500)
         assert table.evaluate("box => box.scrollLeft") > 0, "keys scroll it, too"
         browser.close()
+
+
+def test_a_table_is_searched_by_all_words(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    page = Page("A corpus")
+    rows = [(f"scans/{number}.png", "damaged" if number % 2 else "<b>empty</b>") for number in range(1200)]
+    page.add_searched_table(["File", "Why"], rows, "Left out")
+    page.write(tmp_path / "page.html")
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        shown = browser.new_page()
+        shown.goto(f"file://{tmp_path}/page.html")
+        assert shown.locator("tbody tr").count() == 500
+        assert shown.locator("output").inner_text() == "1,200, the first 500 shown"
+        shown.fill("input", "EMPTY 118")
+        found = [line.split("\t") for line in shown.locator("tbody tr").all_inner_texts()]
+        assert found == [
+            [f"scans/{number}.png", "<b>empty</b>"] for number in (118, 1118, 1180, 1182, 1184, 1186, 1188)
+        ]
+        assert shown.locator("output").inner_text() == "7 of 1,200"
+        browser.close()

@@ -101,6 +101,30 @@ def test_plotly_stands_on_the_page_once_and_only_where_needed(full_page: Page, p
     assert page.find("script") == []
 
 
+def test_bars_are_as_long_as_their_values(parse: Any) -> None:
+    page = Page("A corpus")
+    page.add_bars({"en": 2000, "de": 500, "<b>": 0}, "Languages", unit="Bytes")
+    found = parse(page.to_html())
+    assert [e.text for e in found.find("th")] == ["en", "de", "<b>"]
+    assert [e.text for e in found.find("td", "number")] == ["2,000", "500", "0"]
+    widths = [e.attributes["style"] for e in found.find("span")]
+    assert widths == ["width:100.00%", "width:25.00%", "width:0.00%"]
+    assert found.find("script") == []
+    page.add_bars({}, "Nothing")
+    assert parse(page.to_html()).unclosed == []
+
+
+def test_a_searched_table_holds_all_its_rows_as_data(parse: Any) -> None:
+    page = Page("A corpus")
+    rows = [(HOSTILE, "\x00"), ("\udcff.txt", "</script>")]
+    page.add_searched_table(["File", "Why"], rows, HOSTILE)
+    found = parse(page.to_html())
+    assert found.unclosed == []
+    assert found.charts() == [[[HOSTILE, "\u2400"], ["\ufffd.txt", "</script>"]]]
+    assert len(found.find("script")) == 2
+    assert get_plotlyjs() not in page.to_html()
+
+
 def test_hostile_text_stays_text(parse: Any) -> None:
     page = Page(HOSTILE, footer=HOSTILE)
     page.add_section(HOSTILE)

@@ -72,8 +72,8 @@ def build(
     elif not quiet:
         typer.echo(
             f"{result['path']}: {_size(result, 'train')} for training, {_size(result, 'validation')} held out. "
-            f"{counted(result['skipped_files'], 'file')} left out, "
-            f"{counted(result['removed_documents'], 'document')} removed; report.html shows why."
+            f"{counted(result['skipped_files'], 'file')} and {counted(result['refused_parts'], 'place')} in files "
+            f"left out, {counted(result['removed_documents'], 'document')} removed; report.html shows why."
         )
 
 
@@ -157,7 +157,8 @@ def download(
     if as_json:
         print_json(result)
     elif not quiet:
-        typer.echo(result["words"])
+        typer.echo(result["path"])
+        typer.echo(f"Next: {result['next']}")
 
 
 def _names_workers(inputs: list[str]) -> bool:

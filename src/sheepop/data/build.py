@@ -7,7 +7,6 @@ of workers, or how often the build was stopped.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
-from sheepop.data.clean.evaluation_sets import EvaluationFile, load_evaluation_sets
+from sheepop.data.clean.decontamination import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
 from sheepop.data.discovery import printable
@@ -31,18 +30,24 @@ from sheepop.data.pipeline.account import Account
 from sheepop.data.pipeline.assignment import SPLITS, Assignment, decide_assignment
 from sheepop.data.pipeline.contents import Contents
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
-from sheepop.data.pipeline.estimate import announce
-from sheepop.data.pipeline.inputs import find_inputs
-from sheepop.data.pipeline.inventory import Plan
+from sheepop.data.pipeline.inventory import Plan, Query
 from sheepop.data.pipeline.parts import FinishedPart, part_path
 from sheepop.data.pipeline.passes import Cleaned, clean_documents
 from sheepop.data.pipeline.record import BUILD, BuildRecord, built_fingerprint, plan_settings
 from sheepop.data.pipeline.removals import kept_masks
 from sheepop.data.pipeline.shuffle import Gather, Scatter
-from sheepop.data.pipeline.source import Query, SourceSettings, close_extraction
+from sheepop.data.pipeline.source import SourceSettings, close_extraction
 from sheepop.data.pipeline.tokens import Encode, documents_in, place_documents, place_tokens
-from sheepop.data.pipeline.workplace import DISCOVERED, Found, clear, locked_workplace, take_inventory
-from sheepop.data.pipeline.writer import PartWork
+from sheepop.data.pipeline.workplace import (
+    DISCOVERED,
+    Found,
+    StageTimes,
+    announce,
+    clear,
+    find_inputs,
+    locked_workplace,
+    take_inventory,
+)
 from sheepop.data.report import write_reports
 from sheepop.data.shards import FILE_PREFIX, token_type
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
@@ -123,7 +128,6 @@ class _Build:
         self._found = Found()
         self._mixture = Mixture(config.mix)
         self._account = Account(config.clean.stages)
-        self._seconds: dict[str, float] = {}
         self.corpus = workplace / "corpus"
 
     def plan(self, output: Path) -> Plan:
@@ -138,7 +142,8 @@ class _Build:
 
     def run(self, plan: Plan) -> None:
         """Every stage, from the plan to the finished directory in the workplace."""
-        announce(plan, self._found, self._engine, self._workplace, self._console)
+        self._times = StageTimes(self._workplace)
+        announce(plan, self._found, self._engine.num_workers, self._workplace, self._console)
         cleaned = self._timed("extract and clean", self._clean, plan)
         assignment = self._assign(cleaned)
         if assignment.census.documents == 0:
@@ -178,16 +183,15 @@ class _Build:
         """Puts the documents in their order; returns the files that each split consists of, and what was counted."""
         scattered, gathered = self._workplace / "scattered", self._workplace / "gathered"
         sizes = [max(part.size, 1) / 1e6 for part in plan.parts]
-        scatter = PartWork("scatter", scattered, Scatter(cleaned.directory, cleaned.removals, assignment, self._seed))
-        run_pass(self._engine, scattered, [scatter], sizes, self._console, "Splitting and shuffling", is_light=True)
+        scatter = Scatter(cleaned.directory, cleaned.removals, assignment, self._seed)
+        run_pass(self._engine, scattered, scatter, sizes, self._console, "Splitting and shuffling", is_light=True)
         accounts = [FinishedPart(part_path(scattered, rank)).account() for rank in range(len(sizes))]
         for account in accounts:
             self._account.add(account)
         num_buckets = sum(assignment.buckets)
-        work = Gather(scattered, len(sizes), num_buckets, self._seed)
+        gather = Gather(scattered, len(sizes), num_buckets, self._seed)
         megabytes = [assignment.census.num_bytes / num_buckets / 1e6] * num_buckets
-        gather = PartWork("gather", gathered, work)
-        run_pass(self._engine, gathered, [gather], megabytes, self._console, "Writing documents", is_light=True)
+        run_pass(self._engine, gathered, gather, megabytes, self._console, "Writing documents", is_light=True)
         filled = [b for b in range(num_buckets) if FinishedPart(part_path(gathered, b)).account()["documents"]]
         first = assignment.buckets[0]
         files = {"train": [b for b in filled if b < first], "validation": [b for b in filled if b >= first]}
@@ -228,10 +232,9 @@ class _Build:
         unknown_id = tokenizer.special_id("unk")
         if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which leaves nothing unknown
             unknown_id = None
-        work = Encode(gathered, buckets, encoder, dtype.str, unknown_id)
+        encode = Encode(gathered, buckets, encoder, dtype.str, unknown_id)
         megabytes = [FinishedPart(part_path(gathered, b)).account()["bytes"] / 1e6 for b in buckets]
-        tokenize = PartWork("tokenize", encoded, work)
-        run_pass(self._engine, encoded, [tokenize], megabytes, self._console, "Tokenizing", is_light=True)
+        run_pass(self._engine, encoded, encode, megabytes, self._console, "Tokenizing", is_light=True)
         splits: dict[str, Any] = {}
         first = 0
         for split in SPLITS:
@@ -275,10 +278,11 @@ class _Build:
             self._evaluation_files(),
         )
         manifest = record.write_manifest(self.corpus)
-        timing = {"seconds": {name: round(value, 3) for name, value in self._seconds.items()}}
-        write_json(self.corpus / BUILD, {"fingerprint": plan.fingerprint, **timing})
-        write_reports(self.corpus, manifest, record.report(), self._seconds)
-        self._console.info(record.in_words())
+        seconds = self._times.seconds
+        write_json(self.corpus / BUILD, {"fingerprint": plan.fingerprint, "seconds": seconds})
+        words = record.in_words()
+        write_reports(self.corpus, manifest, record.report(), words, seconds)
+        self._console.info(words)
         for limit in self._account.source.limits:
             self._console.warn(f"A limit was reached, so another build may differ: {limit}")
 
@@ -311,10 +315,8 @@ class _Build:
                     file.write((part_path(directory, rank) / REMOVED).read_bytes())
 
     def _timed(self, name: str, work: Any, *arguments: Any) -> Any:
-        started = time.monotonic()
-        result = work(*arguments)
-        self._seconds[name] = time.monotonic() - started
-        return result
+        with self._times.stage(name):
+            return work(*arguments)
 
     def _nothing_to_read(self) -> str:
         places = ", ".join(printable(path) for path in self._config.paths) or "the rows of the query"

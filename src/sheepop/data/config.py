@@ -11,11 +11,19 @@ from sheepop.core.keys import MayChange
 from sheepop.data.clean.config import CleanConfig
 from sheepop.data.discovery import ignore_spec
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.infilling_config import FimConfig
 from sheepop.data.mixing import MixedSource, require_one_measure
 
 DocumentMode = Literal["file", "line", "blank_line"]
 SplitMode = Literal["document", "tail"]
+
+
+class FimConfig(Config):
+    """Fill-in-the-middle for documents of code (Bavarian et al. 2022)."""
+
+    rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The share of code documents that is reordered; 0 leaves all of them as they are."""
+    spm_rate: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Of these, the share in which the end comes before the beginning."""
 
 
 class DataConfig(Config):

@@ -94,6 +94,24 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
+def name_refusal(name: str, *, is_directory: bool) -> tuple[str, str] | None:
+    """Reason and detail why a file or folder of this name is not read, None when it is."""
+    if name.startswith("."):
+        return "hidden", "its name begins with a dot"
+    if is_directory and name in IGNORED_FOLDERS:
+        return "ignored", "folders with this name are never read"
+    return None
+
+
+def size_refusal(size: int, max_file_bytes: int) -> tuple[str, str] | None:
+    """Reason and detail why a file of this size is not read, None when it is."""
+    if size == 0:
+        return "empty", "0 bytes"
+    if size > max_file_bytes:
+        return "oversized", f"{size:,} bytes, over data.max_file_bytes = {max_file_bytes:,}"
+    return None
+
+
 def ignore_spec(patterns: Iterable[str]) -> pathspec.GitIgnoreSpec:
     """Compiled ``.gitignore`` patterns; raises ValueError naming the one that is not valid."""
     lines = list(patterns)
@@ -182,10 +200,9 @@ class _Walk:
             # A link that leads nowhere, or round in a circle, cannot be examined.
             return Skipped(source, "discover", "unreadable", _reason(error))
         is_directory = stat.S_ISDIR(status.st_mode)
-        if entry.name.startswith("."):
-            return Skipped(source, "discover", "hidden", "its name begins with a dot", is_directory)
-        if is_directory and entry.name in IGNORED_FOLDERS:
-            return Skipped(source, "discover", "ignored", "folders with this name are never read", True)
+        refusal = name_refusal(entry.name, is_directory=is_directory)
+        if refusal:
+            return Skipped(source, "discover", *refusal, is_directory)
         if folder.is_ignored(entry.name, is_directory, self._ignore):
             return Skipped(source, "discover", "ignored", "it matches an ignore pattern", is_directory)
         if not is_directory:
@@ -201,11 +218,9 @@ class _Walk:
     def _file(self, path: str, source: str, status: os.stat_result) -> FoundFile | Skipped:
         if not stat.S_ISREG(status.st_mode):
             return Skipped(source, "discover", "special", "it is a pipe, socket or device, not a regular file")
-        if status.st_size == 0:
-            return Skipped(source, "discover", "empty", "0 bytes")
-        if status.st_size > self._max_file_bytes:
-            detail = f"{status.st_size:,} bytes, over data.max_file_bytes = {self._max_file_bytes:,}"
-            return Skipped(source, "discover", "oversized", detail)
+        refusal = size_refusal(status.st_size, self._max_file_bytes)
+        if refusal:
+            return Skipped(source, "discover", *refusal)
         return FoundFile(path, source, status.st_size, status.st_mtime_ns)
 
     def _with_rules(self, folder: _Folder, names: set[str], prefix: str) -> tuple[_Folder, dict[str, Skipped]]:

@@ -11,7 +11,7 @@ from enum import Enum
 
 from sheepop.core.errors import TokenizerError
 from sheepop.core.random import derive_seed
-from sheepop.data.infilling_config import FimConfig
+from sheepop.data.config import FimConfig
 from sheepop.tokenizer import Tokenizer
 
 # Exact as a float, and above every seed: a rate of 1 chooses every document, a rate of 0 none.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.facts import counted
 from sheepop.core.files import write_json
-from sheepop.report.charts import bars_chart, stage_times_chart
+from sheepop.data.corpus import QUARANTINE
 from sheepop.report.formatting import data_size, duration
 from sheepop.report.page import Page
 
@@ -29,9 +30,16 @@ _WORDS = {
 
 
 def write_reports(
-    directory: Path, manifest: Mapping[str, Any], counted: Mapping[str, Any], seconds: Mapping[str, float]
+    directory: Path,
+    manifest: Mapping[str, Any],
+    counted: Mapping[str, Any],
+    words: str,
+    seconds: Mapping[str, float],
 ) -> None:
-    """Writes both reports into the corpus; the JSON holds no times and is the same for the same input."""
+    """Writes both reports into the corpus; the JSON holds no times and is the same for the same input.
+
+    `words` say what became of the input. The page names every input that the corpus's quarantine does.
+    """
     tokens_per_byte = _tokens_per_byte(manifest)
     stages = [_with_tokens(stage, tokens_per_byte) for stage in counted["stages"]]
     report = {
@@ -44,7 +52,15 @@ def write_reports(
         "tokens": {name: _counts(split) for name, split in manifest["tokens"]["splits"].items()},
     }
     write_json(directory / REPORT_JSON, report)
-    _page(manifest, report, seconds).write(directory / REPORT_HTML)
+    page = _page(manifest, report, words, seconds, list(_left_out(directory / QUARANTINE)))
+    page.write(directory / REPORT_HTML)
+
+
+def _left_out(quarantine: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Every input, or place in one, that could not be used: its name, the place, why, and details."""
+    with quarantine.open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            yield record["file"], record.get("place", ""), record["reason"].replace("_", " "), record["detail"]
 
 
 def _tokens_per_byte(manifest: Mapping[str, Any]) -> float:
@@ -63,25 +79,33 @@ def _counts(split: Mapping[str, Any]) -> dict[str, int]:
     return {name: split[name] for name in ("documents", "bytes", "tokens", "unknown")}
 
 
-def _page(manifest: Mapping[str, Any], report: Mapping[str, Any], seconds: Mapping[str, float]) -> Page:
+def _page(
+    manifest: Mapping[str, Any],
+    report: Mapping[str, Any],
+    words: str,
+    seconds: Mapping[str, float],
+    left_out: Sequence[tuple[str, str, str, str]],
+) -> Page:
     page = Page(f"Corpus: {', '.join(manifest['inputs']) or 'a query'}", footer="Made by sheepop data build.")
-    _add_overview(page, manifest, report, seconds)
+    _add_overview(page, manifest, report, words, seconds)
+    _add_left_out(page, report, left_out)
     _add_stages(page, report)
-    _add_files(page, report)
     _add_contents(page, report)
     _add_samples(page, "Kept documents", report["kept_samples"])
     _add_samples(page, "Removed documents", report["removed_samples"])
     if seconds:
         page.add_section("Time")
-        page.add_chart(stage_times_chart(seconds), "Time by stage")
+        times = {name: round(value, 1) for name, value in seconds.items()}
+        page.add_bars(times, "Time by stage", unit="Seconds")
     return page
 
 
 def _add_overview(
-    page: Page, manifest: Mapping[str, Any], report: Mapping[str, Any], seconds: Mapping[str, float]
+    page: Page, manifest: Mapping[str, Any], report: Mapping[str, Any], words: str, seconds: Mapping[str, float]
 ) -> None:
     files, documents = report["files"], report["documents"]
     page.add_section("Overview")
+    page.add_text(words)
     page.add_facts(
         {
             "Files found": files["found"],
@@ -96,7 +120,6 @@ def _add_overview(
     )
     rows = [(_SPLIT_NAMES[name], *_counts(split).values()) for name, split in manifest["tokens"]["splits"].items()]
     page.add_table(["Split", "Documents", "Bytes", "Tokens", "Unknown tokens"], rows)
-    page.add_text(manifest["split"]["words"])
     if report["mix"]:
         page.add_table(
             ["Source", "Epochs", "Documents", "Bytes", "Bytes in the mixture"],
@@ -156,20 +179,16 @@ def _add_stages(page: Page, report: Mapping[str, Any]) -> None:
         page.add_table(["Stage", "What", "Times"], changes, caption="Changed")
 
 
-def _add_files(page: Page, report: Mapping[str, Any]) -> None:
-    page.add_section("Files")
-    files = report["files"]
-    rows = [
-        (kind, reason.replace("_", " "), count)
-        for kind, key in (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
-        for reason, count in files[key].items()
-    ]
-    if rows:
-        page.add_table(["What", "Why it was left out", "Number"], rows, caption="Each one is in quarantine.jsonl")
-    else:
+def _add_left_out(page: Page, report: Mapping[str, Any], left_out: Sequence[tuple[str, str, str, str]]) -> None:
+    page.add_section("Left out")
+    if not left_out:
         page.add_text("Every file that was found was read in full.")
-    if files["encodings"]:
-        page.add_table(["Encoding", "Files"], sorted(files["encodings"].items(), key=lambda item: -item[1]))
+        return
+    files = report["files"]
+    kinds = (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
+    rows = [(kind, reason.replace("_", " "), count) for kind, key in kinds for reason, count in files[key].items()]
+    page.add_table(["What", "Why it was left out", "Number"], rows)
+    page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Each one, as quarantine.jsonl has it")
 
 
 def _add_contents(page: Page, report: Mapping[str, Any]) -> None:
@@ -178,10 +197,11 @@ def _add_contents(page: Page, report: Mapping[str, Any]) -> None:
     lengths = {int(bits): count for bits, count in contents["lengths"].items()}
     span = range(min(lengths), max(lengths) + 1) if lengths else ()
     bars = {f"up to {data_size(2**bits)}": lengths.get(bits, 0) for bits in span}
-    page.add_chart(bars_chart(bars, "Documents"), "Document lengths", half=True)
-    page.add_chart(
-        bars_chart(_largest(contents["language_bytes"]), "Bytes", horizontal=True), "Languages, by bytes", half=True
-    )
+    page.add_bars(bars, "Document lengths", unit="Documents", half=True)
+    page.add_bars(_largest(contents["language_bytes"]), "Languages", unit="Bytes", half=True)
+    encodings = sorted(report["files"]["encodings"].items(), key=lambda item: -item[1])
+    if encodings:
+        page.add_table(["Encoding", "Files"], encodings)
     kinds_in, kinds = report["kinds_in"], contents["kinds"]
     page.add_table(
         ["Kind", "Documents found", "In the corpus"],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sheepop.data.clean.evaluation_sets import Hashes, hashed_words
+from sheepop.data.clean.decontamination import Hashes, hashed_words
 from sheepop.data.duplicates.shingles import shingles_of_words
 from sheepop.evaluate.results import Evaluation, Item, Table
 

@@ -77,6 +77,7 @@ def build(
         "validation_documents": corpus.validation.num_documents,
         "validation_tokens": corpus.validation.num_tokens,
         "skipped_files": sum(corpus.manifest["files"]["skipped"].values()),
+        "refused_parts": sum(corpus.manifest["files"]["refused_parts"].values()),
         "removed_documents": sum(corpus.manifest["documents"]["removed"].values()),
         "reproducible": corpus.manifest["reproducible"],
         "fingerprint": corpus.fingerprint,

@@ -148,24 +148,6 @@ def stage_times_chart(seconds: Mapping[str, float]) -> Figure:
     return figure
 
 
-def bars_chart(counts: Mapping[str, float], title: str, *, horizontal: bool = False) -> Figure:
-    """One bar for each name, in the order given; `title` names the axis of the values."""
-    from plotly.graph_objects import Bar
-
-    names, values = [_plain(name) for name in counts], list(counts.values())
-    figure = empty_chart(height=max(240, 80 + 22 * len(names)) if horizontal else 320)
-    if horizontal:
-        figure.add_trace(Bar(x=values, y=names, orientation="h", marker_color=TRAIN))
-        figure.update_xaxes(title_text=title, gridcolor=GRID, rangemode="tozero", exponentformat="SI")
-        figure.update_yaxes(autorange="reversed", automargin=True, type="category")
-    else:
-        figure.add_trace(Bar(x=names, y=values, marker_color=TRAIN))
-        figure.update_yaxes(title_text=title, gridcolor=GRID, rangemode="tozero", automargin=True)
-        figure.update_xaxes(automargin=True, type="category")
-    figure.update_layout(bargap=0.25, hovermode="closest")
-    return figure
-
-
 def evaluation_charts(metrics: Metrics) -> dict[str, Figure]:
     """What evaluations found while a run trained, by step: a chart for each measure, with a curve for each task."""
     keys = dict.fromkeys(key for row in metrics if row.get("split") == "evaluation" for key in row if "/" in key)

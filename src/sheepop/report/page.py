@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -40,7 +41,7 @@ class Page:
         self.footer = footer
         self._parts: list[str] = []
         self._sections: dict[str, str] = {}
-        self._num_charts = 0
+        self._num_charts = self._num_searched = 0
 
     def add_section(self, heading: str) -> None:
         """Begins a section with an anchor and an entry in the list at the top."""
@@ -88,6 +89,32 @@ class Page:
         self._parts.append(
             f'<figure class="table">{title}<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
             f"<tbody>{body}</tbody></table></div></figure>"
+        )
+
+    def add_searched_table(self, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> None:
+        """A table of any length with a field above it, of which the rows are shown that have all words typed there."""
+        self._num_searched += 1
+        cells = [[cell.translate(_UNPRINTABLE) for cell in row] for row in rows]
+        head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in header)
+        self._parts.append(
+            f'<figure class="table searched"><figcaption class="label">{escaped(caption)}</figcaption>'
+            f'<p><input type="search" placeholder="Search" aria-label="{escaped(caption)}: search"> <output></output>'
+            f'</p><div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody></tbody></table></div>'
+            f'<script type="application/json">{_script_safe(json.dumps(cells))}</script></figure>'
+        )
+
+    def add_bars(self, values: Mapping[str, float], title: str, *, unit: str = "", half: bool = False) -> None:
+        """Values of 0 or more as bars, one below the other; they need no JavaScript. Two can be `half`, as charts."""
+        most = max(values.values(), default=0) or 1
+        rows = "".join(
+            f'<tr><th scope="row">{escaped(name)}</th><td class="number">{escaped(shown(value))}</td>'
+            f'<td class="bar"><span style="width:{100 * value / most:.2f}%"></span></td></tr>'
+            for name, value in values.items()
+        )
+        label = f'<figcaption class="note">{escaped(unit)}</figcaption>' if unit else ""
+        self._parts.append(
+            f'<figure class="{"bars half" if half else "bars"}"><h3{_hint(title)}>{escaped(title)}</h3>{label}'
+            f"<table><tbody>{rows}</tbody></table></figure>"
         )
 
     def add_chart(self, figure: Figure, title: str, *, note: str = "", half: bool = False) -> None:
@@ -151,15 +178,17 @@ class Page:
         )
 
     def _scripts(self) -> str:
-        """Plotly's JavaScript, only where there is something to draw, and what draws it."""
-        if self._num_charts == 0:
+        """Plotly's JavaScript, only where there is something to draw, and what draws it and fills searched tables."""
+        if self._num_charts + self._num_searched == 0:
             return ""
-        from plotly.offline import get_plotlyjs
+        found = "<noscript><p>What JavaScript would fill on this page is empty: it is switched off.</p></noscript>\n"
+        if self._num_charts:
+            from plotly.offline import get_plotlyjs
 
-        return (
-            "<noscript><p>The charts on this page are drawn by JavaScript, which is switched off.</p></noscript>\n"
-            f"<script>{get_plotlyjs()}</script>\n<script>\n{_resource('page.js')}</script>\n"
-        )
+            found += f"<script>{get_plotlyjs()}</script>\n<script>\n{_resource('charts.js')}</script>\n"
+        if self._num_searched:
+            found += f"<script>\n{_resource('searched.js')}</script>\n"
+        return found
 
     def _new_anchor(self, heading: str) -> str:
         base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"

@@ -77,9 +77,9 @@ class ShardedModel(Placement):
         ]
         self.pieces = Pieces.of(names, self._spread, self._group(mesh))
         # Of what several ranks have alike, one counts.
-        self._counted = [
-            parameter for parameter, name in names.items() if name in self.pieces.parameters and self._counts(name)
-        ]
+        here = [(parameter, name) for parameter, name in names.items() if name in self.pieces.parameters]
+        self._counted = [parameter for parameter, name in here if self._counts(name)]
+        self._alike = [parameter for parameter, name in here if not self._counts(name)]
         self._take_pieces()
 
     def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
@@ -183,10 +183,13 @@ class ShardedModel(Placement):
                 parameter.grad.mul_(1 / scale)
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """See `clip_gradients`; the norm is that of all pieces."""
-        counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
-        squares = torch.nn.utils.get_total_norm(counted).square() if counted else torch.zeros((), device=self.device)
+        """See `clip_gradients`; the norm is that of all pieces, and no number where any replica of one has none."""
+        squares = self._norm(self._counted).square() + 0 * self._norm(self._alike)
         return clip_gradients(self.model.parameters(), max_norm, self.layout.ranks.total(squares).sqrt())
+
+    def _norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self.device)
 
     def reduce(self, sums: Tensor) -> Tensor:
         """The sums of all ranks; those that split tensors have the same."""

@@ -4,8 +4,7 @@ import pytest
 from datatrove.data import Document
 from datatrove.pipeline.filters import C4QualityFilter
 
-from sheepop.data.clean import c4
-from sheepop.data.clean.c4 import KeptLines, kept_lines
+from sheepop.data.clean.line_rules import KeptLines, kept_lines, num_sentences
 from sheepop.data.clean.quality_config import C4Config
 from sheepop.data.clean.stage import Removal
 
@@ -76,7 +75,7 @@ def test_lines_are_kept_as_datatrove_keeps_them(line: str):
 def test_sentences_are_counted_as_datatrove_counts_them(line: str):
     from datatrove.utils.text import split_into_sentences
 
-    assert c4.num_sentences([line], 100) == len(split_into_sentences(line))
+    assert num_sentences([line], 100) == len(split_into_sentences(line))
 
 
 def test_documentation_is_judged_and_shortened_as_datatrove_does_it(prose: list[str]):
@@ -113,4 +112,4 @@ def test_words_may_be_bounded_tighter_than_a_line():
 
 
 def test_a_line_of_a_million_marks_is_counted():
-    assert c4.num_sentences(["a" + "." * 1_000_000 + " b" + "!'" * 300_000], 5) in (1, 2, 3)
+    assert num_sentences(["a" + "." * 1_000_000 + " b" + "!'" * 300_000], 5) in (1, 2, 3)

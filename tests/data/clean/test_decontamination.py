@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
-from sheepop.data.clean.decontamination import Decontamination
-from sheepop.data.clean.evaluation_sets import EvaluationSets, hashed_words, load_evaluation_sets, spelled_words
+from sheepop.data.clean.decontamination import (
+    Decontamination,
+    EvaluationSets,
+    hashed_words,
+    load_evaluation_sets,
+    spelled_words,
+)
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
 

@@ -4,7 +4,7 @@ import pytest
 from datatrove.data import Document
 from datatrove.pipeline.filters import FineWebQualityFilter
 
-from sheepop.data.clean import fineweb
+from sheepop.data.clean.line_rules import fineweb_quality
 from sheepop.data.clean.quality_config import FineWebConfig
 
 LONG = "This line has more than thirty characters in it, number {}.\n"
@@ -27,18 +27,18 @@ GOOD = "".join(LONG.format(number) for number in range(20))
 )
 def test_every_rule_removes_what_datatrove_removes(text: str, theirs: str, ours: str):
     assert FineWebQualityFilter().filter(Document(text, "0")) == (False, theirs)
-    removal = fineweb.quality(text, FineWebConfig())
+    removal = fineweb_quality(text, FineWebConfig())
     assert removal is not None
     assert ours in removal.detail
 
 
 def test_whole_sentences_pass():
     assert FineWebQualityFilter().filter(Document(GOOD, "0")) is True
-    assert fineweb.quality(GOOD, FineWebConfig()) is None
+    assert fineweb_quality(GOOD, FineWebConfig()) is None
 
 
 def test_documentation_is_judged_as_datatrove_judges_it(prose: list[str]):
     theirs = [FineWebQualityFilter().filter(Document(text, "0")) is True for text in prose]
-    ours = [fineweb.quality(text, FineWebConfig()) is None for text in prose]
+    ours = [fineweb_quality(text, FineWebConfig()) is None for text in prose]
     assert 20 <= sum(theirs) <= len(prose) - 20
     assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 0.995 * len(prose)

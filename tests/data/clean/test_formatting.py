@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sheepop.data.clean.config import FormattingConfig
 from sheepop.data.clean.formatting import Formatting
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.mojibake import repaired
-from sheepop.data.clean.verbatim import pieces
+from sheepop.data.clean.verbatim_lines import pieces
+from sheepop.data.clean.wrong_decoding import repaired
 
 Make = Callable[..., Document]
 TEXT = "naïve café “quoted” – it’s £5 €7 Überraschung Привет мир 日本語 😀 à la carte Å œuvre ﬁne"

@@ -6,9 +6,8 @@ import pytest
 from datatrove.data import Document
 
 from sheepop.core.errors import ConfigError
-from sheepop.data.clean.config import LanguageConfig
+from sheepop.data.clean.config import LANGUAGE_CODES, LanguageConfig
 from sheepop.data.clean.language import LanguageFilter
-from sheepop.data.clean.language_codes import LANGUAGE_CODES
 from sheepop.data.clean.ledger import Ledger
 
 Make = Callable[..., Document]

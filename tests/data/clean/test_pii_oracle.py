@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from sheepop.data.clean import pii_validators as checks
 from sheepop.data.clean.config import PiiConfig
 from sheepop.data.clean.pii import find_personal
 
-DIGITS, LETTERS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+DIGITS = "0123456789"
 
 
 @pytest.fixture(scope="module")
@@ -25,81 +23,6 @@ def presidio() -> Any:
     return recognizers
 
 
-def dated(order: str) -> Callable[[random.Random], str]:
-    """Six digits that are a date."""
-
-    def draw(stream: random.Random) -> str:
-        parts = {"d": stream.randint(1, 28), "m": stream.randint(1, 12), "y": stream.randint(40, 99)}
-        return "".join(f"{parts[letter]:02d}" for letter in order)
-
-    return draw
-
-
-def pattern(*parts: str | Callable[[random.Random], str]) -> Callable[[random.Random], str]:
-    """Random text: each part is an alphabet to draw one character from, or draws for itself."""
-
-    def draw(stream: random.Random) -> str:
-        return "".join(part(stream) if callable(part) else stream.choice(part) for part in parts)
-
-    return draw
-
-
-FISCAL = (*[LETTERS] * 6, DIGITS, DIGITS, "ABCDEHLMPRST", "0123", "1", LETTERS, DIGITS, DIGITS, DIGITS, LETTERS)
-CHECKED = [
-    ("NhsRecognizer", checks.is_uk_nhs, pattern(*[DIGITS] * 10)),
-    ("InAadhaarRecognizer", checks.is_in_aadhaar, pattern("23456789", *[DIGITS] * 11)),
-    ("EsNifRecognizer", checks.is_es_dni, pattern(*[DIGITS] * 8, "TRWAGMYFPDXBNJZSQVHLCKE")),
-    ("EsNieRecognizer", checks.is_es_dni, pattern("XYZ", *[DIGITS] * 7, "TRWAGMYFPDXBNJZSQVHLCKE")),
-    ("PlPeselRecognizer", checks.is_pl_pesel, pattern(dated("ymd"), *[DIGITS] * 5)),
-    ("AuTfnRecognizer", checks.is_au_tfn, pattern(*[DIGITS] * 9)),
-    ("ItFiscalCodeRecognizer", checks.is_it_codice_fiscale, pattern(*FISCAL)),
-    ("TrNationalIdRecognizer", checks.is_tr_kimlik, pattern("123456789", *[DIGITS] * 8)),
-    ("SePersonnummerRecognizer", checks.is_se_personnummer, pattern(dated("ymd"), *[DIGITS] * 4)),
-    (
-        "FiPersonalIdentityCodeRecognizer",
-        checks.is_fi_hetu,
-        pattern(dated("dmy"), "-A", *[DIGITS] * 3, DIGITS + LETTERS),
-    ),
-    ("ZaIdNumberRecognizer", checks.is_za_id, pattern(dated("ymd"), *[DIGITS] * 4, "01", "89", DIGITS)),
-    ("CreditCardRecognizer", checks.is_luhn, pattern("45", *[DIGITS] * 15)),
-]
-
-
-@pytest.mark.parametrize(("recognizer", "check", "draw"), CHECKED, ids=[row[0] for row in CHECKED])
-def test_check_digits_are_those_of_presidio(presidio: Any, recognizer: str, check: Any, draw: Any):
-    stream, other = random.Random(recognizer), getattr(presidio, recognizer)()
-    valid = 0
-    for _ in range(3000):
-        value = draw(stream)
-        if recognizer == "TrNationalIdRecognizer":
-            # Two check digits are met too rarely by chance.
-            value += f"{stream.randint(0, 9)}" if stream.random() < 0.5 else tenth(value)
-            value += str(sum(map(int, value)) % 10)
-        theirs = other.validate_result(value) is True
-        # Presidio takes numbers that repeat one digit; nobody has one.
-        assert check(value) == theirs or len(set(value)) == 1, value
-        valid += theirs
-    assert valid > 50
-
-
-def tenth(value: str) -> str:
-    digits = [int(digit) for digit in value]
-    return str((sum(digits[0:9:2]) * 7 - sum(digits[1:8:2])) % 10)
-
-
-def test_german_tax_numbers_are_a_part_of_those_that_presidio_takes(presidio: Any):
-    stream, other, ours = random.Random(1), presidio.DeTaxIdRecognizer(), 0
-    for _ in range(20_000):
-        digits = stream.sample(DIGITS, 10)
-        digits[stream.randrange(1, 10)] = digits[0]
-        value = "".join(digits) + stream.choice(DIGITS)
-        # Presidio does not ask that exactly one digit is repeated, which these all fulfil.
-        assert checks.is_de_steuer_id(value) == (other.validate_result(value) is True), value
-        ours += checks.is_de_steuer_id(value)
-    assert ours > 1000
-    assert not checks.is_de_steuer_id("12345678903")
-
-
 # Examples of the registry of account numbers, printed as there.
 IBANS = """
 GB33BUKB20201555555555 DE75512108001245126199 FR7630006000011234567890189 NL02ABNA0123456789 ES7921000813610123456789
@@ -109,15 +32,19 @@ GR9608100010000001234567890 BR1500000000000010932840814P2 SA44200000012345678912
 """
 
 
+def is_found(value: str) -> bool:
+    return [finding.value for finding in find_personal(value, PiiConfig(), is_code=False)] == [value]
+
+
 def test_account_numbers_and_their_misprints_are_judged_as_presidio_does(presidio: Any):
     stream, other = random.Random(1), presidio.IbanRecognizer()
     for value in IBANS.split():
-        assert checks.is_iban(value)
+        assert is_found(value)
         assert other.validate_result(value)
         for _ in range(50):
             place = stream.randrange(2, len(value))
             changed = value[:place] + stream.choice(DIGITS) + value[place + 1 :]
-            assert checks.is_iban(changed) == bool(other.validate_result(changed)), changed
+            assert is_found(changed) == bool(other.validate_result(changed)), changed
 
 
 def test_planted_values_are_found_where_presidio_finds_them(presidio: Any):

@@ -143,7 +143,7 @@ def test_the_web_rules_for_prose_judge_prose_only(document: Make):
         assert judged([document(text, kind)], preset="web")[0]
     kept, removed, _ = judged([document(text)], preset="web")
     assert kept == []
-    assert removed[0]["detail"] == "gopher: 4 words, fewer than 50"
+    assert removed[0]["detail"] == "c4: 1 sentence in lines that end like one, fewer than 5"
 
 
 def test_order_and_account_are_kept_over_many_documents(document: Make, prose: list[str]):
@@ -230,11 +230,10 @@ def test_the_files_that_stages_read_are_known():
     config = CleanConfig.model_validate(
         {
             "decontamination": {"paths": ["eval.jsonl"]},
-            "toxicity": {"classifier": "model"},
             "near_duplicates": {"against": ["old"]},
         }
     )
-    assert config.named_paths() == ("eval.jsonl", "model", "old")
+    assert config.named_paths() == ("eval.jsonl", "old")
     assert CleanConfig(preset="none", decontamination=config.decontamination).named_paths() == ()
 
 

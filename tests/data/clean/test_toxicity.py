@@ -12,14 +12,11 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.core.errors import DataError
-from sheepop.data.clean import toxic_lexicon as module
-from sheepop.data.clean.classifier import Example, train_classifier
+from sheepop.data.clean import toxicity as module
 from sheepop.data.clean.config import ToxicityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
-from sheepop.data.clean.toxic_lexicon import toxic_lexicon
-from sheepop.data.clean.toxicity import ToxicityFilter
+from sheepop.data.clean.toxicity import ToxicityFilter, toxic_lexicon
 
 ROWS = [
     line.split("|")
@@ -125,22 +122,3 @@ def test_hits_are_those_of_a_slow_count(pieces: list[str], data: st.DataObject):
     # Capital letters that do not fold back to what was written, such as SS for the sharp s, are no matter here.
     assert found.entries == counts
     assert found.weight == sum(WEIGHTS[entry] * count for entry, count in counts.items())
-
-
-def test_a_trained_classifier_decides_instead_of_the_list(tmp_path: Path):
-    good = [f"I like the {noun} in our garden {number}" for number, noun in enumerate(FILLER * 3)]
-    bad = [f"grumble {noun} mutter curse {number}" for number, noun in enumerate(FILLER * 3)]
-    model = train_classifier([*(Example(text, False) for text in good), *(Example(text, True) for text in bad)])
-    path = tmp_path / "model.safetensors"
-    model.save(path)
-    settings = {"classifier": str(path), "classifier_threshold": 0.8}
-    removal = judged("they mutter and curse", **settings)
-    assert removal is not None
-    assert (removal.reason, removal.detail) == (
-        "classifier",
-        f"probability {model.probability('they mutter and curse'):.4f}",
-    )
-    assert judged("I like roses in the garden", **settings) is None
-    assert judged(" ".join(list(WEIGHTS)[:30]), **settings) is None
-    with pytest.raises(DataError, match="cannot be read: no such file"):
-        judged("a", classifier=str(tmp_path / "none"))

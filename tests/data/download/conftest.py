@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 import time
@@ -11,11 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from sheepop.data.download import network
+from sheepop.data.download import hub as hub_module
 
 LARGE = 256
 CONVERTED = "refs/convert/parquet"
@@ -86,6 +89,11 @@ class LoopbackHub:
         """The next requests whose path ends like this meet these faults, one each."""
         self.faults[path_ending].extend(faults)
 
+    def environment(self, home: Path) -> dict[str, str]:
+        """That of a process which turns to this hub and is at home in `home`."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "XDG_"))}
+        return {**kept, "HF_ENDPOINT": self.address, "HF_HUB_OFFLINE": "0", "HOME": str(home), "NO_PROXY": "*"}
+
     @property
     def total_sent(self) -> int:
         return sum(self.sent.values())
@@ -117,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.simple(fault.status, b"sorry", fault.headers)
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self.describe(match[1], match[2] or "main")
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([0-9a-f]{40})/?(.*)", path):
+            self.list_folder(match[1], match[2], match[3])
         elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)", path):
             self.resolve(match[1], match[2], match[3], fault or Fault(), body)
         elif match := re.fullmatch(r"/cdn/([^/]+/[^/]+)/([0-9a-f]{40})/(.+)", path):
@@ -142,6 +152,18 @@ class _Handler(BaseHTTPRequestHandler):
         record = {"id": repository.name, "sha": sha, "siblings": siblings, "cardData": repository.card}
         record |= {"private": repository.private, "gated": "auto" if repository.gated else False, "tags": []}
         self.simple(200, json.dumps(record).encode(), {"Content-Type": "application/json"})
+
+    def list_folder(self, name: str, sha: str, folder: str) -> None:
+        repository = self.permitted(name)
+        if repository is None:
+            return
+        files = {PurePosixPath(path): data for path, data in repository.commits[sha].items()}
+        listed = [
+            {"type": "file", "path": str(path), "size": len(data), "oid": git_sha1(data)}
+            for path, data in files.items()
+            if path.parent == PurePosixPath(folder)
+        ]
+        self.simple(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
     def permitted(self, name: str, content: bool = False) -> Repository | None:
         repository = self.hub.repositories.get(name)
@@ -248,7 +270,8 @@ def hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, client: None
 ) -> Iterator[LoopbackHub]:
     """A hub to which everything in this process turns; nobody is logged in, and nothing waits between attempts."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import _http
 
     server = LoopbackHub()
     monkeypatch.setenv("HF_ENDPOINT", server.address)
@@ -256,6 +279,8 @@ def hub(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path_factory.mktemp("home") / "token"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", constants.HF_HUB_DISABLE_TELEMETRY)
-    monkeypatch.setattr(network, "WAITS", (0.0,) * len(network.WAITS))
+    monkeypatch.setattr(hub_module, "WAITS", (0.0,) * len(hub_module.WAITS))
+    for module in (file_download, _http):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: None, time=time.time))
     yield server
     server.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +136,8 @@ def test_a_limit_stops_the_transfer_and_not_the_file(hub: LoopbackHub, tmp_path:
     hub.repository("Salesforce/wikitext", WIKITEXT)
     assert len(TRAIN[0]) > 400_000 and 2 * len(TRAIN[0]) < 1_100_000
     record = download_dataset("wikitext-103", tmp_path, limit=limit)
-    assert hub.total_sent <= limit
+    # Beside the rows it reads the end of the file, once for its columns and once with them.
+    assert hub.total_sent <= limit + 2**18
     if limit == 1_100_000:
         # Everything comes within it.
         assert record["complete"] is True and all(file["whole"] for file in record["files"])
@@ -154,18 +157,18 @@ def test_a_limit_between_two_files_takes_the_first_whole_and_the_beginning_of_th
     limit = len(LINES) + len(LINES) // 2
     record = download_dataset("hub:o/d", tmp_path, limit=limit)
     # Beside the two files, the names of the columns.
-    assert limit - 2**17 < hub.total_sent <= limit
+    assert limit - 2**17 < hub.total_sent <= limit + 2**15
     found = files_below(tmp_path / "o--d")
     assert [file["file"] for file in record["files"]] == ["a.jsonl", "b.excerpt.jsonl"]
     assert found["a.jsonl"] == LINES
     assert LINES.startswith(found["b.excerpt.jsonl"]) and found["b.excerpt.jsonl"].endswith(b"\n")
-    assert len(LINES) // 2 - 2**16 < len(found["b.excerpt.jsonl"]) < len(LINES) // 2
+    assert len(LINES) // 2 - 100 < len(found["b.excerpt.jsonl"]) <= len(LINES) // 2
     assert record["column"] == "text"
 
 
 def test_a_limit_that_leaves_too_little_for_the_next_file_ends_before_it(hub: LoopbackHub, tmp_path: Path):
     hub.repository("Salesforce/wikitext", WIKITEXT)
-    record = download_dataset("wikitext-103", tmp_path, limit=len(TRAIN[0]) + 2**17)
+    record = download_dataset("wikitext-103", tmp_path, limit=len(TRAIN[0]) + 1000)
     assert [file["file"] for file in record["files"]] == ["wikitext-103-raw-v1/train-00000-of-00002.parquet"]
     assert record["complete"] is False and hub.total_sent <= len(TRAIN[0]) + 2**17
 
@@ -405,3 +408,14 @@ def test_a_corpus_is_built_of_the_data_and_not_of_the_record(hub: LoopbackHub, t
     download_dataset("hub:o/d", tmp_path)
     found = list(discover([str(tmp_path / "o--d")], max_file_bytes=10**6))
     assert [item.source for item in found if isinstance(item, FoundFile)] == ["train.txt", "x/test.txt"]
+
+
+def test_the_command_says_where_the_files_are_and_what_to_run_next(hub: LoopbackHub, tmp_path: Path):
+    hub.repository("o/d", {"a.jsonl": LINES})
+    command = [sys.executable, "-m", "sheepop", "data", "download", "hub:o/d", "--output", "out"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=hub.environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    following = "sheepop data build out/o--d --output corpora/o--d data.extract.column=text"
+    assert done.stdout.splitlines() == ["out/o--d", f"Next: {following}"]

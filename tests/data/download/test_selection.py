@@ -17,24 +17,24 @@ class Shelf:
     name = "https://hub.test"
 
     def __init__(self, main: Mapping[str, int], converted: Mapping[str, int] | None = None, card: Any = None) -> None:
-        self.branches = {None: main, CONVERTED: converted}
+        self.branches = {"main": main, CONVERTED: converted}
         self.card = card or {}
 
-    def contents(self, repository: str, revision: str | None = None) -> Contents | None:
+    def contents(self, repository: str, revision: str = "main") -> Contents | None:
         files = self.branches[revision]
         if files is None:
             return None
         listed = tuple(HubFile(path, size, None, None) for path, size in files.items())
-        return Contents(repository, "a" * 40 if revision is None else "b" * 40, listed, self.card)
+        return Contents(repository, "a" * 40 if revision == "main" else "b" * 40, listed, self.card)
 
 
 def chosen(shelf: Shelf, name: str) -> list[tuple[str, str]]:
-    selection = select(shelf, find(name))  # type: ignore[arg-type]
+    selection = select(shelf, find(name), {})  # type: ignore[arg-type]
     return [(item.split, item.file.path) for item in selection.files]
 
 
 def selected(shelf: Shelf, name: str) -> Selection:
-    return select(shelf, find(name))  # type: ignore[arg-type]
+    return select(shelf, find(name), {})  # type: ignore[arg-type]
 
 
 def test_an_entry_of_the_catalogue_takes_its_own_subset_only_and_training_files_first():

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sheepop.core.bounded_child import serve
+from sheepop.data.extract import archive
 from sheepop.data.extract.child import read_file
 from sheepop.data.extract.interface import Content, Context, Extracted, Refused
-from sheepop.data.extract.registry import FORMATS, Format
 
 _kept: list[bytes] = []
 
@@ -55,7 +55,7 @@ def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refu
             yield Extracted(str(os.getpid()))
 
 
-FORMATS["zip"] = Format(lambda: extract_zip, container=True)
+archive.extract_zip = extract_zip
 
 if __name__ == "__main__":
     serve(read_file)

@@ -224,8 +224,7 @@ def test_a_bomb_of_one_file_is_refused(extract):
 
 @pytest.fixture
 def little_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("archive", "dispatch"):
-        monkeypatch.setattr(f"sheepop.data.extract.{module}.LEAST_EXPANSION_BYTES", 8 * MIB)
+    monkeypatch.setattr("sheepop.data.extract.spool.LEAST_EXPANSION_BYTES", 8 * MIB)
 
 
 @pytest.mark.usefixtures("little_is_allowed")

@@ -19,6 +19,7 @@ from pyarrow import feather, parquet
 
 from sheepop.data.extract import columns
 from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.detection import detect
 from sheepop.data.extract.dispatch import Dispatcher
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 
@@ -241,7 +242,7 @@ def test_an_encrypted_file_is_said_to_be_encrypted(tmp_path: Path) -> None:
         connection.execute("PRAGMA add_parquet_key('key', '0123456789112345')")
         connection.execute(f"COPY (SELECT 'words' AS text) TO '{path}' (ENCRYPTION_CONFIG {{footer_key: 'key'}})")
     with pytest.raises(ExtractionError, match="encrypted"):
-        read(path)
+        detect(Content(path.name, path=path))
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -253,13 +254,6 @@ def test_a_file_that_is_cut_off_or_something_else_is_damaged(name: str, tmp_path
         path.write_bytes(wrong)
         with pytest.raises(ExtractionError, match=r"damaged|empty"):
             read(path)
-
-
-def test_the_first_version_of_feather_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "a.feather"
-    path.write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-    with pytest.raises(ExtractionError, match="unsupported: it is a Feather version 1 file"):
-        read(path)
 
 
 def test_damage_after_good_rows_gives_those_rows_first(tmp_path: Path) -> None:

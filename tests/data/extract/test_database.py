@@ -341,18 +341,18 @@ def test_a_query_on_duckdb_is_answered_without_another_driver(duck: Path) -> Non
         ("row 1", "note number 0"),
         ("row 2", "note number 1"),
     ]
-    with pytest.raises(ExtractionError, match=r"missing: .*nope"):
+    with pytest.raises(ExtractionError, match=r"unreadable: .*nope"):
         asked(f"duckdb:///{duck}", "SELECT * FROM nope")
-    with pytest.raises(ExtractionError, match=r"invalid: .*disabled"):
+    with pytest.raises(ExtractionError, match=r"unreadable: .*disabled"):
         asked(f"duckdb:///{duck}", "SELECT * FROM read_csv('/etc/passwd')")
 
 
 @pytest.mark.parametrize(
     ("url", "query", "reason", "words"),
     [
-        ("sqlite:///{}", "SELECT * FROM nope", "missing", "no such table: nope"),
-        ("sqlite:///{}", "SELECT nope FROM t", "missing", "no such column: nope"),
-        ("sqlite:///{}", "SELECT 1 +", "invalid", "incomplete input"),
+        ("sqlite:///{}", "SELECT * FROM nope", "unreadable", "no such table: nope"),
+        ("sqlite:///{}", "SELECT nope FROM t", "unreadable", "no such column: nope"),
+        ("sqlite:///{}", "SELECT 1 +", "unreadable", "incomplete input"),
         ("sqlite:///{}", "DROP TABLE t", "invalid", "it begins with DROP"),
         ("sqlite:///{}x", "SELECT 1", "missing", "there is no database file"),
         ("sqlite:///{}?mode=rwc", "SELECT 1", "invalid", "give the path of the file alone"),
@@ -363,7 +363,7 @@ def test_a_query_on_duckdb_is_answered_without_another_driver(duck: Path) -> Non
         ("postgresql://u:hunter2@/x@h/d", "SELECT 1", "invalid", "write %40 for @"),
         ("postgresql://u:hunter2@127.0.0.1:1/d", "SELECT 1", "unreadable", "the database cannot be opened"),
         ("postgresql://u:hunter2@127.0.0.1:1/d?sslmode=sometimes", "SELECT 1", "invalid", "sslmode=sometimes"),
-        ("postgresql://u:hunter2@127.0.0.1:1/d?colour=red", "SELECT 1", "invalid", "colour"),
+        ("postgresql://u:hunter2@127.0.0.1:1/d?colour=red", "SELECT 1", "unreadable", "colour"),
     ],
 )
 def test_what_cannot_be_honoured_is_named_without_the_password(

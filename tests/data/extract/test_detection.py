@@ -171,6 +171,16 @@ def test_binary_formats_are_known_by_content_whatever_the_name_says(made: dict[s
             assert of(data, file_name).name == name, (what, file_name)
 
 
+def test_an_arc_file_is_a_web_archive_packed_or_not():
+    # The example of the format's description, https://archive.org/web/researcher/ArcFileFormat.php
+    head = (
+        b"filedesc://IA-001102.arc 0 19960923142103 text/plain 200 - - 0 IA-001102.arc 122\n2 0 Alexa Internet\n"
+        b"URL IP-address Archive-date Content-type Result-code Checksum Location Offset Filename Archive-length\n"
+    )
+    assert of(head, "IA-001102.arc") == of(gzip.compress(head), "IA-001102.arc.gz") == FileType("warc")
+    assert of(b"filedesc:// begins an ARC file\n", "a.txt") == FileType("text")
+
+
 def test_files_of_the_system_s_programs_are_known(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(PROSE)
     for command, result in (
@@ -259,6 +269,7 @@ def test_a_text_about_pdf_is_no_pdf_but_a_pdf_behind_other_bytes_is_one():
         (b"wOF2\x00\x01\x00\x00" + bytes(30), "binary", "font"),
         (b"\x93NUMPY\x01\x00", "binary", "NumPy"),
         (b"PARE" + bytes(30), "encrypted", "Parquet"),
+        (b"FEA1" + bytes(100) + b"FEA1", "unsupported", "Feather version 1"),
         (b"RIFF\x10\x00\x00\x00WAVEfmt ", "binary", "audio"),
         (b"", "empty", "0 bytes"),
     ],

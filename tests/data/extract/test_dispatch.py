@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sheepop.core.errors import StorageError
+from sheepop.data.extract import pdf
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType
 from sheepop.data.extract.dispatch import Dispatcher
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
-from sheepop.data.extract.registry import FORMATS, Format
+from sheepop.data.extract.registry import FORMATS
 
 Run = Callable[..., list[Extracted | Refused]]
 
@@ -24,7 +26,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     def dispatch(
         read: Callable[[Content, Context], Any], data: bytes = b"x", *, extra: str = "data", **settings: object
     ) -> list[Extracted | Refused]:
-        monkeypatch.setitem(FORMATS, "pdf", Format(lambda: read, extra))
+        monkeypatch.setattr(pdf, "extract_pdf", read)
+        monkeypatch.setitem(FORMATS, "pdf", replace(FORMATS["pdf"], extra=extra))
         dispatcher = Dispatcher(ExtractConfig.model_validate(settings), tmp_path)
         return list(dispatcher.documents(Content("a.pdf", data=data), FileType("pdf")))
 

@@ -16,6 +16,7 @@ import pytest
 
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.detection import FileType
 from sheepop.data.extract.extraction import LIMITS, Extraction
 from sheepop.data.extract.interface import Content, Extracted, Refused
 
@@ -155,9 +156,9 @@ def test_a_file_that_goes_away_before_the_child_opens_it_is_unreadable(extractio
     reader = extraction()
     bounded = reader._bounded
 
-    def vanish_and_read(content, file_type):
+    def vanish_and_read(*arguments):
         path.unlink()
-        return bounded(content, file_type)
+        return bounded(*arguments)
 
     monkeypatch.setattr(reader, "_bounded", vanish_and_read)
     assert [item.reason for item in reader.documents(path, "a.txt.gz")] == ["unreadable", "changed"]
@@ -277,7 +278,7 @@ def test_content_that_is_no_file_is_read_in_the_child_too(extraction: Make, tmp_
         connection.execute("create table t (text text)")
         connection.execute("insert into t values ('Dolly was a sheep.')")
     connection.close()
-    items = list(extraction()._member(Content("a.sqlite", data=path.read_bytes())))
+    items = list(extraction()._read(Content("a.sqlite", data=path.read_bytes()), FileType("sqlite")))
     assert "Dolly was a sheep." in "".join(item.text for item in items if isinstance(item, Extracted))
 
 

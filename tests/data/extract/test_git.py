@@ -3,17 +3,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.data.extract import git as extract_git
+from sheepop.data.discovery import Skipped
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
-from sheepop.data.extract.git import parse_spec
-from sheepop.data.extract.git_blobs import BlobReader
+from sheepop.data.extract.git import parse_spec, repository_entries
+from sheepop.data.extract.git_program import BlobReader
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.pipeline.inventory import Entry
 
@@ -23,8 +22,17 @@ MIT = (
 )
 
 
-MANY_BYTES = 2**40
-list_repository = partial(extract_git.list_repository, max_file_bytes=MANY_BYTES)
+def listed(spec: str, **settings: object) -> list[Entry | Skipped]:
+    return list(repository_entries(spec, **{"max_file_bytes": 2**40, **settings}))
+
+
+def kept(spec: str) -> dict[str, Entry]:
+    """The files to read, by their path in the repository."""
+    return {each.source.partition("/")[2]: each for each in listed(spec) if isinstance(each, Entry)}
+
+
+def fact(spec: str, name: str) -> str:
+    return next(dict(entry.facts).get(name, "") for entry in kept(spec).values())
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -57,26 +65,27 @@ def read() -> Iterator[Callable[[str], dict[str, list[Extracted | Refused]]]]:
     with Extraction(ExtractConfig()) as extraction:
 
         def run(spec: str) -> dict[str, list[Extracted | Refused]]:
-            found = list_repository(spec)
-            return {file.name: list(extraction.blob(found.path, file.blob, file.name)) for file in found.files}
+            return {
+                name: list(extraction.blob(Path(file.path), file.revision, name)) for name, file in kept(spec).items()
+            }
 
         yield run
 
 
 def skipped(spec: str, **settings: object) -> dict[str, str]:
-    found = list_repository(spec, **settings)
-    return {each.source + ("/" if each.is_directory else ""): each.reason for each in found.skipped}
+    left_out = [each for each in listed(spec, **settings) if isinstance(each, Skipped)]
+    return {each.as_record()["file"].partition("/")[2]: each.reason for each in left_out}
 
 
 def test_tracked_files_are_listed_in_the_order_of_their_paths_with_what_git_knows_of_them(repository: Path):
     head = commit(repository, {"b.py": "x = 1\n", "a/z.md": "# Z\n", "a.txt": "text\n", "é/ü.txt": "text\n"})
     (repository / "untracked.txt").write_text("no\n")
     (repository / "a.txt").write_text("changed since\n")
-    found = list_repository(f"git+{repository}")
-    assert found.commit == head
-    assert [file.name for file in found.files] == ["a.txt", "a/z.md", "b.py", "é/ü.txt"]
-    assert [file.size for file in found.files] == [5, 4, 6, 5]
-    assert found.files[0].blob == git(repository, "rev-parse", "HEAD:a.txt")
+    found = kept(f"git+{repository}")
+    assert fact(f"git+{repository}", "revision") == head
+    assert {name: file.size for name, file in found.items()} == {"a.txt": 5, "a/z.md": 4, "b.py": 6, "é/ü.txt": 5}
+    assert list(found) == ["a.txt", "a/z.md", "b.py", "é/ü.txt"]
+    assert found["a.txt"].revision == git(repository, "rev-parse", "HEAD:a.txt")
 
 
 def test_the_files_of_a_revision_are_read_as_they_were_then(repository: Path, read):
@@ -87,7 +96,7 @@ def test_the_files_of_a_revision_are_read_as_they_were_then(repository: Path, re
         ((document,),) = read(f"git+{repository}@{revision}").values()
         assert document == Extracted("first = 1\n", "code", "python", metadata={"encoding": "utf_8"}), revision
     assert sorted(read(f"git+{repository}")) == ["a.py", "b.txt"]
-    assert list_repository(f"git+{repository}@v1").commit == first
+    assert fact(f"git+{repository}@v1", "revision") == first
 
 
 def test_a_bare_repository_and_one_with_an_at_sign_in_its_path_are_read(repository: Path, tmp_path: Path, read):
@@ -100,7 +109,7 @@ def test_a_bare_repository_and_one_with_an_at_sign_in_its_path_are_read(reposito
 
 def test_entries_carry_the_revision_and_the_licence(repository: Path):
     head = commit(repository, {"a.txt": "text\n", "LICENSE": MIT})
-    entries = list(extract_git.repository_entries(f"git+{repository}", max_file_bytes=MANY_BYTES))
+    entries = listed(f"git+{repository}")
     facts = (("revision", head), ("license", "MIT"), ("license_file", "LICENSE"))
     assert entries[1] == Entry(
         "git",
@@ -127,8 +136,8 @@ def test_entries_carry_the_revision_and_the_licence(repository: Path):
 )
 def test_the_licence_is_found_at_the_top(repository: Path, files: Mapping[str, str], license_name: str, names: str):
     commit(repository, files)
-    found = list_repository(f"git+{repository}")
-    assert (found.license, found.license_file) == (license_name, names)
+    spec = f"git+{repository}"
+    assert (fact(spec, "license"), fact(spec, "license_file")) == (license_name, names)
 
 
 def test_what_nobody_wrote_there_is_left_out_with_its_reason(repository: Path, read):
@@ -185,9 +194,8 @@ def test_git_attributes_count_as_git_reads_them_at_that_revision(repository: Pat
     names = {"a.gen.py": "generated", "lib/deep/b.py": "vendored", "sub/data.py": "generated"}
     found = skipped(f"git+{repository}@HEAD~1")
     assert {name: reason for name, reason in found.items() if not name.endswith(".gitattributes")} == names
-    kept = [file.name for file in list_repository(f"git+{repository}@HEAD~1").files]
-    assert kept == ["data.py", "kept.gen.py", "sub/c.gen.py"]
-    assert "a.gen.py" in [file.name for file in list_repository(f"git+{repository}").files]
+    assert list(kept(f"git+{repository}@HEAD~1")) == ["data.py", "kept.gen.py", "sub/c.gen.py"]
+    assert "a.gen.py" in kept(f"git+{repository}")
 
 
 def test_links_and_submodules_are_refused(repository: Path, tmp_path: Path):
@@ -240,12 +248,12 @@ def test_large_and_binary_blobs_are_read_by_their_type(repository: Path, read):
 def test_what_is_no_repository_or_revision_is_one_clear_error(repository: Path, spec: str, message: str):
     commit(repository, {"a.txt": "text\n", "sub/b.txt": "text\n"})
     with pytest.raises(DataError, match=message):
-        list_repository(spec.format(repository))
+        listed(spec.format(repository))
 
 
 def test_a_repository_without_a_commit_has_no_revision(repository: Path):
     with pytest.raises(DataError, match="has no revision HEAD"):
-        list_repository(f"git+{repository}")
+        listed(f"git+{repository}")
 
 
 def test_nothing_that_the_repository_configures_is_executed_or_written(repository: Path, tmp_path: Path, read):
@@ -292,13 +300,15 @@ def test_a_repository_that_belongs_to_somebody_else_is_read(repository: Path, re
 
 def test_a_blob_that_is_gone_or_damaged_is_refused_and_the_next_is_read(repository: Path):
     commit(repository, {"a.txt": "one\n", "b.txt": "two\n", "c.txt": "three\n"})
-    found = list_repository(f"git+{repository}")
-    objects = {file.name: repository / ".git/objects" / file.blob[:2] / file.blob[2:] for file in found.files}
+    found = kept(f"git+{repository}")
+    objects = {
+        name: repository / ".git/objects" / file.revision[:2] / file.revision[2:] for name, file in found.items()
+    }
     objects["a.txt"].unlink()
     objects["b.txt"].chmod(0o644)
     objects["b.txt"].write_bytes(b"garbage")
     with Extraction(ExtractConfig()) as extraction:
-        items = [list(extraction.blob(found.path, file.blob, file.name)) for file in found.files]
+        items = [list(extraction.blob(repository, file.revision, name)) for name, file in found.items()]
     assert [type(item[0]) for item in items] == [Refused, Refused, Extracted]
     assert items[0][0].reason == "missing"
     assert items[1][0].reason in {"missing", "damaged"}, "git says the same of both"
@@ -307,12 +317,12 @@ def test_a_blob_that_is_gone_or_damaged_is_refused_and_the_next_is_read(reposito
 
 def test_a_git_that_says_nothing_is_not_waited_for(repository: Path, tmp_path: Path):
     commit(repository, {"a.txt": "one\n"})
-    (file,) = list_repository(f"git+{repository}").files
-    path = repository / ".git/objects" / file.blob[:2] / file.blob[2:]
+    blob = kept(f"git+{repository}")["a.txt"].revision
+    path = repository / ".git/objects" / blob[:2] / blob[2:]
     path.unlink()
     os.mkfifo(path)
     reader = BlobReader(repository, seconds=0.5)
-    with pytest.raises(ExtractionError) as caught, reader.content(file.blob, "a.txt", tmp_path):
+    with pytest.raises(ExtractionError) as caught, reader.content(blob, "a.txt", tmp_path):
         pass
     assert caught.value.reason in {"timeout", "damaged", "missing"}
     reader.close()
@@ -321,4 +331,4 @@ def test_a_git_that_says_nothing_is_not_waited_for(repository: Path, tmp_path: P
 def test_without_git_the_error_says_what_is_missing(repository: Path, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(DataError, match="needs the program git"):
-        list_repository(f"git+{repository}")
+        listed(f"git+{repository}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sheepop.data.extract.licenses import guess_license
+from sheepop.data.extract.git import guess_license
 
 SYSTEM = Path("/usr/share/common-licenses")
 

@@ -184,10 +184,10 @@ def test_values_of_every_type_are_written_the_same_whatever_the_zone_of_the_serv
 @pytest.mark.parametrize(
     ("query", "reason", "words"),
     [
-        ("SELECT * FROM nope", "missing", 'relation "nope" does not exist'),
-        ("SELECT nope FROM books", "missing", 'column "nope" does not exist'),
-        ("SELECT 1 +", "invalid", "syntax error"),
-        ("SELECT 1 / (id - 2) FROM books", "invalid", "division by zero"),
+        ("SELECT * FROM nope", "unreadable", 'relation "nope" does not exist'),
+        ("SELECT nope FROM books", "unreadable", 'column "nope" does not exist'),
+        ("SELECT 1 +", "unreadable", "syntax error"),
+        ("SELECT 1 / (id - 2) FROM books", "unreadable", "division by zero"),
         ("DELETE FROM books", "invalid", "it begins with DELETE"),
         ("WITH gone AS (DELETE FROM books RETURNING *) SELECT * FROM gone", "invalid", "it contains DELETE"),
     ],
@@ -222,7 +222,7 @@ def test_a_wrong_password_is_not_repeated(server: Server) -> None:
 )
 def test_the_server_itself_refuses_what_writes(server: Server, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sheepop.data.extract.query.require_reading", lambda query, dialect: None)
-    with pytest.raises(ExtractionError, match="invalid: the query failed"):
+    with pytest.raises(ExtractionError, match="unreadable: the query failed"):
         found(server, query)
     assert server.execute("SELECT count(*), (SELECT last_value FROM counter) FROM books") == [[3, 1]]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import DataError, SheepOpError, TokenizerError
-from sheepop.data.pipeline.engine import Engine, LocalEngine, OnDone, PipelineStep, run_pass
-from sheepop.data.pipeline.writer import PartWork
+from sheepop.core.errors import DataError, TokenizerError
+from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 
 SIZES = (0.5, 1.25, 2.0, 4.0, 8.0, 16.0)
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -51,8 +50,7 @@ class Squares:
 
     def run(self, engine: Engine) -> Counting:
         console = Counting()
-        steps: list[PipelineStep] = [PartWork("square", self.directory, self._work)]
-        run_pass(engine, self.directory, steps, SIZES, console, "Squaring")
+        run_pass(engine, self.directory, self._work, SIZES, console, "Squaring")
         return console
 
     def order(self, rank: int, what: str) -> None:
@@ -102,14 +100,11 @@ class TestWhatIsDoneAlready:
         assert squares.squares() == {0: 0, 1: 1, 2: 4, 3: 9, 4: 16, 5: 25}
         assert not list(squares.directory.glob(".*"))
 
-    def test_the_parts_count_and_not_the_marks_of_completion(self, squares: Squares, workers: int) -> None:
+    def test_a_part_that_was_moved_aside_comes_back(self, squares: Squares, workers: int) -> None:
         squares.run(LocalEngine(0))
         squares.called()
-        marks = squares.directory / "log/completions"
-        (marks / "00001").unlink()
         squares.file(4).parent.rename(squares.directory / ".00004.replaced-abc123")
         squares.file(3).parent.rename(squares.directory.parent / "gone")
-        assert (marks / "00003").is_file()
         squares.run(LocalEngine(workers))
         # Part 4 had been moved aside by a writer that was killed before it put a new one there.
         assert squares.called() == [3]
@@ -167,57 +162,3 @@ def test_progress_adds_up_to_the_sizes_of_the_parts(squares: Squares, workers: i
     assert (second.total, second.advances) == (sum(SIZES), [sum(SIZES) - SIZES[4], SIZES[4]])
     third = squares.run(LocalEngine(workers))
     assert (third.total, third.advances) == (sum(SIZES), [sum(SIZES)])
-
-
-class Remote(Engine):
-    """An engine that, like one on other machines, sees no error of a task; those in `lost` never run."""
-
-    num_workers = 1
-
-    def __init__(self, lost: tuple[int, ...] = ()) -> None:
-        self.lost = lost
-
-    def execute(self, steps: list[PipelineStep], tasks: int, log: Path, on_done: OnDone, useful: int) -> None:
-        for rank in range(tasks):
-            if rank in self.lost or (log / f"completions/{rank:05d}").is_file():
-                continue
-            try:
-                list(steps[0].run(None, rank, tasks))  # type: ignore[arg-type]
-                on_done(rank)
-            except (SheepOpError, LookupError):
-                continue
-
-    def release(self) -> None:
-        pass
-
-
-class TestAnErrorOnAnotherMachine:
-    def test_an_error_of_ours_comes_back_as_what_it_was(self, squares: Squares) -> None:
-        squares.order(2, "refuse")
-        with pytest.raises(TokenizerError) as error:
-            squares.run(Remote())
-        assert error.value.args == ("part 2 cannot be had. Take another.",)
-        assert sorted(squares.squares()) == [0, 1, 3, 4, 5]
-
-    def test_any_other_error_comes_back_with_where_it_happened(self, squares: Squares) -> None:
-        squares.order(4, "fail")
-        with pytest.raises(RuntimeError, match=r"(?s)pass_work\.py.*LookupError: part 4 is broken"):
-            squares.run(Remote())
-
-    def test_a_lost_machine_is_named_as_the_likely_cause(self, squares: Squares) -> None:
-        with pytest.raises(
-            SheepOpError, match="2 of the build's tasks did not finish, most likely because the machines"
-        ):
-            squares.run(Remote(lost=(1, 5)))
-        assert squares.called() == [0, 2, 3, 4]
-        squares.run(Remote())
-        assert squares.called() == [1, 5]
-        assert len(squares.squares()) == 6
-
-    def test_an_error_of_an_earlier_run_is_not_told_again(self, squares: Squares) -> None:
-        squares.order(1, "refuse")
-        with pytest.raises(TokenizerError):
-            squares.run(Remote())
-        squares.order(1, "")
-        with pytest.raises(SheepOpError, match="1 of the build's tasks did not finish"):
-            squares.run(Remote(lost=(1,)))

@@ -12,8 +12,8 @@ from sheepop.data.pipeline.inventory import Entry, read_plan, write_plan
 MB = 2**20
 
 
-def files(*sizes: int) -> list[Entry]:
-    return [Entry("file", f"/in/{n}", f"{n}", size, modified_ns=n) for n, size in enumerate(sizes)]
+def files(*sizes: int, suffix: str = "") -> list[Entry]:
+    return [Entry("file", f"/in/{n}", f"{n}{suffix}", size, modified_ns=n) for n, size in enumerate(sizes)]
 
 
 def sizes_of_parts(directory: Path, entries: list[Entry]) -> list[list[int]]:
@@ -21,14 +21,21 @@ def sizes_of_parts(directory: Path, entries: list[Entry]) -> list[list[int]]:
     return [[entry.size for entry in plan.entries(number)] for number in range(len(plan.parts))]
 
 
-def test_parts_hold_consecutive_files_of_about_two_mebibytes_when_there_is_little(tmp_path: Path) -> None:
+def test_parts_of_little_text_hold_consecutive_files_of_about_two_megabytes(tmp_path: Path) -> None:
     sizes = [MB, MB // 2, MB, 3 * MB, 100]
     assert sizes_of_parts(tmp_path, files(*sizes)) == [[MB, MB // 2], [MB], [3 * MB], [100]]
 
 
-def test_parts_grow_with_the_input_to_256_of_them_and_no_further_than_256_mebibytes(tmp_path: Path) -> None:
+def test_parts_are_smaller_where_files_take_longer(tmp_path: Path) -> None:
+    # A process reads 2.5 MB of text a second, 1 MB of PDF and 0.05 MB of pictures, and a part is 0.8 seconds.
+    assert {len(part) for part in sizes_of_parts(tmp_path, files(*[99_000] * 40))} == {20}
+    assert {len(part) for part in sizes_of_parts(tmp_path, files(*[99_000] * 40, suffix=".pdf"))} == {8}
+    assert {len(part) for part in sizes_of_parts(tmp_path, files(*[99_000] * 40, suffix=".PNG"))} == {1}
+
+
+def test_parts_grow_with_the_input_to_256_of_them_and_no_further_than_100_seconds(tmp_path: Path) -> None:
     assert len(sizes_of_parts(tmp_path, files(*[MB] * 2560))) == 256
-    parts = sizes_of_parts(tmp_path, files(*[2**30] * 3, *[2**27] * 2000))
+    parts = sizes_of_parts(tmp_path, files(*[2**30] * 3, *[120_000_000] * 2000))
     assert parts[:3] == [[2**30]] * 3
     assert {len(part) for part in parts[3:]} == {2}
 

@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from sheepop.core.console import Console
+from sheepop.core.errors import TokenizerError
+from sheepop.data.pipeline.engine import RayEngine, run_pass
+
 from ...two_nodes import NODE, two_nodes
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +46,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "b.txt").write_text(first.replace("Sheep", "Goat", 1) if number % 2 else first)
         for line, sentence in enumerate(sentences[:20]):
             (place / f"c{line}.txt").write_text(sentence)
-        (place / "d.txt").write_text(" " * (2**21 - 2**16 - sum(file.stat().st_size for file in place.iterdir())))
+        (place / "d.txt").write_text(" " * (1_900_000 - sum(file.stat().st_size for file in place.iterdir())))
     (folder / "broken.txt").write_bytes(b"\0 and no text")
     return folder
 
@@ -104,7 +108,7 @@ class Build:
 
 
 def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
-    cluster: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path
+    cluster: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = cluster.address
     run_to_end(command(text, tmp_path / "corpus", "--engine", "ray"), RAY_ADDRESS=address)
@@ -129,3 +133,23 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     run_to_end(arguments, RAY_ADDRESS=address)
     assert content(output) == on_one_machine
     assert not list(tmp_path.glob(".*")), "the workplaces are gone"
+
+    # An error of a task is told as what it was, and what else is done stays.
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    import pass_work  # type: ignore[import-not-found]
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(pass_work)  # which nodes do not have
+    control, squares = tmp_path / "control", tmp_path / "squares"
+    control.mkdir()
+    for what, kind, message in (
+        ("refuse", TokenizerError, "^part 1 cannot be had"),
+        ("fail", RuntimeError, "is broken"),
+    ):
+        (control / "order-1").write_text(what)
+        with pytest.raises(kind, match=message):
+            run_pass(RayEngine(1), squares, pass_work.Noted(control), [1.0] * 3, Console.silent(), "Squaring")
+    (control / "order-1").unlink()
+    run_pass(RayEngine(), squares, pass_work.Noted(control), [1.0] * 3, Console.silent(), "Squaring")
+    assert [(squares / f"{rank:05d}" / "square").read_text() for rank in range(3)] == ["0", "1", "4"]

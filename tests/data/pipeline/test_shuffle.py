@@ -11,10 +11,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sheepop.core.files import read_json
-from sheepop.data.documents import Document, DocumentWriter, read_stored
+from sheepop.data.documents import Document, read_stored
 from sheepop.data.mixing import MixedSource, Mixture
 from sheepop.data.pipeline.assignment import Assignment, decide_assignment
-from sheepop.data.pipeline.parts import PREFIX, FinishedPart, PartArrays, part_path
+from sheepop.data.pipeline.parts import FinishedPart, part_path, write_part
 from sheepop.data.pipeline.removals import PartRemoval, kept_masks, write_removals
 from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX, Gather, Scatter
 
@@ -25,13 +25,7 @@ def write_parts(directory: Path, texts: list[list[str]], mixture: Mixture | None
     for number, part_texts in enumerate(texts):
         path = part_path(directory, number)
         path.mkdir(parents=True)
-        arrays = PartArrays(path)
-        with DocumentWriter(path, PREFIX) as writer:
-            for index, text in enumerate(part_texts):
-                document = Document.of(text, f"{number}/{index}.txt", 0)
-                writer.write(document.stored())
-                arrays.add(document, mixture.number(document.source))
-        arrays.close()
+        write_part(path, (Document.of(text, f"{number}/{n}.txt", 0) for n, text in enumerate(part_texts)), mixture)
         parts.append(FinishedPart(path))
     return parts
 

@@ -8,11 +8,23 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sheepop.core.config import Config
-from sheepop.data.clean.language_codes import LANGUAGE_CODES, UNDETERMINED
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 
 Preset = Literal["gentle", "web", "none"]
+
+# The languages that can be told apart: those of fastText's model lid.176
+# (https://fasttext.cc/docs/en/language-identification.html).
+_LANGUAGES = (
+    "af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de "
+    "diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo "
+    "io is it ja jbo jv ka kk km kn ko krc ku kv kw ky la lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms "
+    "mt mwl my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn "
+    "sco sd sh si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal xmf "
+    "yi yo yue zh"
+)
+UNDETERMINED = "und"
+LANGUAGE_CODES = frozenset(_LANGUAGES.split())
 
 
 class FormattingConfig(Config):
@@ -77,17 +89,12 @@ class SecretsConfig(Config):
 
 
 class ToxicityConfig(Config):
-    """When a document is removed as toxic: by the words and phrases of a list, or by a classifier."""
+    """When a document is removed as toxic, by the words and phrases of a list."""
 
     threshold: float = Field(default=40.0, gt=0)
     """A document is removed when the weights of its listed words, per 1,000 words, add up to more than this."""
     min_hits: int = Field(default=4, ge=1)
     """It must also contain at least this many of them."""
-    classifier: str | None = None
-    """The file of a classifier trained on your own examples (`sheepop.data.clean.classifier.train_classifier`), which
-    decides instead of the list; `null` is none."""
-    classifier_threshold: float = Field(default=0.9, gt=0, lt=1)
-    """A document is removed when the classifier's probability is above this."""
 
 
 class DecontaminationConfig(Config):
@@ -133,7 +140,7 @@ class CleanConfig(Config):
     quality: QualityConfig = QualityConfig()
     """The stage that removes documents too bad to learn from."""
     toxicity: ToxicityConfig = ToxicityConfig()
-    """The stage that removes toxic prose and chat, by a list of words or a classifier."""
+    """The stage that removes toxic prose and chat, by a list of words."""
     pii: PiiConfig = PiiConfig()
     """The stage that replaces personal identifiers with placeholders."""
     secrets: SecretsConfig = SecretsConfig()
@@ -172,6 +179,5 @@ class CleanConfig(Config):
     def named_paths(self) -> tuple[str, ...]:
         """The files and corpora that the stages of this config read beside the documents."""
         sets = self.decontamination.paths if "decontamination" in self.stages else ()
-        classifier = self.toxicity.classifier if "toxicity" in self.stages else None
         against = self.near_duplicates.against if "near_duplicates" in self.stages else ()
-        return (*sets, *([] if classifier is None else [classifier]), *against)
+        return (*sets, *against)

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 from datatrove.data import Document
+from numpy.typing import NDArray
 
+from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
-from sheepop.data.clean.evaluation_sets import EvaluationSets, Match, load_evaluation_sets, spelled_words
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
+from sheepop.data.duplicates.characters import ALONE, BETWEEN, WORD, character_table
+from sheepop.data.duplicates.shingles import LONGEST_WORD, shingles_of_words, word_hashes
 
+# One rule for documents of every kind, for an evaluation set does not say what its texts are.
+_RULE = "prose"
+_LONGEST_LINE = 2**26
+_MOST_FILTER_BITS = 24
 _SHOWN_CHARACTERS = 200
+Hashes = NDArray[np.uint64]
 
 
 class Decontamination(FilterStage):
@@ -45,3 +61,199 @@ def _described(match: Match) -> str:
     words = spelled_words(match.text.text)[match.word : match.word + match.words]
     shown = " ".join(words)[:_SHOWN_CHARACTERS]
     return f"{match.words} words of {match.text.path}, line {match.text.line}: {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationText:
+    """A text of an evaluation set, and the file and line in which it stands."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFile:
+    """What was read from one file: texts that are looked for, and texts that are too short to be."""
+
+    path: str
+    sha256: str
+    texts: int
+    too_short: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An n-gram of an evaluation text that a document holds: where in the text it begins, and its length in words."""
+
+    text: EvaluationText
+    word: int
+    words: int
+    hash: int
+
+
+class EvaluationSets:
+    """The n-grams of all texts of the configured files.
+
+    Words are runs of letters, digits and marks in lower case, so that case, punctuation and white space make no
+    difference (after Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C); characters of scripts
+    without spaces count as words. N-grams are compared by 64-bit hashes.
+    """
+
+    def __init__(self, config: DecontaminationConfig) -> None:
+        self.files: list[EvaluationFile] = []
+        self._texts: list[EvaluationText] = []
+        grams: dict[int, list[tuple[Hashes, int]]] = {}
+        for path in config.paths:
+            self._read(path, config, grams)
+        self._grams = {words: _Grams(entries) for words, entries in sorted(grams.items())}
+
+    def _read(self, path: str, config: DecontaminationConfig, grams: dict[int, list[tuple[Hashes, int]]]) -> None:
+        texts = too_short = 0
+        digest = hashlib.sha256()
+        for text in _texts(path, config.fields, digest):
+            hashes = hashed_words(text.text)
+            words = min(config.ngram, hashes.size)
+            if words < min(config.min_words, config.ngram):
+                too_short += 1
+                continue
+            texts += 1
+            grams.setdefault(words, []).append((shingles_of_words(hashes, _RULE, words), len(self._texts)))
+            self._texts.append(text)
+        self.files.append(EvaluationFile(path, digest.hexdigest(), texts, too_short))
+
+    def matches(self, text: str) -> Iterator[Match]:
+        """The different n-grams that `text` shares with evaluation texts, shorter ones first, else in its order."""
+        if not self._grams:
+            return
+        hashes = hashed_words(text)
+        for words, grams in self._grams.items():
+            if hashes.size >= words:
+                for gram, entry in grams.among(shingles_of_words(hashes, _RULE, words)):
+                    number, word = grams.place(entry)
+                    yield Match(self._texts[number], word, words, gram)
+
+
+class _Grams:
+    """The n-grams of one length: their hashes, sorted, with the text and word where each first stands."""
+
+    def __init__(self, entries: list[tuple[Hashes, int]]) -> None:
+        hashes = np.concatenate([gram_hashes for gram_hashes, _ in entries])
+        numbers = np.concatenate([np.full(found.size, number, np.int32) for found, number in entries])
+        words = np.concatenate([np.arange(found.size, dtype=np.int32) for found, _ in entries])
+        self._hashes, first = np.unique(hashes, return_index=True)
+        self._numbers, self._words = numbers[first], words[first]
+        # Few n-grams of a corpus pass this table, which is far quicker to ask than the sorted hashes.
+        bits = min(_MOST_FILTER_BITS, self._hashes.size.bit_length() + 5)
+        self._shift = np.uint64(64 - bits)
+        self._filter = np.zeros(2**bits, dtype=bool)
+        self._filter[self._hashes >> self._shift] = True
+
+    def among(self, hashes: Hashes) -> list[tuple[int, int]]:
+        """Those of `hashes` that are here, each once in order, and their entries."""
+        candidates = hashes[self._filter[hashes >> self._shift]]
+        entries = np.searchsorted(self._hashes, candidates)
+        entries[entries == self._hashes.size] = 0
+        found = self._hashes[entries] == candidates
+        return list(dict(zip(candidates[found].tolist(), entries[found].tolist(), strict=True)).items())
+
+    def place(self, entry: int) -> tuple[int, int]:
+        """The number of the text in which the n-gram of an entry first stands, and with which word it begins."""
+        return int(self._numbers[entry]), int(self._words[entry])
+
+
+def hashed_words(text: str) -> Hashes:
+    """A hash for each word."""
+    return word_hashes(text if text.isascii() else unicodedata.normalize("NFC", text), _RULE)
+
+
+def spelled_words(text: str) -> list[str]:
+    """The words that `hashed_words` hashes."""
+    table = character_table("words")
+    words: list[list[str]] = []
+    before = BETWEEN
+    for char in unicodedata.normalize("NFC", text):
+        code = min(ord(char), table.roles.size - 1)
+        role = table.roles[code]
+        if role == WORD and before == WORD and len(words[-1]) < LONGEST_WORD:
+            words[-1].append(chr(table.values[code]))
+        elif role in (WORD, ALONE):
+            words.append([char if code == table.roles.size - 1 else chr(table.values[code])])
+        before = role
+    return ["".join(word) for word in words]
+
+
+def load_evaluation_sets(config: DecontaminationConfig) -> EvaluationSets:
+    """The evaluation sets, read once in each process; again when a file changed. Raises `DataError`."""
+    return _load(config.model_dump_json(), tuple(_signature(path) for path in config.paths))
+
+
+@lru_cache(maxsize=2)
+def _load(config: str, signatures: tuple[tuple[int, int], ...]) -> EvaluationSets:
+    return EvaluationSets(DecontaminationConfig.model_validate_json(config))
+
+
+def _signature(path: str) -> tuple[int, int]:
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise DataError(f"The evaluation set {path} cannot be read: {(error.strerror or '').lower()}.") from None
+    return status.st_size, status.st_mtime_ns
+
+
+def _texts(path: str, fields: tuple[str, ...], digest: Any) -> Iterator[EvaluationText]:
+    """The texts of a JSONL file: of the given fields, or of all."""
+    seen: set[str] = set()
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in _lines(file, path):
+                digest.update(line)
+                if line.strip():
+                    record = _record(line, path, number)
+                    seen.update(field for field in fields if field in record)
+                    values = [record[field] for field in fields if field in record] if fields else [record]
+                    for text in _strings(values):
+                        yield EvaluationText(path, number, text)
+    except OSError as error:
+        raise DataError(f"The evaluation set {path} cannot be read: {(error.strerror or '').lower()}.") from None
+    if missing := [field for field in fields if field not in seen]:
+        raise DataError(
+            f"The evaluation set {path} has no field {', '.join(missing)}. Give its own fields in "
+            "data.clean.decontamination.fields, or none to take all text."
+        )
+
+
+def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE:
+            raise DataError(
+                f"{path}, line {number}: longer than {_LONGEST_LINE:,} bytes, which is too long for an evaluation item."
+            )
+        yield number, line
+
+
+def _record(line: bytes, path: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError):
+        raise DataError(
+            f"{path}, line {number}: not valid JSON; an evaluation set must have one JSON object per line."
+        ) from None
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, line {number}: a {type(record).__name__}, not a JSON object.")
+    return record
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text inside lists and objects, in order."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, list):
+            pending.extend(reversed(item))

@@ -12,10 +12,9 @@ from datatrove.data import Document
 
 from sheepop.data.clean.config import FormattingConfig
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.clean.mojibake import repaired
 from sheepop.data.clean.stage import ChangeStage
-from sheepop.data.clean.suspects import NO_BREAK, NO_WIDTH, UNWANTED, WRONG, suspects
-from sheepop.data.clean.verbatim import pieces
+from sheepop.data.clean.verbatim_lines import pieces
+from sheepop.data.clean.wrong_decoding import NO_BREAK, NO_WIDTH, UNWANTED, WRONG, repaired, suspects
 
 _LINE_END = re.compile(r"\r\n?")
 _BLANKS = " \t\xa0"

@@ -1,16 +1,22 @@
-"""What anybody would call garbage: unprintable, endless, encoded, or a page that says there is nothing on it."""
+"""What is not worth learning from, by the kind of document.
+
+Prose and chats: unprintable, endless, encoded, or a page that says there is nothing on it. Source code: the output of
+programs, minified files, data in the guise of code; the bounds of the preset ``web`` follow The Stack (Kocetkov et al.
+2022, https://arxiv.org/abs/2211.15533, section 3). Tables: few rules, because numbers and repetition are no sign.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from sheepop.data.clean.composition import Composition, encoded_characters
+from sheepop.data.clean.character_counts import LONG_LINE, CharacterCounts, characters_in_long_lines, encoded_characters
 from sheepop.data.clean.gopher import duplicates
-from sheepop.data.clean.quality_config import GarbageConfig
+from sheepop.data.clean.quality_config import CodeConfig, GarbageConfig, TableConfig
 from sheepop.data.clean.repeats import RepeatedRuns
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import tokens_of
+from sheepop.data.extract.generated import is_generated_name, is_generated_text
 
 _RUN = 10
 _FEWEST_REPETITIONS = 1000
@@ -20,6 +26,7 @@ _FEW_WORDS = 0.35
 # What repeats endlessly repeats in every part of it, and parts of this size take little memory.
 _PART = 2**19
 _FEW_CHARACTERS = 12
+_FEWEST_ROWS = 20
 _LONGEST_PLACEHOLDER = 300
 _PLACEHOLDER = re.compile(
     r"\W*(?:(?:http )?(?:error )?(?:40[0134]|500|502|503)\W+)?(?:"
@@ -32,9 +39,9 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def garbage(text: str, config: GarbageConfig) -> Removal | None:
+def prose_quality(text: str, config: GarbageConfig) -> Removal | None:
     """Why the text is garbage, or None."""
-    found = Composition.of(text)
+    found = CharacterCounts.of(text)
     if not found.visible:
         return Removal("no letters", "it contains only white space")
     unprintable = found.unprintable / found.visible
@@ -53,7 +60,7 @@ def garbage(text: str, config: GarbageConfig) -> Removal | None:
     return _encoded(text, found, config) or _endless(text, found, config)
 
 
-def _encoded(text: str, found: Composition, config: GarbageConfig) -> Removal | None:
+def _encoded(text: str, found: CharacterCounts, config: GarbageConfig) -> Removal | None:
     # Text has white space every few characters; encoded data only between its lines.
     if found.characters - found.visible > found.characters / 20:
         return None
@@ -63,7 +70,7 @@ def _encoded(text: str, found: Composition, config: GarbageConfig) -> Removal | 
     return None
 
 
-def _endless(text: str, found: Composition, config: GarbageConfig) -> Removal | None:
+def _endless(text: str, found: CharacterCounts, config: GarbageConfig) -> Removal | None:
     if len(text) < _FEWEST_REPETITIONS:
         return None
     lines = duplicates(text.split("\n"))[1] / (len(text) - text.count("\n"))
@@ -92,6 +99,66 @@ def _is_repetitive(sample: str) -> bool:
     if len(words) < _FEW_CHARACTERS:
         return len(set(sample)) <= _FEW_CHARACTERS
     return len(set(words)) <= _FEW_WORDS * len(words)
+
+
+def code_quality(text: str, name: str, config: CodeConfig) -> Removal | None:
+    """Why the source code in a file of this name is not worth keeping, or None."""
+    if config.generated:
+        if is_generated_name(name.rpartition("/")[2]):
+            return Removal("generated", f"its name says that a program wrote it: {name.rpartition('/')[2]}")
+        if is_generated_text(text):
+            return Removal("generated", "its first lines say that a program wrote it")
+    found = CharacterCounts.of(text)
+    if not found.visible:
+        return Removal("no letters", "it contains only white space")
+    lines = text.removesuffix("\n").split("\n")
+    return _lengths_of_lines(lines, found, config) or _content(text, found, config)
+
+
+def _lengths_of_lines(lines: list[str], found: CharacterCounts, config: CodeConfig) -> Removal | None:
+    mean = found.characters / len(lines)
+    if mean > config.max_mean_line_length:
+        most = config.max_mean_line_length
+        return Removal("long lines", f"lines of {mean:,.0f} characters on average, more than {most:,.0f}")
+    longest = max(map(len, lines))
+    if longest > config.max_line_length:
+        return Removal("long lines", f"a line of {longest:,} characters, more than {config.max_line_length:,}")
+    if longest > LONG_LINE:
+        share = characters_in_long_lines(lines) / found.characters
+        if share > config.max_in_long_lines:
+            most = config.max_in_long_lines
+            what = f"of the file is in lines of more than {LONG_LINE:,} characters"
+            return _over("long lines", share, what, most)
+    return None
+
+
+def _content(text: str, found: CharacterCounts, config: CodeConfig) -> Removal | None:
+    alphanumeric = (found.letters + found.digits) / found.characters
+    if alphanumeric < config.min_alphanumeric:
+        detail = f"{alphanumeric:.1%} letters and digits, less than {config.min_alphanumeric:.0%}"
+        return Removal("few letters", detail)
+    digits = found.digits / found.visible
+    if digits > config.max_digits:
+        return _over("data", digits, "of the characters are digits", config.max_digits)
+    encoded = encoded_characters(text) / found.visible
+    if encoded > config.max_encoded:
+        return _over("data", encoded, "is base64 or hexadecimal data", config.max_encoded)
+    return None
+
+
+def table_quality(text: str, config: TableConfig) -> Removal | None:
+    """Why the table is not worth keeping, or None."""
+    found = CharacterCounts.of(text)
+    if not found.letters and not found.digits:
+        return Removal("no letters", "there is no letter or digit in it")
+    unprintable = found.unprintable / found.visible
+    if unprintable > config.max_unprintable:
+        return _over("unprintable", unprintable, "of the characters cannot be printed", config.max_unprintable)
+    rows = text.split("\n")
+    repeated = duplicates(rows)[1] / (len(text) - text.count("\n"))
+    if len(rows) >= _FEWEST_ROWS and repeated > config.max_repeated_rows:
+        return _over("repetition", repeated, "of the table is repeated rows", config.max_repeated_rows)
+    return None
 
 
 def _over(reason: str, share: float, what: str, most: float) -> Removal:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from datatrove.data import Document
 
-from sheepop.data.clean.config import LanguageConfig
-from sheepop.data.clean.language_codes import UNDETERMINED
+from sheepop.data.clean.config import UNDETERMINED, LanguageConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
 

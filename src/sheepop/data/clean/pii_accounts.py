@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from stdnum import iban, luhn
 
 from sheepop.data.clean.pii_scan import Candidates, Finding
-from sheepop.data.clean.pii_validators import IBAN_LENGTHS, is_card, is_iban
 
 _FEWEST_CARD_DIGITS = 13
 _NOT_INSIDE = r"(?<![A-Za-z0-9_+])(?<![0-9][.,/-])"
@@ -24,7 +25,7 @@ _CARD_WORDS = re.compile(
 _CONTEXT = 40
 _SEPARATORS = str.maketrans("", "", " -")
 _IBAN = re.compile(r"(?<![A-Za-z0-9_])[A-Z]{2}[0-9]{2}(?:[ \u00a0-]?[A-Z0-9]){8,30}")
-_LONGEST_PRINTED_IBAN = 48
+_SHORTEST_IBAN, _LONGEST_PRINTED_IBAN = 15, 48
 
 
 def find_cards(text: str, candidates: Candidates, *, is_code: bool) -> Iterator[Finding]:
@@ -39,7 +40,7 @@ def find_cards(text: str, candidates: Candidates, *, is_code: bool) -> Iterator[
         for match in _CARD.finditer(text, run.start, run.end + 2):
             digits = match.group().translate(_SEPARATORS)
             is_bare = len(digits) == match.end() - match.start()
-            if is_card(digits) and not (is_code and is_bare and not _is_announced(text, match)):
+            if _is_card(digits) and not (is_code and is_bare and not _is_announced(text, match)):
                 yield Finding(match.start(), match.end(), "card", "card", digits)
 
 
@@ -50,30 +51,42 @@ def _is_announced(text: str, match: re.Match[str]) -> bool:
     return _CARD_WORDS.search(text, max(0, match.start() - _CONTEXT), match.start()) is not None
 
 
+def _is_card(digits: str) -> bool:
+    """A known issuer's prefix with the length that issuer uses, and a check digit (ISO/IEC 7812-1)."""
+    return len(digits) in _card_lengths(digits) and luhn.is_valid(digits) and len(set(digits)) > 1
+
+
+def _card_lengths(digits: str) -> Sequence[int]:
+    two, three, four = int(digits[:2]), int(digits[:3]), int(digits[:4])
+    if digits[0] == "4":
+        return (13, 16, 19)
+    if 51 <= two <= 55 or 2221 <= four <= 2720:
+        return (16,)
+    if two in (34, 37):
+        return (15,)
+    if two in (36, 38, 39) or 300 <= three <= 305:
+        return range(14, 20)
+    if two == 35 or two == 62 or two == 65 or four == 6011 or 644 <= three <= 649:
+        return range(16, 20)
+    if two in (50, 56, 57, 58, 63, 67) or three in (604, 636):
+        return range(13, 20)
+    return ()
+
+
 def find_ibans(text: str, candidates: Candidates) -> Iterator[Finding]:
-    """International bank account numbers of the right length with valid check digits, printed in groups or not."""
+    """International bank account numbers (ISO 13616) with valid check digits, printed in groups or not."""
     for digits in candidates.lettered:
-        start = digits - 2
-        if text[start:digits] not in IBAN_LENGTHS:
-            continue
-        match = _IBAN.match(text, start, start + _LONGEST_PRINTED_IBAN)
-        end = match and _end_of_iban(text, start, match.end())
-        if end:
-            value = _compact(text[start:end])
-            if is_iban(value):
-                yield Finding(start, end, "iban", "iban", value)
+        match = _IBAN.match(text, digits - 2, digits - 2 + _LONGEST_PRINTED_IBAN)
+        for end in _ends(text, match) if match else ():
+            value = "".join(char for char in text[digits - 2 : end] if char.isalnum())
+            if len(value) >= _SHORTEST_IBAN and iban.is_valid(value):
+                yield Finding(digits - 2, end, "iban", "iban", value)
+                break
 
 
-def _end_of_iban(text: str, start: int, limit: int) -> int | None:
-    """Where the characters that the country's account numbers have come to an end, if the text has a break there."""
-    left = IBAN_LENGTHS[text[start : start + 2]]
-    for position in range(start, limit):
-        left -= text[position].isalnum()
-        if left == 0:
-            following = text[position + 1 : position + 2]
-            return None if following.isalnum() or following == "_" else position + 1
-    return None
-
-
-def _compact(text: str) -> str:
-    return "".join(char for char in text if char.isalnum())
+def _ends(text: str, match: re.Match[str]) -> Iterator[int]:
+    """Where what was matched can end, the longest first: a word that follows may not belong to it."""
+    for end in range(match.end(), match.start(), -1):
+        following = text[end : end + 1]
+        if text[end - 1].isalnum() and not following.isalnum() and following != "_":
+            yield end

@@ -1,13 +1,18 @@
-"""National identification numbers: how each is written, which check it passes, and when the format alone is proof."""
+"""National identification numbers: how each is written, what announces it, and when the format alone is proof.
+
+Check digits, dates and ranges that were never issued are judged by python-stdnum
+(https://arthurdejong.org/python-stdnum/).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-from sheepop.data.clean import pii_validators as checks
 from sheepop.data.clean.pii_scan import Candidates, Finding, Run
 
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 48, 16
@@ -21,50 +26,42 @@ class Proof(IntEnum):
     CONTEXT = 2
 
 
-class NationalId(NamedTuple):
-    """The check of one country's number, and the words that announce it."""
-
-    check: Callable[[str], bool]
-    words: re.Pattern[str]
-
-
-def _kind(check: Callable[[str], bool], words: str) -> NationalId:
-    return NationalId(check, re.compile(rf"(?<![a-z])(?:{words})", re.IGNORECASE))
-
-
-IDS = {
-    "us_ssn": _kind(checks.is_us_ssn, r"ssns?(?![a-z])|social security|soc\.? sec"),
-    "us_itin": _kind(checks.is_us_itin, r"itin(?![a-z])|taxpayer"),
-    "uk_nino": _kind(checks.is_uk_nino, r"national insurance|nino(?![a-z])|ni (?:no|number)"),
-    "uk_nhs": _kind(checks.is_uk_nhs, r"nhs(?![a-z])"),
-    "de_steuer_id": _kind(checks.is_de_steuer_id, r"steuer-?(?:id|nr|nummer)|steuerliche id|idnr|tax id|tin(?![a-z])"),
-    "fr_nir": _kind(checks.is_fr_nir, r"nir(?![a-z])|s[ée]curit[ée] sociale|num[ée]ro de s[ée]cu|insee"),
-    "es_dni": _kind(checks.is_es_dni, r"dni(?![a-z])|nif(?![a-z])|documento|identidad"),
-    "es_nie": _kind(checks.is_es_dni, r"nie(?![a-z])|nif(?![a-z])|extranjero|identidad"),
-    "it_codice_fiscale": _kind(checks.is_it_codice_fiscale, r"codice fiscale|c\.?f\."),
-    "nl_bsn": _kind(checks.is_nl_bsn, r"bsn(?![a-z])|burgerservice|sofi-?n"),
-    "pl_pesel": _kind(checks.is_pl_pesel, r"pesel"),
-    "br_cpf": _kind(checks.is_br_cpf, r"cpf(?![a-z])"),
-    "in_aadhaar": _kind(checks.is_in_aadhaar, r"aadha?ar|uidai|आधार"),
-    "in_pan": _kind(checks.is_in_pan, r"pan(?![a-z])|permanent account"),
-    "se_personnummer": _kind(checks.is_se_personnummer, r"person(?:al identity )?(?:nummer|nr|number)"),
-    "fi_hetu": _kind(checks.is_fi_hetu, r"hetu(?![a-z])|henkilötunnus"),
-    "dk_cpr": _kind(checks.is_dk_cpr, r"cpr(?![a-z])|personnummer"),
-    "no_fodselsnummer": _kind(checks.is_no_fodselsnummer, r"f(?:ø|o|oe)dselsn|personnummer|national identity"),
-    "be_rrn": _kind(checks.is_be_rrn, r"rijksregister|registre national|national register|niss|insz"),
-    "ch_ahv": _kind(checks.is_ch_ahv, r"(?:ahv|avs|oasi)(?![a-z])"),
-    "at_svnr": _kind(checks.is_at_svnr, r"svnr|sv-?n|sozialversicherung"),
-    "pt_nif": _kind(checks.is_pt_nif, r"nif(?![a-z])|contribuinte"),
-    "ca_sin": _kind(checks.is_ca_sin, r"(?-i:SIN|NAS)(?![a-z])|social insurance"),
-    "au_tfn": _kind(checks.is_au_tfn, r"tfn(?![a-z])|tax file"),
-    "kr_rrn": _kind(checks.is_kr_rrn, r"rrn(?![a-z])|resident registration|주민등록"),
-    "cn_resident_id": _kind(checks.is_cn_resident_id, r"身份证|resident id"),
-    "mx_curp": _kind(checks.is_mx_curp, r"curp"),
-    "za_id": _kind(checks.is_za_id, r"south african|id (?:no|number)|identity"),
-    "tr_kimlik": _kind(checks.is_tr_kimlik, r"kimlik|t\.?c\.?(?![a-z])|tckn"),
-    "sg_nric": _kind(checks.is_sg_nric, r"nric|fin(?![a-z])"),
+# For each number the module of stdnum that checks it, and the words that announce it.
+_IDS = {
+    "us_ssn": ("us.ssn", r"ssns?(?![a-z])|social security|soc\.? sec"),
+    "us_itin": ("us.itin", r"itin(?![a-z])|taxpayer"),
+    "uk_nino": (None, r"national insurance|nino(?![a-z])|ni (?:no|number)"),
+    "uk_nhs": ("gb.nhs", r"nhs(?![a-z])"),
+    "de_steuer_id": ("de.idnr", r"steuer-?(?:id|nr|nummer)|steuerliche id|idnr|tax id|tin(?![a-z])"),
+    "fr_nir": ("fr.nir", r"nir(?![a-z])|s[ée]curit[ée] sociale|num[ée]ro de s[ée]cu|insee"),
+    "es_dni": ("es.dni", r"dni(?![a-z])|nif(?![a-z])|documento|identidad"),
+    "es_nie": ("es.nie", r"nie(?![a-z])|nif(?![a-z])|extranjero|identidad"),
+    "it_codice_fiscale": ("it.codicefiscale", r"codice fiscale|c\.?f\."),
+    "nl_bsn": ("nl.bsn", r"bsn(?![a-z])|burgerservice|sofi-?n"),
+    "pl_pesel": ("pl.pesel", r"pesel"),
+    "br_cpf": ("br.cpf", r"cpf(?![a-z])"),
+    "in_aadhaar": ("in_.aadhaar", r"aadha?ar|uidai|आधार"),
+    "in_pan": ("in_.pan", r"pan(?![a-z])|permanent account"),
+    "se_personnummer": ("se.personnummer", r"person(?:al identity )?(?:nummer|nr|number)"),
+    "fi_hetu": ("fi.hetu", r"hetu(?![a-z])|henkilötunnus"),
+    "dk_cpr": ("dk.cpr", r"cpr(?![a-z])|personnummer"),
+    "no_fodselsnummer": ("no.fodselsnummer", r"f(?:ø|o|oe)dselsn|personnummer|national identity"),
+    "be_rrn": ("be.nn", r"rijksregister|registre national|national register|niss|insz"),
+    "ch_ahv": ("ch.ssn", r"(?:ahv|avs|oasi)(?![a-z])"),
+    "at_svnr": ("at.vnr", r"svnr|sv-?n|sozialversicherung"),
+    "pt_nif": ("pt.nif", r"nif(?![a-z])|contribuinte"),
+    "ca_sin": ("ca.sin", r"(?-i:SIN|NAS)(?![a-z])|social insurance"),
+    "au_tfn": ("au.tfn", r"tfn(?![a-z])|tax file"),
+    "kr_rrn": ("kr.rrn", r"rrn(?![a-z])|resident registration|주민등록"),
+    "cn_resident_id": ("cn.ric", r"身份证|resident id"),
+    "mx_curp": ("mx.curp", r"curp"),
+    "za_id": ("za.idnr", r"south african|id (?:no|number)|identity"),
+    "tr_kimlik": ("tr.tckimlik", r"kimlik|t\.?c\.?(?![a-z])|tckn"),
 }
+_WORDS = {name: re.compile(rf"(?<![a-z])(?:{words})", re.IGNORECASE) for name, (_, words) in _IDS.items()}
 
+# Prefixes that were never issued.
+_NINO = r"(?!BG|GB|NK|KN|TN|NT|ZZ)"
 _P, _F, _C = Proof.PROSE, Proof.FORMAT, Proof.CONTEXT
 # How a number is written, with # for a digit, and whose it can be. Where several fit, the first one counts.
 _SPELLINGS: tuple[tuple[str, tuple[tuple[str, Proof], ...]], ...] = (
@@ -79,17 +76,16 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, Proof], ...]], ...] = (
     (r"[1-8] #{2} #{2} (?:#{2}|2[AB]) #{3} #{3} #{2}", (("fr_nir", _F),)),
     (r"#{4}[ -]#{4}[ -]#{4}", (("in_aadhaar", _C),)),
     (r"#{6}[-+]#{4}", (("fi_hetu", _F), ("se_personnummer", _P), ("dk_cpr", _C))),
-    (r"#{8}[-+]#{4}", (("se_personnummer", _P),)),
-    (r"#{6}-#{7}", (("kr_rrn", _P),)),
+    (r"#{4}[01]#{3}[-+]#{4}", (("se_personnummer", _P),)),
+    (r"#{2}[01]#{3}-#{7}", (("kr_rrn", _P),)),
     (r"#{6} #{5}", (("no_fodselsnummer", _C),)),
     (r"#{4} #{6}", (("at_svnr", _C),)),
     (r"#{6}[-+A-FU-Y]#{3}[0-9A-Y]", (("fi_hetu", _F),)),
     (r"#{17}X", (("cn_resident_id", _F),)),
     (r"#{8}-?[A-Z]", (("es_dni", _P),)),
     (r"[XYZ]-?#{7}-?[A-Z]", (("es_nie", _P),)),
-    (r"[STFG]#{7}[A-Z]", (("sg_nric", _P),)),
-    (r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] #{2} #{2} #{2} [A-D]", (("uk_nino", _F),)),
-    (r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]#{6}[A-D]", (("uk_nino", _P),)),
+    (_NINO + r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] #{2} #{2} #{2} [A-D]", (("uk_nino", _F),)),
+    (_NINO + r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]#{6}[A-D]", (("uk_nino", _P),)),
     (r"[A-Z]{6}#{2}[ABCDEHLMPRST]#{2}[A-Z]#{3}[A-Z]", (("it_codice_fiscale", _F),)),
     (r"[A-Z]{4}#{6}[HMX][A-Z]{5}[0-9A-Z]#", (("mx_curp", _F),)),
     (r"[A-Z]{5}#{4}[A-Z]", (("in_pan", _C),)),
@@ -140,7 +136,7 @@ def _bare(text: str, run: Run) -> Iterator[Finding]:
         return
     value = text[run.start : run.end]
     for name in names:
-        if IDS[name].check(value) and _is_announced(text, run.start, run.end, IDS[name].words):
+        if _is_announced(text, run.start, run.end, name) and _is_valid(name, value):
             yield Finding(run.start, run.end, "national_id", name, value)
             return
 
@@ -149,16 +145,28 @@ def _find_between(text: str, start: int, end: int, is_code: bool) -> Iterator[Fi
     for match in _ALL.finditer(text, max(0, start), end):
         if end - 2 < match.end() < len(text):
             continue  # what follows was not seen; a number that goes on there has a candidate of its own
-        value = match.group().translate(_SEPARATORS)
+        value = match.group()
         for name, proof in _CANDIDATES[(match.lastindex or 1) - 1]:
             needs_word = proof == Proof.CONTEXT or (proof == Proof.PROSE and is_code)
-            if IDS[name].check(value) and (
-                not needs_word or _is_announced(text, match.start(), match.end(), IDS[name].words)
-            ):
-                yield Finding(match.start(), match.end(), "national_id", name, value)
+            if needs_word and not _is_announced(text, match.start(), match.end(), name):
+                continue
+            if _is_valid(name, value):
+                compact = value.translate(_SEPARATORS)
+                yield Finding(match.start(), match.end(), "national_id", name, compact)
                 break
 
 
-def _is_announced(text: str, start: int, end: int, words: re.Pattern[str]) -> bool:
+def _is_announced(text: str, start: int, end: int, name: str) -> bool:
     before = text[max(0, start - _CONTEXT_BEFORE) : start]
-    return bool(words.search(before) or words.search(text, end, end + _CONTEXT_AFTER))
+    return bool(_WORDS[name].search(before) or _WORDS[name].search(text, end, end + _CONTEXT_AFTER))
+
+
+def _is_valid(name: str, value: str) -> bool:
+    module, _ = _IDS[name]
+    # A number of one digit throughout passes some checks, and is nobody's.
+    return len(set(value.translate(_SEPARATORS))) > 1 and (module is None or bool(_checker(module).is_valid(value)))
+
+
+@cache
+def _checker(module: str) -> Any:
+    return import_module(f"stdnum.{module}")

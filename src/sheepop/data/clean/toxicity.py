@@ -1,29 +1,38 @@
-"""Removes documents that consist largely of slurs, sexually explicit words and threats."""
+"""Removes documents that consist largely of slurs, sexually explicit words and threats, by a list of words."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from datatrove.data import Document
 
-from sheepop.core.errors import DataError
-from sheepop.data.clean.classifier import LinearClassifier
 from sheepop.data.clean.config import ToxicityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
-from sheepop.data.clean.toxic_lexicon import toxic_lexicon
 
+_FILE = Path(__file__).with_name("toxic_words.txt")
 _JUDGED = frozenset(("prose", "chat"))
 _SHOWN = 3
+# What is not a letter or digit becomes a space; the bytes of other alphabets stay.
+_SPACED = bytes(code if code >= 128 or chr(code).isalnum() else ord(" ") for code in range(256))
+_SIGNS = re.compile(r"[\u0080-\u00bf\u2000-\u3030]")
+# A phrase is looked for by its longest word that is not one of these, which stand in most texts.
+_COMMON = (
+    "a at get go going hope i in inside me my of on should shoot that the they to want will you your yourself cut "
+    "hang die big free girls hard head huge naked pipe sale sales teen white wet xxx das dich ich in raus um va te ta "
+    "ma sa la le de ga je ik in te ci do na video videos"
+)
 
 
 class ToxicityFilter(FilterStage):
-    """Removes toxic prose and chats, by a list of words or by a classifier that the user trained.
+    """Removes toxic prose and chats.
 
     The list is a weak signal: it counts words and does not know what is meant. A page that quotes slurs in order to
-    explain them can go, and cruelty in plain words stays. Whoever needs more trains a classifier on examples of
-    their own.
+    explain them can go, and cruelty in plain words stays.
     """
 
     name = "toxicity"
@@ -36,12 +45,7 @@ class ToxicityFilter(FilterStage):
         """Why the document goes, with the score that decided."""
         if document.metadata.get("kind", "prose") not in _JUDGED:
             return None
-        if self.config.classifier is not None:
-            return self._by_classifier(document.text, self.config.classifier)
-        return self._by_words(document.text)
-
-    def _by_words(self, text: str) -> Removal | None:
-        found = toxic_lexicon().hits(text, self.config.min_hits)
+        found = toxic_lexicon().hits(document.text)
         hits = found.entries.total()
         if hits < self.config.min_hits or found.score <= self.config.threshold:
             return None
@@ -50,21 +54,65 @@ class ToxicityFilter(FilterStage):
         )
         return Removal("words", f"weight {found.score:.1f} for every 1,000 words, {hits} hits, most often {most}")
 
-    def _by_classifier(self, text: str, path: str) -> Removal | None:
-        probability = _classifier(path, _signature(path)).probability(text)
-        if probability <= self.config.classifier_threshold:
-            return None
-        return Removal("classifier", f"probability {probability:.4f}")
+
+class ToxicHits(NamedTuple):
+    """What of the lexicon a text holds: entries by number, the sum of their weights, and the words of the text."""
+
+    entries: Counter[str]
+    weight: float
+    words: int
+
+    @property
+    def score(self) -> float:
+        """The sum of the weights for every 1,000 words."""
+        return 1000 * self.weight / max(self.words, 1)
 
 
-def _signature(path: str) -> tuple[int, int]:
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise DataError(f"The classifier {path} cannot be read: {(error.strerror or '').lower()}.") from None
-    return status.st_size, status.st_mtime_ns
+class ToxicLexicon:
+    """Weighted words and phrases. A text is asked with one look at each of its words."""
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self._weights = weights
+        self._entries: dict[bytes, list[tuple[bytes, str]]] = {}
+        common = _COMMON.split()
+        for entry in weights:
+            words = _words(entry)
+            # The longest word is the rarest as a rule.
+            key = max(words, key=lambda word: (word.decode() not in common, len(word)))
+            self._entries.setdefault(key, []).append((b" ".join(words), entry))
+        self._keys = frozenset(self._entries)
+
+    def hits(self, text: str) -> ToxicHits:
+        """The entries in `text`; of words that stand in several entries at one place, each counts."""
+        words = _words(text)
+        entries: Counter[str] = Counter()
+        if found := self._keys.intersection(words):
+            joined = b"".join((b" ", b"  ".join(words), b" "))
+            numbers = Counter(word for word in words if word in found)
+            for key in sorted(found):
+                for phrase, entry in self._entries[key]:
+                    spaced = b" " + phrase.replace(b" ", b"  ") + b" "
+                    count = numbers[key] if phrase == key else joined.count(spaced)
+                    if count:
+                        entries[entry] = count
+        return ToxicHits(entries, sum(self._weights[entry] * count for entry, count in entries.items()), len(words))
 
 
-@lru_cache(maxsize=2)
-def _classifier(path: str, signature: tuple[int, int]) -> LinearClassifier:
-    return LinearClassifier.load(path)
+def _words(text: str) -> list[bytes]:
+    """The runs of letters and digits in lower case, as UTF-8."""
+    lower = text.lower()
+    if not lower.isascii():
+        lower = _SIGNS.sub(" ", lower)
+    return lower.encode("utf-8", "surrogatepass").translate(_SPACED).split()
+
+
+@cache
+def toxic_lexicon() -> ToxicLexicon:
+    """The bundled lexicon; an entry that several languages share has its greatest weight."""
+    weights: dict[str, float] = {}
+    for line in _FILE.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            _, _, weight, *entries = line.split("|")
+            for entry in entries:
+                weights[entry] = max(weights.get(entry, 0.0), float(weight))
+    return ToxicLexicon(weights)

@@ -9,10 +9,8 @@ import json
 from pathlib import PurePosixPath
 
 from sheepop.core.errors import DataError
-from sheepop.data.download.excerpt import first_bytes
+from sheepop.data.download.excerpt import damaged_parquet, first_bytes, parquet_library
 from sheepop.data.download.hub import Hub
-from sheepop.data.download.parquet import columns
-from sheepop.data.download.remote import RemoteFile
 from sheepop.data.download.selection import Selection, data_type
 
 _BEGINNING = 2**15
@@ -44,8 +42,11 @@ def _columns(hub: Hub, selection: Selection) -> dict[str, bool]:
     """Name of each column, and whether it holds strings; empty where there is none or its beginning does not tell."""
     file, kind = selection.files[0].file, data_type(selection.files[0].file.path)
     if kind == ".parquet":
-        remote = RemoteFile(lambda start, stop: hub.fetch(selection.contents, file, start, stop), file.size)
-        return columns(remote, file.path)
+        arrow, parquet = parquet_library()
+        with damaged_parquet(file.path):
+            schema = parquet.read_schema(hub.open(selection.contents, file, cache="none"))
+        texts = (arrow.types.is_string, arrow.types.is_large_string)
+        return {field.name: any(is_text(field.type) for is_text in texts) for field in schema}
     if kind in (".txt", ".arrow") or not file.size:
         return {}
     length = _BEGINNING_OF.get(PurePosixPath(file.path).suffix.lower(), _BEGINNING)

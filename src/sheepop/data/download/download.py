@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +12,18 @@ from typing import Any
 from sheepop.core.console import Console, Progress
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
-from sheepop.core.files import remove_tree, storage_errors
+from sheepop.core.files import read_json, remove_tree, sha256_file, storage_errors, sync_directory, write_json
+from sheepop.core.locks import exclusive_lock
 from sheepop.data.download.catalog import Request, find
 from sheepop.data.download.columns import text_column
 from sheepop.data.download.excerpt import take_excerpt
-from sheepop.data.download.hub import CONVERTED, Hub
+from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
 from sheepop.data.download.plan import Plan, PlannedFile, make_plan
 from sheepop.data.download.record import extent, publish, read_finished, suggestion
-from sheepop.data.download.selection import select
-from sheepop.data.download.transfer import PART_SUFFIX, transfer
+from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
-_FILES, _LOCK = "files", "lock"
+_FILES, _LOCK, _BEGUN = "files", "lock", "begun.json"
 # Left free on the disk whatever is downloaded.
 _MARGIN = 2**24
 
@@ -34,7 +33,7 @@ def download_dataset(
 ) -> dict[str, Any]:
     """Downloads what `name` asks for (see `catalog`) to a folder below `output`; returns its record and its `path`.
 
-    With `limit` at most so many bytes are transferred. The folder appears whole when everything has come; until then
+    With `limit` about so many bytes are transferred. The folder appears whole when everything has come; until then
     what has come is kept beside it, and the same call goes on with it. A folder that holds this download already is
     left as it is. Raises `UsageError` for a name that means nothing, `DataError` for what the hub refuses or does not
     have, `StorageError` when there is no room.
@@ -47,9 +46,9 @@ def download_dataset(
         record = read_finished(target, request, limit)
         if record is None:
             plan = _plan(hub, request, limit, workplace, console)
-            _announce(plan, workplace, console)
+            _announce(plan, hub, workplace, console)
             _transfer(hub, plan, workplace / _FILES, console)
-            record = publish(plan, workplace / _FILES, target)
+            record = publish(plan, hub.name, workplace / _FILES, target)
         else:
             _say_newer(hub, request, record, target, console)
         _clear(workplace)
@@ -60,27 +59,26 @@ def download_dataset(
 def _held(target: Path) -> Iterator[Path]:
     """The directory beside `target` where a download is gathered, held by this process alone."""
     workplace = target.with_name(f".{target.name}.downloading")
-    with storage_errors(target):
-        workplace.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(workplace / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise DataError(f"Another process is downloading {target} right now. Wait for it to finish.") from None
-    try:
-        yield workplace
-    finally:
-        if workplace.is_dir() and [entry.name for entry in workplace.iterdir()] == [_LOCK]:
-            remove_tree(workplace)
-        os.close(descriptor)
+    busy = DataError(f"Another process is downloading {target} right now. Wait for it to finish.")
+    with exclusive_lock(workplace / _LOCK, busy):
+        try:
+            yield workplace
+        finally:
+            if [entry.name for entry in workplace.iterdir()] == [_LOCK]:
+                remove_tree(workplace)
+
+
+def _clear(workplace: Path) -> None:
+    for entry in workplace.iterdir():
+        if entry.name != _LOCK:
+            remove_tree(entry)
 
 
 def _say_newer(hub: Hub, request: Request, record: dict[str, Any], target: Path, console: Console) -> None:
     """Says that the download is there, and whether the hub has another version by now; it need not be reachable."""
     revision = record["revision"]
     try:
-        newest = hub.contents(record["repository"], CONVERTED if record["converted"] else None)
+        newest = hub.contents(record["repository"], CONVERTED if record["converted"] else MAIN)
     except DataError:
         newest = None
     message = f"{target} already holds {request.name} at commit {revision[:12]}."
@@ -90,78 +88,91 @@ def _say_newer(hub: Hub, request: Request, record: dict[str, Any], target: Path,
 
 
 def _plan(hub: Hub, request: Request, limit: int | None, workplace: Path, console: Console) -> Plan:
-    """The plan of the download that was stopped here, else a new one of the newest commit."""
-    plan = Plan.read(workplace)
-    if plan is None:
-        _clear(workplace)
-        selection = select(hub, request)
-        column, names = text_column(hub, selection, request.column)
-        if column is None and names:
-            console.warn(
-                f"SheepOp cannot tell which column is the text. {request.name} has {', '.join(names)}: set "
-                "data.extract.column or data.extract.template when you build with it."
-            )
-        plan = make_plan(request, selection, hub.name, column, limit, hub.fetched)
-        plan.write(workplace)
-        return plan
-    if (plan.name, plan.limit, plan.endpoint) != (request.name, limit, hub.name):
-        raise DataError(
-            f"{workplace} holds a stopped download of {plan.name}, {extent(plan.limit)}, from {plan.endpoint}. Run "
-            "that command again to resume it, or remove the folder."
-        )
-    newest = hub.contents(plan.repository, CONVERTED if plan.converted else None)
-    if newest is not None and newest.revision != plan.revision:
+    """What to transfer: of the commits that a download which was stopped here began with, else of the newest."""
+    asked = {"name": request.name, "limit": limit, "hub": hub.name}
+    commits = _begun(workplace, asked)
+    selection = select(hub, request, commits)
+    if commits:
+        _warn_newer(hub, selection, workplace, console)
+    column, names = text_column(hub, selection, request.column)
+    if column is None and names and not commits:
         console.warn(
-            f"{plan.repository} has changed since this download began. It continues with the commit it began with, "
-            f"{plan.revision[:12]}; remove {workplace} to start again with {newest.revision[:12]}."
+            f"SheepOp cannot tell which column is the text. {request.name} has {', '.join(names)}: set "
+            "data.extract.column or data.extract.template when you build with it."
         )
+    plan = make_plan(request, selection, column, limit)
+    if not commits:
+        _clear(workplace)
+        with storage_errors(workplace):
+            write_json(workplace / _BEGUN, {**asked, "commits": selection.commits})
     return plan
 
 
-def _clear(workplace: Path) -> None:
-    for entry in workplace.iterdir():
-        if entry.name != _LOCK:
-            remove_tree(entry)
+def _begun(workplace: Path, asked: dict[str, Any]) -> dict[str, str]:
+    """The commits of the download that was stopped in `workplace`; none where there is none that can be read."""
+    try:
+        begun = read_json(workplace / _BEGUN, DataError)
+        commits = {str(branch): str(commit) for branch, commit in begun.pop("commits").items()}
+        name, limit, hub = begun["name"], begun["limit"], begun["hub"]
+    except (DataError, KeyError, TypeError, AttributeError):
+        return {}
+    if begun != asked:
+        raise DataError(
+            f"{workplace} holds a stopped download of {name}, {extent(limit)}, from {hub}. Run that command again to "
+            "resume it, or remove the folder."
+        )
+    return commits
 
 
-def _announce(plan: Plan, workplace: Path, console: Console) -> None:
+def _warn_newer(hub: Hub, selection: Selection, workplace: Path, console: Console) -> None:
+    contents = selection.contents
+    newest = hub.contents(contents.repository, selection.branch)
+    if newest is not None and newest.revision != contents.revision:
+        console.warn(
+            f"{contents.repository} has changed since this download began. It continues with the commit it began "
+            f"with, {contents.revision[:12]}; remove {workplace} to start again with {newest.revision[:12]}."
+        )
+
+
+def _announce(plan: Plan, hub: Hub, workplace: Path, console: Console) -> None:
     """Says what will be transferred; raises `StorageError` when the disk has no room for it."""
     there = sum(path.stat().st_size for path in workplace.rglob("*") if path.is_file())
     left = max(0, plan.transfer - there)
     free = shutil.disk_usage(workplace).free
-    of_all = "" if plan.limit is None else f" of {data_size(plan.listed_bytes)} in {counted(plan.listed_files, 'file')}"
-    branch = f", branch {CONVERTED}" if plan.converted else ""
+    request, contents, listed = plan.request, plan.selection.contents, plan.selection.files
+    all_bytes = sum(chosen.file.size for chosen in listed)
+    of_all = "" if plan.limit is None else f" of {data_size(all_bytes)} in {counted(len(listed), 'file')}"
+    branch = f", branch {CONVERTED}" if plan.selection.converted else ""
     console.info(
-        f"{plan.name} is {plan.repository} on {plan.endpoint}, commit {plan.revision[:12]}{branch}: "
+        f"{request.name} is {contents.repository} on {hub.name}, commit {contents.revision[:12]}{branch}: "
         f"{counted(len(plan.files), 'file')}, {data_size(plan.transfer)}{of_all}"
         f"{f', of which {data_size(left)} is still to come' if there > 2**12 else ''}; {data_size(free)} is free. "
-        f"Licence: {plan.licence or 'not stated by its publisher'}.{f' {plan.note}' if plan.note else ''}"
+        f"Licence: {plan.licence or 'not stated by its publisher'}.{f' {request.note}' if request.note else ''}"
     )
     if left + _MARGIN > free:
         raise StorageError(
-            f"{plan.name} needs {data_size(left)} more on {workplace.parent}, where {data_size(free)} is free. Free "
+            f"{request.name} needs {data_size(left)} more on {workplace.parent}, where {data_size(free)} is free. Free "
             "some space, choose another output directory, or set a limit to download only the beginning."
         )
 
 
 def _transfer(hub: Hub, plan: Plan, directory: Path, console: Console) -> None:
     """Brings every file of the plan below `directory`."""
-    with console.progress(f"Downloading {plan.name}", plan.transfer / 1e6, "MB") as progress:
+    with console.progress(f"Downloading {plan.request.name}", plan.transfer / 1e6, "MB") as progress:
         for planned in plan.files:
             progress.describe(planned.target)
             target = directory / planned.target
             if planned.limit is None:
-                transfer(hub, plan.contents, planned.file, target, progress)
+                _bring(hub, plan.selection.contents, planned.file, target, progress)
             else:
-                _excerpt(hub, plan, planned, target, progress)
+                _excerpt(hub, plan, planned, planned.limit, target, progress)
 
 
-def _excerpt(hub: Hub, plan: Plan, planned: PlannedFile, target: Path, progress: Progress) -> None:
+def _excerpt(hub: Hub, plan: Plan, planned: PlannedFile, limit: int, target: Path, progress: Progress) -> None:
     """Brings the beginning of the last file; after others it may also be that nothing of it fits."""
-    assert planned.limit is not None
     if not target.is_file():
-        part = target.with_name(target.name + PART_SUFFIX)
-        if take_excerpt(hub, plan.contents, planned.file, part, planned.limit):
+        part = _part(target)
+        if take_excerpt(hub, plan.selection.contents, planned.file, part, limit):
             part.rename(target)
         else:
             part.unlink(missing_ok=True)
@@ -170,4 +181,52 @@ def _excerpt(hub: Hub, plan: Plan, planned: PlannedFile, target: Path, progress:
                     f"No whole row or line of {planned.file.path} ({planned.file.size:,} bytes) fits in the limit "
                     f"of {plan.limit:,} bytes. Raise the limit, or leave it out."
                 )
-    progress.advance(planned.limit / 1e6)
+    progress.advance(limit / 1e6)
+
+
+def _bring(hub: Hub, contents: Contents, file: HubFile, target: Path, progress: Progress) -> None:
+    """Makes `target` the whole file of the repository, going on with what an earlier transfer left beside it.
+
+    Raises `DataError` when what comes is twice not the file that the hub lists.
+    """
+    if target.is_file() and target.stat().st_size == file.size:
+        progress.advance(file.size / 1e6)
+        return
+    part = _part(target)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in (1, 2):
+            hub.download(contents, file, part, progress)
+            problem = _damage(part, file)
+            if problem is None:
+                break
+            part.unlink()
+            progress.advance(-file.size / 1e6)
+            if attempt == 2:
+                raise DataError(
+                    f"What {hub.name} sends for {file.path} of {contents.repository} is not the file that it lists: "
+                    f"{problem}. This happened twice. Run the command again later, or ask the owner."
+                )
+        part.rename(target)
+        sync_directory(target.parent)
+
+
+def _part(target: Path) -> Path:
+    """Where a file is gathered until it is whole."""
+    return target.with_name(target.name + ".part")
+
+
+def _damage(path: Path, file: HubFile) -> str | None:
+    """How the bytes at `path` differ from `file`; None when size and hash are right."""
+    size = path.stat().st_size
+    if size != file.size:
+        return f"it has {size:,} bytes instead of {file.size:,}"
+    expected = file.sha256 or file.git_sha1
+    if expected is None:
+        return None
+    found = sha256_file(path) if file.sha256 else _git_sha1(path.read_bytes())
+    return None if found == expected else f"its hash is {found} instead of {expected}"
+
+
+def _git_sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

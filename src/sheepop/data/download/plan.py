@@ -1,22 +1,19 @@
-"""What a download will transfer, decided once before it starts and kept beside what has come."""
+"""What a download will transfer: which files, where each goes in the folder, and how much of the last one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import read_json, write_json
 from sheepop.data.download.catalog import Request
 from sheepop.data.download.excerpt import can_be_cut, excerpt_name
-from sheepop.data.download.hub import Contents, HubFile
+from sheepop.data.download.hub import HubFile
 from sheepop.data.download.selection import Selection
 
-PLAN = "plan.json"
 RECORD = "download.json"
-_FORMAT_VERSION = 1
 # Control characters, the other system's separator, and what is no Unicode text.
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 # A remainder of the limit that holds less than this is not worth a request.
@@ -43,22 +40,13 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a download will do, so that one which was stopped does the same."""
+    """What will be transferred of a `selection`. `column` is the one that holds the text, where that is known."""
 
-    name: str
-    endpoint: str
-    repository: str
-    revision: str
-    converted: bool
-    subset: str | None
-    split: str | None
+    request: Request
+    selection: Selection
     column: str | None
-    licence: str | None
-    note: str
     limit: int | None
     files: tuple[PlannedFile, ...]
-    listed_files: int
-    listed_bytes: int
 
     @property
     def transfer(self) -> int:
@@ -66,31 +54,21 @@ class Plan:
         return sum(planned.transfer for planned in self.files)
 
     @property
-    def contents(self) -> Contents:
-        """The repository at its commit, as the hub is asked for files of it."""
-        return Contents(self.repository, self.revision, (), {})
-
-    def write(self, directory: Path) -> None:
-        """Keeps the plan in `directory`."""
-        write_json(directory / PLAN, {"format_version": _FORMAT_VERSION, **asdict(self)})
-
-    @classmethod
-    def read(cls, directory: Path) -> Plan | None:
-        """The plan kept in `directory`; None where there is none, or one that was not written by this version."""
-        try:
-            record = read_json(directory / PLAN, DataError)
-            if record.pop("format_version") != _FORMAT_VERSION:
-                return None
-            files = [PlannedFile(HubFile(**item.pop("file")), **item) for item in record.pop("files")]
-            return cls(**record, files=tuple(files))
-        except (DataError, KeyError, TypeError, AttributeError):
-            return None
+    def licence(self) -> str | None:
+        """What the card of the dataset says, else what was known beforehand."""
+        card = self.selection.contents.card
+        said = card.get("license")
+        if isinstance(said, list):
+            said = ", ".join(str(item) for item in said)
+        named = card.get("license_name")
+        said = named if said == "other" and isinstance(named, str) else said
+        if isinstance(said, str) and said.strip() and said.strip().lower() not in ("unknown", "other"):
+            return " ".join(said.split())[:200]
+        return self.request.licence
 
 
-def make_plan(
-    request: Request, selection: Selection, endpoint: str, column: str | None, limit: int | None, spent: int
-) -> Plan:
-    """The files of `selection`, whole, or as many of the first ones as come within `limit` bytes less `spent`.
+def make_plan(request: Request, selection: Selection, column: str | None, limit: int | None) -> Plan:
+    """The files of `selection`, whole, or as many of the first ones as come within `limit` bytes.
 
     Raises `DataError` for a limit that the first file cannot be cut to, for a name that is no name of a file below a
     folder, and for the beginning of a dataset where all of it was asked for.
@@ -102,27 +80,15 @@ def make_plan(
             "the whole dataset cannot be downloaded."
         )
     files = [PlannedFile(chosen.file, _safe_name(chosen.file.path), chosen.split) for chosen in selection.files]
-    return Plan(
-        name=request.name,
-        endpoint=endpoint,
-        repository=selection.contents.repository,
-        revision=selection.contents.revision,
-        converted=selection.converted,
-        subset=selection.subset,
-        split=request.split,
-        column=column,
-        licence=_licence(selection, request),
-        note=request.note,
-        limit=limit,
-        files=tuple(_distinct(files if limit is None else _within(files, limit, limit - spent))),
-        listed_files=len(files),
-        listed_bytes=sum(planned.file.size for planned in files),
-    )
+    taken = files if limit is None else _within(files, limit)
+    _require_distinct(taken)
+    return Plan(request, selection, column, limit, tuple(taken))
 
 
-def _within(files: Sequence[PlannedFile], limit: int, left: int) -> list[PlannedFile]:
-    """The first of `files` that fit in `left` bytes, and the beginning of the next."""
+def _within(files: Sequence[PlannedFile], limit: int) -> list[PlannedFile]:
+    """The first of `files` that fit in `limit` bytes, and the beginning of the next."""
     taken: list[PlannedFile] = []
+    left = limit
     for planned in files:
         if planned.file.size > left:
             path = planned.file.path
@@ -152,23 +118,10 @@ def _safe_name(path: str) -> str:
     return "/".join(parts)
 
 
-def _distinct(files: Sequence[PlannedFile]) -> Sequence[PlannedFile]:
+def _require_distinct(files: Sequence[PlannedFile]) -> None:
     # Some file systems take names in upper and lower case for the same.
     seen = {RECORD: ""}
     for planned in files:
         other = seen.setdefault(planned.target.casefold(), planned.file.path)
         if other != planned.file.path:
             raise DataError(f"The dataset's file {planned.file.path!r} would overwrite {other or RECORD!r}.")
-    return files
-
-
-def _licence(selection: Selection, request: Request) -> str | None:
-    """What the card of the dataset says, else what was known beforehand."""
-    said = selection.contents.card.get("license")
-    if isinstance(said, list):
-        said = ", ".join(str(item) for item in said)
-    named = selection.contents.card.get("license_name")
-    said = named if said == "other" and isinstance(named, str) else said
-    if isinstance(said, str) and said.strip() and said.strip().lower() not in ("unknown", "other"):
-        return " ".join(said.split())[:200]
-    return request.licence

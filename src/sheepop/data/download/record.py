@@ -48,24 +48,25 @@ def extent(limit: int | None) -> str:
     return "whole" if limit is None else f"with a limit of {limit:,} bytes"
 
 
-def publish(plan: Plan, directory: Path, target: Path) -> dict[str, Any]:
-    """Records the download beside its files, and renames the folder to `target`."""
+def publish(plan: Plan, hub: str, directory: Path, target: Path) -> dict[str, Any]:
+    """Records the download from `hub` beside its files in `directory`, and renames that folder to `target`."""
     there = [planned for planned in plan.files if (directory / planned.target).is_file()]
     files = [_file_record(planned, directory / planned.target) for planned in there]
+    selection = plan.selection
     record = {
         "format_version": _FORMAT_VERSION,
-        "name": plan.name,
-        "hub": plan.endpoint,
-        "repository": plan.repository,
-        "revision": plan.revision,
-        "converted": plan.converted,
-        "subset": plan.subset,
-        "split": plan.split,
+        "name": plan.request.name,
+        "hub": hub,
+        "repository": selection.contents.repository,
+        "revision": selection.contents.revision,
+        "converted": selection.converted,
+        "subset": selection.subset,
+        "split": plan.request.split,
         "column": plan.column,
         "licence": plan.licence,
-        "note": plan.note,
+        "note": plan.request.note,
         "limit": plan.limit,
-        "complete": len(files) == plan.listed_files and all(file["whole"] for file in files),
+        "complete": len(files) == len(selection.files) and all(file["whole"] for file in files),
         "bytes": sum(file["bytes"] for file in files),
         "files": files,
     }

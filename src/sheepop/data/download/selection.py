@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from sheepop.core.errors import DataError
 from sheepop.data.download.catalog import Request
-from sheepop.data.download.hub import CONVERTED, Contents, Hub, HubFile
+from sheepop.data.download.hub import CONVERTED, MAIN, Contents, Hub, HubFile
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -40,6 +40,7 @@ class Selection:
     """The files to transfer, those of the training split first, from one commit.
 
     `converted` when they are the hub's own conversion to Parquet; `partial` when that holds the beginning only.
+    `commits` has that of each branch that was looked at.
     """
 
     contents: Contents
@@ -47,15 +48,21 @@ class Selection:
     files: tuple[ChosenFile, ...]
     converted: bool = False
     partial: bool = False
+    commits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def branch(self) -> str:
+        """The branch of the repository that has the files."""
+        return CONVERTED if self.converted else MAIN
 
 
-def select(hub: Hub, request: Request) -> Selection:
-    """The files that `request` means at the newest commit.
+def select(hub: Hub, request: Request, commits: Mapping[str, str]) -> Selection:
+    """The files that `request` means at the commits of `commits`, or the newest of a branch that is not in it.
 
     Raises `DataError` when the repository holds no data that can be read, when it must be said which subset is meant,
     or when the subset or split asked for is not there. No other dataset ever takes its place.
     """
-    contents = hub.contents(request.repository)
+    contents = _at(hub, request.repository, MAIN, commits)
     if contents is None:
         raise DataError(f"{request.repository} on {hub.name} is empty.")
     if request.patterns:
@@ -63,8 +70,16 @@ def select(hub: Hub, request: Request) -> Selection:
         selection = Selection(contents, request.subset, _by_name(found)) if found else None
     else:
         selection = _described(contents, request.subset) or _listed(contents, request)
-    selection = selection or _converted(hub, contents, request)
-    return _of_split(selection, request.split)
+    selection = selection or _converted(contents, _at(hub, contents.repository, CONVERTED, commits), request)
+    seen = {MAIN: contents.revision, selection.branch: selection.contents.revision}
+    return replace(_of_split(selection, request.split), commits=seen)
+
+
+def _at(hub: Hub, repository: str, branch: str, commits: Mapping[str, str]) -> Contents | None:
+    contents = hub.contents(repository, commits.get(branch, branch))
+    if contents is None and branch in commits:
+        raise hub.gone(repository, "commit")
+    return contents
 
 
 def _matching(contents: Contents, patterns: Iterable[str]) -> list[HubFile]:
@@ -146,10 +161,9 @@ def _listed(contents: Contents, request: Request) -> Selection | None:
     return Selection(contents, request.subset, _by_name(file for file in found if data_type(file.path) == form))
 
 
-def _converted(hub: Hub, contents: Contents, request: Request) -> Selection:
+def _converted(contents: Contents, converted: Contents | None, request: Request) -> Selection:
     """The hub's conversion to Parquet, which it makes of datasets that are otherwise made by running a script."""
     repository = contents.repository
-    converted = hub.contents(repository, CONVERTED)
     files = [file for file in converted.files if file.path.endswith(".parquet")] if converted is not None else []
     subsets = sorted({file.path.split("/")[0] for file in files if file.path.count("/") == 2})
     if converted is None or not subsets:
@@ -177,8 +191,7 @@ def _of_split(selection: Selection, split: str | None) -> Selection:
     splits = {chosen.split for chosen in selection.files}
     if split not in splits:
         raise DataError(_no_such("split", split, splits, selection.contents.repository))
-    files = tuple(chosen for chosen in selection.files if chosen.split == split)
-    return Selection(selection.contents, selection.subset, files, selection.converted, selection.partial)
+    return replace(selection, files=tuple(chosen for chosen in selection.files if chosen.split == split))
 
 
 def _by_name(files: Iterable[HubFile]) -> tuple[ChosenFile, ...]:

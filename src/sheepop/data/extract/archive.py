@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, cast
 
-from sheepop.data.discovery import IGNORED_FOLDERS
+from sheepop.data.discovery import name_refusal
 from sheepop.data.extract.decompression import decompressed
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
-from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES, Allowance, Counted, MemberError, Readable, spooled
+from sheepop.data.extract.spool import Allowance, Counted, MemberError, Readable, spooled
+from sheepop.data.extract.zip_safety import ENCRYPTED_FLAG, opened_zip
 
 _TAR_BLOCK = 512
 _LONGEST_TAR_HEADER = 2**20
-_ZIP_HEADER = 30
-_ENCRYPTED = 0x1
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _SEPARATOR = re.compile(r"[/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -35,30 +34,24 @@ def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refu
     Raises `ExtractionError`: ``damaged`` when the directory cannot be read, ``bomb`` for members that overlap, too
     many members, or too much that they unpack to.
     """
-    allowance, screen = _allowance(content, context), _Screen(context.config.max_members)
-    with content.open() as file:
-        try:
-            archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-            raise ExtractionError("damaged", f"its directory cannot be read: {error}") from None
-        with archive:
-            _refuse_overlaps(archive.infolist())
-            for member in archive.infolist():
-                verdict = screen.verdict(member.filename, is_folder=member.is_dir())
-                yield from verdict or ()
-                if verdict is None:
-                    yield from _zip_member(archive, member, allowance, context)
+    allowance, screen = Allowance(content.size, context.config), _Screen(context.config.max_members)
+    with opened_zip(content) as archive:
+        for member in archive.infolist():
+            verdict = screen.verdict(member.filename, is_folder=member.is_dir())
+            yield from verdict or ()
+            if verdict is None:
+                yield from _zip_member(archive, member, allowance, context)
 
 
 def extract_tar(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """The members of a tar archive, in order; raises `ExtractionError` where it is damaged."""
     with content.open() as file:
-        yield from _tar_members(Counted(file, _allowance(content, context)), context)
+        yield from _tar_members(Counted(file, Allowance(content.size, context.config)), context)
 
 
 def extract_compressed(content: Content, context: Context) -> Iterator[Extracted | Refused]:
     """What a gzip, bzip2, xz or zstd file holds: one file, or the members of the tar archive in it."""
-    allowance = _allowance(content, context)
+    allowance = Allowance(content.size, context.config)
     with content.open() as file, decompressed(file) as plain:
         if is_tar_header(plain.peek(_TAR_BLOCK)[:_TAR_BLOCK]):
             yield from _tar_members(Counted(plain, allowance), context)
@@ -87,20 +80,17 @@ class _Screen:
         parts = _SEPARATOR.split(name)
         if not parts[0] or ".." in parts or _DRIVE.match(name):
             return [Refused(_place(name), "unsafe", "its name leads out of the archive")]
-        for depth, part in enumerate(parts[:-1], 1):
-            if part.startswith(".") and part != ".":
-                return self._once(parts[:depth], "hidden", "its name begins with a dot")
-            if part in IGNORED_FOLDERS:
-                return self._once(parts[:depth], "ignored", "folders with this name are never read")
-        hidden = parts[-1].startswith(".")
-        return [Refused(_place(name), "hidden", "its name begins with a dot")] if hidden else None
-
-    def _once(self, parts: list[str], reason: str, detail: str) -> list[Refused]:
-        folder = _place("/".join(parts) + "/")
-        if folder in self._named:
-            return []
-        self._named.add(folder)
-        return [Refused(folder, reason, detail)]
+        for depth, part in enumerate(parts, 1):
+            is_directory = depth < len(parts)
+            refusal = None if part == "." and is_directory else name_refusal(part, is_directory=is_directory)
+            if refusal and not is_directory:
+                return [Refused(_place(name), *refusal)]
+            if refusal:
+                folder = _place("/".join(parts[:depth]) + "/")
+                is_new = folder not in self._named
+                self._named.add(folder)
+                return [Refused(folder, *refusal)] if is_new else []
+        return None
 
 
 def _zip_member(
@@ -109,7 +99,7 @@ def _zip_member(
     place = _place(member.filename)
     if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
         yield Refused(place, "unsafe", "it is a link or device, not a file")
-    elif member.flag_bits & _ENCRYPTED:
+    elif member.flag_bits & ENCRYPTED_FLAG:
         yield Refused(place, "encrypted", "it needs a password")
     else:
         try:
@@ -121,15 +111,6 @@ def _zip_member(
         else:
             with source:
                 yield from _member(Counted(source, allowance), member.filename, context)
-
-
-def _refuse_overlaps(members: list[zipfile.ZipInfo]) -> None:
-    """Members that share bytes are made to unpack to far more than the archive holds."""
-    end = 0
-    for member in sorted(members, key=lambda member: member.header_offset):
-        if member.header_offset < end:
-            raise ExtractionError("bomb", "its members overlap")
-        end = member.header_offset + _ZIP_HEADER + member.compress_size
 
 
 def _tar_members(file: Counted, context: Context) -> Iterator[Extracted | Refused]:
@@ -204,10 +185,6 @@ def _member(source: Readable, name: str, context: Context) -> Iterator[Extracted
             yield from context.inner(inner, _place(name))
     except MemberError as error:
         yield Refused(_place(name), error.reason, error.detail)
-
-
-def _allowance(content: Content, context: Context) -> Allowance:
-    return Allowance(max(int(context.config.max_expansion * content.size), LEAST_EXPANSION_BYTES))
 
 
 def _place(name: str) -> str:

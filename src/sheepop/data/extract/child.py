@@ -13,8 +13,7 @@ from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType
 from sheepop.data.extract.dispatch import Dispatcher
-from sheepop.data.extract.interface import Extracted, Refused
-from sheepop.data.extract.regular_file import RegularFile
+from sheepop.data.extract.interface import Content, Extracted, Refused
 
 STORAGE = "storage"
 
@@ -23,7 +22,7 @@ def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
     """The documents of the file that the request names, as `to_message` encodes them."""
     scratch = Path(request["scratch"])
     dispatcher = Dispatcher(_config(request["config"]), scratch, alive)
-    content = RegularFile(request["name"], Path(request["path"]))
+    content = Content(request["name"], path=Path(request["path"]))
     try:
         for item in dispatcher.documents(content, FileType(*request["type"])):
             yield to_message(item)

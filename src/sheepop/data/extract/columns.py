@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 256
 _BATCH_BYTES = 2**22
 _BUFFER_BYTES = 2**17
-_PARQUET_ENCRYPTED = b"PARE"
 _ARROW_FILE = b"ARROW1"
-_FEATHER_1 = b"FEA1"
 
 # Gives an empty batch that shows the columns, then the batches of the file, with only the columns that are named.
 Batches = Callable[[BinaryIO, Sequence[str] | None], "Iterator[pyarrow.RecordBatch]"]
@@ -29,9 +27,6 @@ def extract_parquet(content: Content, context: Context) -> Iterator[Extracted | 
 
     Rows are read in batches of about 4 MB, so that memory does not grow with the file or its row groups.
     """
-    _require_pyarrow()
-    if content.head(4) == _PARQUET_ENCRYPTED:
-        raise ExtractionError("encrypted", "its footer is encrypted")
     yield from _documents(content, context, _parquet_batches)
 
 
@@ -40,11 +35,7 @@ def extract_arrow(content: Content, context: Context) -> Iterator[Extracted | Re
 
     These are read by the record batches that they were written in, so one of them must fit in memory.
     """
-    _require_pyarrow()
-    head = content.head(len(_ARROW_FILE))
-    if head.startswith(_FEATHER_1):
-        raise ExtractionError("unsupported", "it is a Feather version 1 file; write it again with a current library")
-    yield from _documents(content, context, _file_batches if head == _ARROW_FILE else _stream_batches)
+    yield from _documents(content, context, _arrow_batches)
 
 
 def _documents(content: Content, context: Context, batches: Batches) -> Iterator[Extracted | Refused]:
@@ -151,35 +142,19 @@ def _row_bytes(metadata: Any) -> int:
     return max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1) or 1
 
 
-def _file_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
-    import pyarrow
+def _arrow_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
+    from pyarrow import ipc
 
-    with pyarrow.ipc.open_file(file) as reader:
-        schema, count = reader.schema, reader.num_record_batches
-        if columns is None:
-            yield from _checked(map(reader.get_batch, range(count)), schema)
-            return
-    with pyarrow.ipc.open_file(file, options=_only(columns, schema)) as reader:
-        yield from _checked(map(reader.get_batch, range(count)), reader.schema)
-
-
-def _stream_batches(file: BinaryIO, columns: Sequence[str] | None) -> Iterator[pyarrow.RecordBatch]:
-    import pyarrow
-
-    with pyarrow.ipc.open_stream(file) as reader:
-        if columns is None:
-            yield from _checked(reader, reader.schema)
-            return
-        schema = reader.schema
+    is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
     file.seek(0)
-    with pyarrow.ipc.open_stream(file, options=_only(columns, schema)) as reader:
-        yield from _checked(reader, reader.schema)
-
-
-def _only(columns: Sequence[str], schema: pyarrow.Schema) -> pyarrow.ipc.IpcReadOptions:
-    import pyarrow
-
-    return pyarrow.ipc.IpcReadOptions(included_fields=[schema.names.index(name) for name in columns], use_threads=False)
+    opened, options = ipc.open_file if is_file else ipc.open_stream, None
+    if columns is not None:
+        names = opened(file).schema.names
+        file.seek(0)
+        options = ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns], use_threads=False)
+    with opened(file, options=options) as reader:
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        yield from _checked(batches, reader.schema)
 
 
 def _checked(batches: Iterator[pyarrow.RecordBatch], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
@@ -222,22 +197,7 @@ def _damage_named() -> Iterator[None]:
     except MemoryError:
         raise
     except pyarrow.ArrowNotImplementedError as error:
-        raise ExtractionError("unsupported", _first_line(error)) from None
+        raise ExtractionError("unsupported", str(error)) from None
     except damage as error:
         reason = "encrypted" if "crypt" in str(error).lower() else "damaged"
-        raise ExtractionError(reason, _first_line(error)) from None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _require_pyarrow() -> None:
-    try:
-        import pyarrow.ipc
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"reading it needs pyarrow: pip install 'sheepop[data]' ({error})"
-        ) from None
+        raise ExtractionError(reason, str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,12 +58,8 @@ def extract_duckdb(content: Content, context: Context) -> Iterator[Extracted | R
 
     Documents and places are as in `extract_sqlite`. The database is opened without access to any other file.
     """
-    try:
-        import duckdb
-    except ImportError as error:
-        raise ExtractionError(
-            "not_installed", f"reading it needs duckdb: pip install 'sheepop[data]' ({error})"
-        ) from None
+    import duckdb
+
     path = content.path(context.scratch)
     # A name that is no UTF-8 cannot be handed over. The log beside the file is found behind the link, and read.
     link = context.scratch / "database.duckdb"
@@ -140,80 +136,47 @@ def _sqlite_tables(connection: sqlite3.Connection) -> Iterator[_Table | Refused]
         except (sqlite3.Error, UnicodeError) as error:
             yield Refused(f"table {shown}", "damaged", str(error))
             continue
-        yield _Table(shown, [column[1] for column in columns], _SqliteRows(connection, name, columns))
+        yield _Table(shown, [column[1] for column in columns], _sqlite_rows(connection, name, columns))
 
 
-class _SqliteRows(Iterable["Row | Refused"]):
-    """The rows of one table in the order of their numbers, or of the primary key where there are no numbers."""
-
-    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[Any]) -> None:
-        self._connection, self._table = connection, _quoted(table)
-        self._columns = ", ".join(_quoted(column[1]) for column in columns)
-        taken = {column[1].lower() for column in columns}
-        self._key = next((name for name in _ROW_NAMES if name not in taken and self._has(name)), None)
-        keys = sorted((column[5], column[1]) for column in columns if column[5])
-        self._order = self._key or ", ".join(_quoted(name) for _, name in keys)
-
-    def __iter__(self) -> Iterator[Row | Refused]:
-        number, last = 0, None
-        while True:
+def _sqlite_rows(connection: sqlite3.Connection, table: str, columns: Sequence[Any]) -> Iterator[Row | Refused]:
+    """The rows in the order of their numbers, each read by itself; of the primary key in a table without numbers."""
+    selected = f"SELECT {', '.join(_quoted(column[1]) for column in columns)} FROM {_quoted(table)}"
+    key = _row_name(connection, table, {column[1].lower() for column in columns})
+    number, last = 0, None
+    try:
+        if key is None:
+            keys = [_quoted(name) for _, name in sorted((column[5], column[1]) for column in columns if column[5])]
+            for number, row in enumerate(connection.execute(f"{selected} ORDER BY {', '.join(keys) or 1}"), 1):
+                yield number, row
+            return
+        for number, (row_id,) in enumerate(connection.execute(f"SELECT {key} FROM {_quoted(table)} ORDER BY {key}"), 1):
+            # Pages that point back at each other would give the same rows without end.
+            if last is not None and row_id <= last:
+                raise ExtractionError("damaged", f"after row {number - 1}, earlier rows come again")
+            last = row_id
             try:
-                for row in self._from(last):
-                    # Pages that point back at each other would give the same rows without end.
-                    if last is not None and row[0] <= last:
-                        raise ExtractionError("damaged", f"after row {number}, earlier rows come again")
-                    number, last = number + 1, row[0]
-                    yield number, row[1:]
-                return
-            except sqlite3.Error as error:
-                if self._key is None:
-                    raise ExtractionError(_reason(error), f"after row {number}: {error}") from None
-            # The cursor is always a row ahead, so the row before the failure was lost with it. It is read by itself,
-            # and when it is the next that fails, the rows behind it by another statement.
-            number += 1
-            try:
-                alone = self._from(last, "LIMIT 1").fetchone()
-                if alone is None:
-                    return
-            except sqlite3.Error as error:
-                if _reason(error) == "damaged":
-                    raise ExtractionError("damaged", f"after row {number - 1}: {error}") from None
+                found = connection.execute(f"{selected} WHERE {key} = ?", (row_id,)).fetchone()
+            except sqlite3.DataError as error:
                 yield Refused(f"row {number}", "oversized", str(error))
-                last = self._after(last)
-                if last is None:
-                    return
-            else:
-                last = alone[0]
-                yield number, alone[1:]
-
-    def _from(self, last: int | None, limit: str = "") -> sqlite3.Cursor:
-        where = "" if last is None else f"WHERE {self._key} > {last}"
-        order = f"ORDER BY {self._order}" if self._order else ""
-        statement = f"SELECT {self._key or 'NULL'}, {self._columns} FROM {self._table} {where} {order} {limit}"
-        try:
-            return self._connection.execute(statement)
-        except UnicodeError as error:
-            raise ExtractionError("damaged", f"the name of a column is not text ({error.__class__.__name__})") from None
-
-    def _after(self, last: int | None) -> int | None:
-        """The number of the next row, or None when there is none."""
-        where = "" if last is None else f"WHERE {self._key} > {last}"
-        try:
-            found = self._connection.execute(f"SELECT min({self._key}) FROM {self._table} {where}").fetchone()
-        except sqlite3.Error as error:
-            raise ExtractionError("damaged", str(error)) from None
-        return None if found is None else found[0]
-
-    def _has(self, name: str) -> bool:
-        try:
-            self._connection.execute(f"SELECT {name} FROM {self._table} LIMIT 0")
-        except sqlite3.Error:
-            return False
-        return True
+                continue
+            if found is None:
+                raise ExtractionError("damaged", f"row {number} is listed and not there")
+            yield number, found
+    except sqlite3.DataError as error:
+        raise ExtractionError("oversized", f"after row {number}: {error}") from None
+    except (sqlite3.Error, UnicodeError) as error:
+        raise ExtractionError("damaged", f"after row {number}: {error}") from None
 
 
-def _reason(error: sqlite3.Error) -> str:
-    return "oversized" if isinstance(error, sqlite3.DataError) else "damaged"
+def _row_name(connection: sqlite3.Connection, table: str, taken: set[str]) -> str | None:
+    """What the numbers of the rows are called, None where a table has none."""
+    for name in _ROW_NAMES:
+        with suppress(sqlite3.Error):
+            if name not in taken:
+                connection.execute(f"SELECT {name} FROM {_quoted(table)} LIMIT 0")
+                return name
+    return None
 
 
 def _quoted(name: str) -> str:

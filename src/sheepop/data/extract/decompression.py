@@ -12,7 +12,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from sheepop.data.extract.interface import ExtractionError
 
@@ -25,63 +25,40 @@ _LZMA_MEMORY = 2**28
 _MAGIC_BYTES = 8
 
 
-class _Stream(Protocol):
-    """One compressed stream; `rest` is input that was given and not used."""
+class _Stream:
+    """One compressed stream; `rest` is input that was given and not used.
 
-    eof: bool
-    rest: bytes
+    `step` bytes are unpacked at a time; `limits` follow them and bound what comes out, where the library can do that.
+    """
+
+    def __init__(self, decompressor: Any, step: int = _INPUT, limits: tuple[int, ...] = (_OUTPUT,)) -> None:
+        self._decompressor, self._step, self._limits = decompressor, step, limits
+        self.eof, self.rest = False, b""
 
     def unpack(self, data: bytes) -> bytes:
         """What `data`, which follows the rest, unpacks to, or the beginning of that."""
-
-
-class _Gzip:
-    def __init__(self) -> None:
-        self._decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        self.eof, self.rest = False, b""
-
-    def unpack(self, data: bytes) -> bytes:
-        out = self._decompressor.decompress(self.rest + data, _OUTPUT)
-        self.eof = self._decompressor.eof
-        self.rest = self._decompressor.unused_data if self.eof else self._decompressor.unconsumed_tail
-        return out
-
-
-class _Library:
-    """bzip2 and xz: the library keeps input that it has not used yet."""
-
-    def __init__(self, decompressor: Any) -> None:
-        self._decompressor = decompressor
-        self.eof, self.rest = False, b""
-
-    def unpack(self, data: bytes) -> bytes:
-        out: bytes = self._decompressor.decompress(data, _OUTPUT)
-        self.eof = self._decompressor.eof
-        self.rest = self._decompressor.unused_data if self.eof else b""
-        return out
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        import zstandard
-
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
-        self.eof, self.rest = False, b""
-
-    def unpack(self, data: bytes) -> bytes:
         data = self.rest + data
-        out = self._decompressor.decompress(data[:_ZSTD_INPUT])
+        out: bytes = self._decompressor.decompress(data[: self._step], *self._limits)
         self.eof = self._decompressor.eof
-        self.rest = (self._decompressor.unused_data if self.eof else b"") + data[_ZSTD_INPUT:]
+        # Those of bzip2 and xz keep themselves what they have not used yet.
+        unused = self._decompressor.unused_data if self.eof else getattr(self._decompressor, "unconsumed_tail", b"")
+        self.rest = unused + data[self._step :]
         return out
+
+
+def _zstd() -> _Stream:
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
+    return _Stream(decompressor, _ZSTD_INPUT, ())
 
 
 _FORMATS: tuple[tuple[re.Pattern[bytes], Callable[[], _Stream]], ...] = (
-    (re.compile(rb"\x1f\x8b"), _Gzip),
-    (re.compile(rb"BZh"), lambda: _Library(bz2.BZ2Decompressor())),
-    (re.compile(rb"\xfd7zXZ\x00"), lambda: _Library(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY))),
+    (re.compile(rb"\x1f\x8b"), lambda: _Stream(zlib.decompressobj(zlib.MAX_WBITS | 16))),
+    (re.compile(rb"BZh"), lambda: _Stream(bz2.BZ2Decompressor())),
+    (re.compile(rb"\xfd7zXZ\x00"), lambda: _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY))),
     # The second kind are frames that hold no data but what a program notes for itself.
-    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _Zstd),
+    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _zstd),
 )
 
 

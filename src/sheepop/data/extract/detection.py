@@ -7,16 +7,16 @@ beginning of HTML and XML; last, and only where all these are silent, the magika
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 from sheepop.data.decoding import CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
 from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
-from sheepop.data.extract.zip_directory import directory_names, first_member
 
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
@@ -50,7 +50,19 @@ _SIGNED = {
     ".arrow": "Arrow",
     ".warc": "WARC",
 }
-_OFFICE_FOLDERS = (("word/", "docx"), ("xl/", "xlsx"), ("ppt/", "pptx"))
+# What a zip is by its first member, which is called mimetype and not compressed (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
+_MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
+_MIMETYPES = ((b"application/epub+zip", "epub"),)
+_UNREAD_MIMETYPES = (b"application/vnd.oasis.opendocument",)
+# What a zip is by a member or folder that its directory lists, and a member that must be there too.
+_MEMBERS = (
+    (b"word/", b"[Content_Types].xml", "docx"),
+    (b"xl/", b"[Content_Types].xml", "xlsx"),
+    (b"ppt/", b"[Content_Types].xml", "pptx"),
+)
+_DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
+_LONGEST_END = 2**16 + 22
+_DIRECTORY_BYTES = 2**20
 _OFFICE_SUFFIXES = (".docx", ".xlsx", ".pptx", ".docm", ".xlsm", ".pptm")
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -125,7 +137,7 @@ def _binary_format(content: Content, head: bytes) -> str:
     if name == "zip":
         return _zip_format(content, head)
     if name == "gzip":
-        return "warc" if is_warc(gzip_beginning(head, 64)) else name
+        return "warc" if is_warc(gzip_beginning(head, 256)) else name
     unread = None if name else unread_format(head)
     if unread is not None:
         if head.startswith(_OLD_OFFICE) and content.suffix in _OFFICE_SUFFIXES:
@@ -135,19 +147,37 @@ def _binary_format(content: Content, head: bytes) -> str:
 
 
 def _zip_format(content: Content, head: bytes) -> str:
-    first, begin = first_member(head)
-    if first == "mimetype":
-        if begin.startswith(b"application/epub+zip"):
-            return "epub"
-        if begin.startswith(b"application/vnd.oasis.opendocument"):
-            raise ExtractionError("unsupported", "it is OpenDocument")
+    mimetype = match[1] if (match := _MIMETYPE.match(head)) else b""
+    for begin, name in _MIMETYPES:
+        if mimetype.startswith(begin):
+            return name
+    if mimetype.startswith(_UNREAD_MIMETYPES):
+        raise ExtractionError("unsupported", "it is OpenDocument")
     with content.open() as file:
-        names = directory_names(file)
-    if "[Content_Types].xml" in names:
-        for folder, name in _OFFICE_FOLDERS:
-            if any(member.startswith(folder) for member in names):
-                return name
-    return "epub" if "META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+        names = _zip_names(file)
+    for begin, other, name in _MEMBERS:
+        if other in names and any(member.startswith(begin) for member in names):
+            return name
+    return "epub" if b"META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+
+
+def _zip_names(file: BinaryIO) -> set[bytes]:
+    """The first few thousand member names of a zip file, fewer or none when its directory is damaged.
+
+    The module zipfile would read a directory of any size, and this is not done within limits of memory.
+    """
+    size = file.seek(0, os.SEEK_END)
+    begin = file.seek(max(0, size - _LONGEST_END))
+    end = file.read()
+    position = end.rfind(b"PK\x05\x06")
+    length = int.from_bytes(end[position + 12 : position + 16], "little") if position >= 0 else 0
+    # The directory ends where this record begins, also when a program that unpacks stands before the archive.
+    file.seek(max(0, begin + position - length))
+    directory = file.read(min(length, _DIRECTORY_BYTES))
+    return {
+        directory[entry.end() : entry.end() + int.from_bytes(entry[1], "little")]
+        for entry in _DIRECTORY_ENTRY.finditer(directory)
+    }
 
 
 def _text_format(content: Content, head: bytes) -> FileType:

@@ -14,7 +14,7 @@ from sheepop.data.extract.detection import FileType, detect
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused, nobody_waits
 from sheepop.data.extract.pair import KIND
 from sheepop.data.extract.registry import FORMATS
-from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES, raise_if_full
+from sheepop.data.extract.spool import expansion_limit, raise_if_full
 
 _DEEPEST_CONTENT = 2
 _DETAIL_CHARACTERS = 300
@@ -59,11 +59,10 @@ class Dispatcher:
         temporary files; nothing else.
         """
         try:
-            expansion = int(self.config.max_expansion * content.size)
+            budget = _Budget(expansion_limit(content.size, self.config))
         except OSError as error:
             yield self._unreadable("", error)
             return
-        budget = _Budget(max(expansion, LEAST_EXPANSION_BYTES))
         try:
             for item in self._documents(content, file_type, "", 0, budget):
                 yield from self._checked(item, budget)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from sheepop.core.bounded import (
     BoundedProcess,
@@ -24,10 +24,9 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
 from sheepop.data.extract.dispatch import Dispatcher
 from sheepop.data.extract.generated import is_generated_text
-from sheepop.data.extract.git_blobs import BlobReader
+from sheepop.data.extract.git_program import BlobReader
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
 from sheepop.data.extract.registry import FORMATS
-from sheepop.data.extract.regular_file import Fingerprint, RegularFile
 from sheepop.data.extract.spool import raise_if_full
 
 LIMITS = frozenset({"timeout", "memory"})
@@ -35,6 +34,18 @@ LIMITS = frozenset({"timeout", "memory"})
 
 _CHILD = "sheepop.data.extract.child"
 _CHANGED = ("changed", "it changed while it was being read")
+
+
+class _State(NamedTuple):
+    """What changes when a file is written to or replaced."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> _State:
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 class Extraction:
@@ -61,23 +72,21 @@ class Extraction:
         A `Refused` with an empty place concerns the file; documents that came before it count. A file that changed
         meanwhile is refused as ``changed``. Raises only `StorageError`, when there is no room for temporary files.
         """
-        content = RegularFile(name, path)
+        content = Content(name, path=path)
         try:
             with content.open() as file:
-                before = Fingerprint.of(os.fstat(file.fileno()))
+                before = _State.of(os.fstat(file.fileno()))
                 file_type = _detected(content, file.read(HEAD_BYTES))
                 whole = None if _is_bounded(file_type) else self._whole(file, before)
-        except ExtractionError as error:
-            yield Refused("", error.reason, error.detail)
-        except OSError as error:
-            yield Refused("", "unreadable", (error.strerror or str(error)).lower())
-        else:
-            if whole is not None:
-                yield from self._here.documents(Content(name, data=whole), file_type)
-            else:
-                yield from self._anywhere(content, file_type)
-                if _is_changed(content, before):
-                    yield Refused("", *_CHANGED)
+        except (ExtractionError, OSError) as error:
+            yield _refused(error)
+            return
+        if whole is not None:
+            yield from self._here.documents(Content(name, data=whole), file_type)
+            return
+        yield from self._read(content, file_type)
+        if _is_changed(path, before):
+            yield Refused("", *_CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
         """The documents of a file in a git repository, given the full hash of its content.
@@ -91,28 +100,23 @@ class Extraction:
         directory = self._directory("blob")
         try:
             with self._blobs.content(blob, name, directory) as content:
-                yield from self._member(content)
-        except ExtractionError as error:
-            yield Refused("", error.reason, error.detail)
-        except OSError as error:
+                file_type = _detected(content)
+                beginning = content.head(HEAD_BYTES).decode("utf-8", "replace") if file_type.name == "code" else ""
+                if is_generated_text(beginning):
+                    yield Refused("", "generated", "its first lines say that a program wrote it")
+                else:
+                    yield from self._read(content, file_type)
+        except (ExtractionError, OSError) as error:
             raise_if_full(error, directory)
-            yield Refused("", "unreadable", (error.strerror or str(error)).lower())
+            yield _refused(error)
 
-    def _member(self, content: Content) -> Iterator[Extracted | Refused]:
-        try:
-            file_type = _detected(content)
-        except ExtractionError as error:
-            yield Refused("", error.reason, error.detail)
-            return
-        if file_type.name == "code" and is_generated_text(content.head(HEAD_BYTES).decode("utf-8", "replace")):
-            yield Refused("", "generated", "its first lines say that a program wrote it")
-            return
+    def _read(self, content: Content, file_type: FileType) -> Iterator[Extracted | Refused]:
         if not _is_bounded(file_type):
             yield from self._here.documents(content, file_type)
             return
         directory = self._directory("content")
         try:
-            yield from self._bounded(RegularFile(content.name, content.path(directory)), file_type)
+            yield from self._bounded(content.name, content.path(directory), file_type)
         finally:
             clear(directory)
 
@@ -136,25 +140,22 @@ class Extraction:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _whole(self, file: BinaryIO, before: Fingerprint) -> bytes | None:
+    def _whole(self, file: BinaryIO, before: _State) -> bytes | None:
         """All bytes of an open file, None when there are too many to hold."""
         if before.size > self._config.max_document_bytes:
             return None
         file.seek(0)
         data = file.read(before.size + 1)
-        if len(data) != before.size or Fingerprint.of(os.fstat(file.fileno())) != before:
+        if len(data) != before.size or _State.of(os.fstat(file.fileno())) != before:
             raise ExtractionError(*_CHANGED)
         return data
 
-    def _anywhere(self, content: RegularFile, file_type: FileType) -> Iterator[Extracted | Refused]:
-        return self._bounded(content, file_type) if _is_bounded(file_type) else self._here.documents(content, file_type)
-
-    def _bounded(self, content: RegularFile, file_type: FileType) -> Iterator[Extracted | Refused]:
+    def _bounded(self, name: str, path: Path, file_type: FileType) -> Iterator[Extracted | Refused]:
         delivered = 0
         # What ends a process that has read other files before may be their doing: the file is tried in a new one.
         for is_last in (self._child.requests == 0, True):
             try:
-                with closing(self._answers(content, file_type)) as answers:
+                with closing(self._answers(name, path, file_type)) as answers:
                     for item in islice(answers, delivered, None):
                         delivered += 1
                         yield item
@@ -166,10 +167,10 @@ class Extraction:
             finally:
                 clear(self._directory("work"))
 
-    def _answers(self, content: RegularFile, file_type: FileType) -> Generator[Extracted | Refused, None, None]:
+    def _answers(self, name: str, path: Path, file_type: FileType) -> Generator[Extracted | Refused, None, None]:
         request = {
-            "path": str(content.location),
-            "name": content.name,
+            "path": str(path),
+            "name": name,
             "type": [file_type.name, file_type.kind, file_type.language],
             "config": self._config_text,
             "scratch": str(self._directory("work")),
@@ -211,11 +212,17 @@ def _is_bounded(file_type: FileType) -> bool:
     return FORMATS[file_type.name].bounded
 
 
-def _is_changed(content: RegularFile, before: Fingerprint) -> bool:
+def _is_changed(path: Path, before: _State) -> bool:
     try:
-        return content.fingerprint() != before
+        return _State.of(path.stat()) != before
     except OSError:
         return True
+
+
+def _refused(error: ExtractionError | OSError) -> Refused:
+    if isinstance(error, ExtractionError):
+        return Refused("", error.reason, error.detail)
+    return Refused("", "unreadable", (error.strerror or str(error)).lower())
 
 
 def _refusal(error: BoundedProcessError) -> Refused:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pathspec
+
 from sheepop.core.errors import DataError
-from sheepop.data.discovery import IGNORED_FOLDERS, Skipped, ignore_spec, printable
+from sheepop.data.discovery import Skipped, ignore_spec, name_refusal, printable, size_refusal
 from sheepop.data.extract.generated import is_generated_name, vendored_folder
-from sheepop.data.extract.git_blobs import BlobReader
 from sheepop.data.extract.git_program import git_output
-from sheepop.data.extract.interface import ExtractionError
-from sheepop.data.extract.licenses import guess_license
 from sheepop.data.pipeline.inventory import Entry
 
 GIT_PREFIX = "git+"
@@ -25,66 +25,91 @@ GIT_PREFIX = "git+"
 _SUBMODULE = 0o160000
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
-_ATTRIBUTES = (("linguist-generated", "generated"), ("linguist-vendored", "vendored"))
-_READ_SECONDS = 60.0
+# SPDX identifier, then phrases in lower case that must all be there; where the first of them stands decides between
+# licences, since one often mentions another further down. Among equals the first in the table wins.
+_PHRASES = (
+    ("AGPL-3.0", "gnu affero general public license", "version 3"),
+    ("LGPL-3.0", "gnu lesser general public license", "version 3, 29 june 2007"),
+    ("LGPL-2.1", "gnu lesser general public license", "version 2.1"),
+    ("LGPL-2.0", "gnu library general public license", "version 2"),
+    ("GPL-3.0", "gnu general public license", "version 3"),
+    ("GPL-2.0", "gnu general public license", "version 2"),
+    ("MPL-2.0", "mozilla public license version 2.0"),
+    ("MPL-2.0", "mozilla public license, version 2.0"),
+    ("MPL-2.0", "mozilla public license, v. 2.0"),
+    ("MPL-1.1", "mozilla public license version 1.1"),
+    ("Apache-2.0", "apache license", "version 2.0"),
+    ("EPL-2.0", "eclipse public license - v 2.0"),
+    ("BSL-1.0", "boost software license - version 1.0"),
+    ("CC0-1.0", "cc0 1.0 universal"),
+    ("CC-BY-SA-4.0", "attribution-sharealike 4.0 international"),
+    ("CC-BY-4.0", "attribution 4.0 international"),
+    ("Unlicense", "this is free and unencumbered software released into the public domain"),
+    ("PSF-2.0", "python software foundation license version 2"),
+    ("BSD-4-Clause", "redistribution and use in source and binary forms", "all advertising materials"),
+    ("BSD-3-Clause", "redistribution and use in source and binary forms", "endorse or promote products"),
+    ("BSD-2-Clause", "redistribution and use in source and binary forms", "in binary form must reproduce"),
+    (
+        "MIT",
+        "permission is hereby granted, free of charge, to any person obtaining a copy",
+        "this permission notice shall be included",
+    ),
+    ("MIT-0", "permission is hereby granted, free of charge, to any person obtaining a copy"),
+    ("ISC", "permission to use, copy, modify, and/or distribute this software for any purpose"),
+    ("ISC", "permission to use, copy, modify, and distribute this software for any purpose"),
+    ("Zlib", "this software is provided 'as-is', without any express or implied", "altered source versions"),
+)
+_SPACE = re.compile(r"\s+")
+_MOST_LICENSE_CHARACTERS = 200_000
+_ATTRIBUTES = {"linguist-generated": "generated", "linguist-vendored": "vendored"}
+
+
+_Refusal = tuple[str, str]
+"""Reason and detail."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrackedFile:
-    """A file of a repository: its printable path in it, the full hash of its blob, and its size in bytes."""
+class _Tracked:
+    """A file of the tree: its mode, the full hash of its blob, its size in bytes, and its path, also printable."""
 
-    name: str
+    mode: int
     blob: str
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """The tree of a `commit` (full hash): the files to read in the order of their paths, and those left out, with why.
-
-    `license` is the SPDX identifier of the licence in `license_file` (several with commas), empty when there is none
-    or it is not known.
-    """
-
-    path: Path
-    commit: str
-    files: tuple[TrackedFile, ...]
-    skipped: tuple[Skipped, ...]
-    license: str
-    license_file: str
+    raw: bytes
+    name: str
 
 
 def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Iterator[Entry | Skipped]:
-    """The inputs of a build that ``git+PATH@REVISION`` stands for, named ``FOLDER@COMMIT/PATH``.
+    """The inputs of a build that ``git+PATH@REVISION`` stands for, HEAD when no revision is given.
 
-    Raises `DataError` when the path, the repository or the revision does not exist.
-    """
-    found = list_repository(spec, max_file_bytes=max_file_bytes, ignore=ignore)
-    facts = {"revision": found.commit, "license": found.license, "license_file": found.license_file}
-    kept = tuple((name, value) for name, value in facts.items() if value)
-    label = f"{printable(found.path.resolve().name)}@{found.commit[:12]}"
-    for skipped in found.skipped:
-        source = f"{label}/{skipped.source}"
-        yield Skipped(source, skipped.stage, skipped.reason, skipped.detail, skipped.is_directory)
-    for file in found.files:
-        yield Entry("git", str(found.path), f"{label}/{file.name}", file.size, revision=file.blob, facts=kept)
-
-
-def list_repository(spec: str, *, max_file_bytes: int, ignore: Iterable[str] = ()) -> Repository:
-    """What the repository in `spec` tracks at its revision, HEAD when none is given.
-
-    Left out are hidden names, folders of foreign code, generated files, what matches `ignore`, links, submodules,
-    and empty and oversized files. Raises `DataError` as `repository_entries` does.
+    They are named ``FOLDER@COMMIT/PATH``, in the order of their paths, and carry the revision and the licence: SPDX
+    identifiers and names of files, with commas. Skipped are hidden names, folders of foreign code (each named once),
+    generated files, what matches `ignore`, links, submodules, and empty and oversized files. Raises `DataError` when
+    the path, the repository or the revision does not exist.
     """
     path, revision = parse_spec(spec)
     commit = _commit(path, revision)
     tracked = list(_tree(path, commit))
-    marked = _marked(path, commit, [name for _, _, _, name in tracked])
-    sorting = _Sorting(max_file_bytes, ignore, marked)
-    for mode, blob, size, name in tracked:
-        sorting.add(mode, blob, size, name)
+    marked = _marked(path, commit, [file.raw for file in tracked])
     license_name, license_file = _license(path, tracked)
-    return Repository(path, commit, tuple(sorting.files), tuple(sorting.skipped), license_name, license_file)
+    facts = (("revision", commit), ("license", license_name), ("license_file", license_file))
+    known = tuple((name, value) for name, value in facts if value)
+    label = f"{printable(path.resolve().name)}@{commit[:12]}"
+    ignored, named = ignore_spec(ignore), set()
+    for file in tracked:
+        depth, refusal = _left_out_folder(file.name.split("/")[:-1])
+        if refusal:
+            folder = "/".join([label, *file.name.split("/")[:depth]])
+            if folder not in named:
+                named.add(folder)
+                yield Skipped(folder, "discover", *refusal, is_directory=True)
+            continue
+        refusal = _left_out_file(file, ignored, max_file_bytes) or marked.get(file.raw)
+        source = f"{label}/{file.name}"
+        if refusal:
+            yield Skipped(source, "discover", *refusal)
+        else:
+            yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
 
 
 def parse_spec(spec: str) -> tuple[Path, str]:
@@ -97,62 +122,32 @@ def parse_spec(spec: str) -> tuple[Path, str]:
     raise DataError(f"Data path {printable(spec)} names no folder. Write git+PATH or git+PATH@REVISION.")
 
 
-class _Sorting:
-    """Decides for each tracked file whether it is read; a folder that is left out is named once."""
-
-    def __init__(self, max_file_bytes: int, ignore: Iterable[str], marked: dict[bytes, str]) -> None:
-        self.files: list[TrackedFile] = []
-        self.skipped: list[Skipped] = []
-        self._max_file_bytes, self._ignore, self._marked = max_file_bytes, ignore_spec(ignore), marked
-        self._folders: set[str] = set()
-
-    def add(self, mode: int, blob: str, size: int, raw: bytes) -> None:
-        name = printable(os.fsdecode(raw))
-        *folders, last = name.split("/")
-        reason, detail, depth = self._left_out_folder(folders)
-        if depth:
-            folder = "/".join(folders[:depth])
-            if folder not in self._folders:
-                self._folders.add(folder)
-                self.skipped.append(Skipped(folder, "discover", reason, detail, is_directory=True))
-            return
-        refusal = self._refusal(mode, size, name, last) or self._by_attribute(raw)
+def _left_out_folder(folders: list[str]) -> tuple[int, _Refusal | None]:
+    """How many of the leading folders name one that is not read, and why not."""
+    vendored = vendored_folder(folders)
+    for depth, folder in enumerate(folders, 1):
+        if depth == vendored:
+            return depth, ("vendored", "folders with this name hold code from other projects")
+        refusal = name_refusal(folder, is_directory=True)
         if refusal:
-            self.skipped.append(Skipped(name, "discover", *refusal))
-        else:
-            self.files.append(TrackedFile(name, blob, size))
+            return depth, refusal
+    return 0, None
 
-    def _left_out_folder(self, folders: list[str]) -> tuple[str, str, int]:
-        vendored = vendored_folder(folders)
-        for depth, folder in enumerate(folders, 1):
-            if folder.startswith("."):
-                return "hidden", "its name begins with a dot", depth
-            if depth == vendored:
-                return "vendored", "folders with this name hold code from other projects", depth
-            if folder in IGNORED_FOLDERS:
-                return "ignored", "folders with this name are never read", depth
-        return "", "", 0
 
-    def _refusal(self, mode: int, size: int, name: str, last: str) -> tuple[str, str] | None:
-        if mode == _SUBMODULE:
-            return "unsupported", "it is a submodule; give that repository by itself"
-        if not stat.S_ISREG(mode):
-            return "unsafe", "it is a symbolic link"
-        if last.startswith("."):
-            return "hidden", "its name begins with a dot"
-        if self._ignore.match_file(name):
-            return "ignored", "it matches an ignore pattern"
-        if is_generated_name(last):
-            return "generated", "files with this name are generated"
-        if size == 0:
-            return "empty", "0 bytes"
-        if size > self._max_file_bytes:
-            return "oversized", f"{size:,} bytes, over data.max_file_bytes = {self._max_file_bytes:,}"
-        return None
-
-    def _by_attribute(self, raw: bytes) -> tuple[str, str] | None:
-        attribute = self._marked.get(raw)
-        return (attribute, ".gitattributes says so") if attribute else None
+def _left_out_file(file: _Tracked, ignored: pathspec.GitIgnoreSpec, max_file_bytes: int) -> _Refusal | None:
+    last = file.name.rpartition("/")[2]
+    if file.mode == _SUBMODULE:
+        return "unsupported", "it is a submodule; give that repository by itself"
+    if not stat.S_ISREG(file.mode):
+        return "unsafe", "it is a symbolic link"
+    refusal = name_refusal(last, is_directory=False)
+    if refusal:
+        return refusal
+    if ignored.match_file(file.name):
+        return "ignored", "it matches an ignore pattern"
+    if is_generated_name(last):
+        return "generated", "files with this name are generated"
+    return size_refusal(file.size, max_file_bytes)
 
 
 def _commit(path: Path, revision: str) -> str:
@@ -166,48 +161,55 @@ def _commit(path: Path, revision: str) -> str:
     return output.decode("ascii").strip()
 
 
-def _tree(path: Path, commit: str) -> Iterator[tuple[int, str, int, bytes]]:
-    """Mode, blob, size (0 for a submodule) and path of everything in the commit's tree."""
+def _tree(path: Path, commit: str) -> Iterator[_Tracked]:
+    """Everything in the commit's tree; a submodule has size 0."""
     output = git_output(path, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     for line in output.split(b"\0")[:-1]:
-        about, _, name = line.partition(b"\t")
+        about, _, raw = line.partition(b"\t")
         mode, _, blob, size = about.split()
-        yield int(mode, 8), blob.decode("ascii"), int(size) if size != b"-" else 0, name
+        name = printable(os.fsdecode(raw))
+        yield _Tracked(int(mode, 8), blob.decode("ascii"), int(size) if size != b"-" else 0, raw, name)
 
 
-def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, str]:
+def _marked(path: Path, commit: str, names: list[bytes]) -> dict[bytes, _Refusal]:
     """The files that the tree's ``.gitattributes`` call generated or vendored, as git itself reads them."""
     if not any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
         return {}
-    marked: dict[bytes, str] = {}
+    marked: dict[bytes, _Refusal] = {}
     with tempfile.TemporaryDirectory(prefix="sheepop-git-") as scratch:
         index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
         git_output(path, "read-tree", commit, environment=index)
-        attributes = [attribute for attribute, _ in _ATTRIBUTES]
         asked = b"".join(name + b"\0" for name in names)
-        arguments = ("check-attr", "--cached", "--stdin", "-z", *attributes)
+        arguments = ("check-attr", "--cached", "--stdin", "-z", *_ATTRIBUTES)
         fields = git_output(path, *arguments, data=asked, environment=index).split(b"\0")
-    reasons = {attribute.encode("ascii"): reason for attribute, reason in _ATTRIBUTES}
     for name, attribute, value in zip(fields[0::3], fields[1::3], fields[2::3], strict=False):
         if value in (b"set", b"true"):
-            marked.setdefault(name, reasons[attribute])
+            marked.setdefault(name, (_ATTRIBUTES[attribute.decode("ascii")], ".gitattributes says so"))
     return marked
 
 
-def _license(path: Path, tracked: list[tuple[int, str, int, bytes]]) -> tuple[str, str]:
+def _license(path: Path, tracked: list[_Tracked]) -> tuple[str, str]:
     """SPDX identifiers and names of the licence files at the top of the tree."""
-    identifiers, names = [], []
-    with closing(BlobReader(path, _READ_SECONDS)) as reader, tempfile.TemporaryDirectory() as scratch:
-        for mode, blob, size, raw in tracked:
-            name = printable(os.fsdecode(raw))
-            if "/" in name or not stat.S_ISREG(mode) or not name.lower().startswith(_LICENSE_NAMES):
-                continue
-            if size > _LICENSE_BYTES:
-                continue
-            names.append(name)
-            try:
-                with reader.content(blob, name, Path(scratch)) as content:
-                    identifiers.append(guess_license(content.head(_LICENSE_BYTES).decode("utf-8", "replace")))
-            except ExtractionError:
-                continue
-    return ", ".join(sorted({identifier for identifier in identifiers if identifier})), ", ".join(names)
+    identifiers, names = set(), []
+    for file in tracked:
+        is_license = "/" not in file.name and file.name.lower().startswith(_LICENSE_NAMES)
+        if not is_license or not stat.S_ISREG(file.mode) or file.size > _LICENSE_BYTES:
+            continue
+        names.append(file.name)
+        # One that cannot be read is still named.
+        with suppress(DataError):
+            identifiers.add(guess_license(git_output(path, "cat-file", "blob", file.blob).decode("utf-8", "replace")))
+    return ", ".join(sorted(identifiers - {""})), ", ".join(names)
+
+
+def guess_license(text: str) -> str:
+    """The SPDX identifier of the licence that `text` is or begins with, empty when it is none of the known."""
+    plain = (
+        _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower().replace("\u2019", "'").replace("``as is''", "'as is'")
+    )
+    best, position = "", len(plain)
+    for identifier, first, *others in _PHRASES:
+        found = plain.find(first)
+        if 0 <= found < position and all(phrase in plain for phrase in others):
+            best, position = identifier, found
+    return best

@@ -6,14 +6,21 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sheepop.core.errors import DataError
+from sheepop.data.extract.interface import Content, ExtractionError
+from sheepop.data.extract.spool import spooled
 
 MEMORY_BYTES = 2**31
 SECONDS = 120.0
+_LONGEST_HEADER = 200
 
 _SETTINGS = {
     # Named by the user, so it may belong to somebody else; nothing of it is executed.
@@ -79,3 +86,102 @@ def git_output(
         words = errors.decode("utf-8", "replace").strip().splitlines() or [f"exit status {process.returncode}"]
         raise DataError(f"git {arguments[0]} failed in {repository}: {words[-1].removeprefix('fatal: ')}.")
     return bytes(output)
+
+
+class BlobReader:
+    """The contents of files in the repository at `path`, one after another from one ``git cat-file --batch``.
+
+    git starts with the first of them, and is ended when one takes over `seconds`.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self._seconds = path, seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], int], BlobReader] | None = None
+
+    @contextmanager
+    def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
+        """The blob with this full hash as content called `name`, for as long as the context lasts.
+
+        Raises `ExtractionError`: ``missing`` when the repository does not hold it, ``damaged``, ``timeout``.
+        """
+        process, begin = self._started(), time.monotonic()
+        limit = threading.Timer(self._seconds, process.kill)
+        limit.start()
+        try:
+            source = _requested(process, blob)
+            with spooled(source, name, source.left, scratch) as content:
+                source.end()
+                limit.cancel()
+                yield content
+        except _StoppedError:
+            self.close()
+            if time.monotonic() - begin >= self._seconds:
+                raise ExtractionError("timeout", f"git did not send it within {self._seconds:g} s") from None
+            raise ExtractionError("damaged", "git cannot read it") from None
+        finally:
+            limit.cancel()
+
+    def close(self) -> None:
+        """Ends git."""
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._process = start_git(
+                self.path, "cat-file", "--batch", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+            )
+            self._end = weakref.finalize(self, _end, self._process, os.getpid())
+        return self._process
+
+
+class _StoppedError(Exception):
+    """git has ended, or says what it should not."""
+
+
+class _Blob:
+    """The bytes of one blob on their way from git."""
+
+    def __init__(self, stream: IO[bytes], size: int) -> None:
+        self._stream, self.left = stream, size
+
+    def read(self, count: int, /) -> bytes:
+        data = self._stream.read(min(count, self.left))
+        if len(data) < min(count, self.left):
+            raise _StoppedError
+        self.left -= len(data)
+        return data
+
+    def end(self) -> None:
+        if self._stream.read(1) != b"\n":
+            raise _StoppedError
+
+
+def _requested(process: subprocess.Popen[bytes], blob: str) -> _Blob:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(f"{blob}\n".encode("ascii"))
+        process.stdin.flush()
+    except OSError:
+        raise _StoppedError from None
+    fields = process.stdout.readline(_LONGEST_HEADER).split()
+    if fields[1:2] == [b"missing"]:
+        raise ExtractionError("missing", "the repository does not have this version of it")
+    if len(fields) != 3 or fields[1] != b"blob":
+        raise _StoppedError
+    return _Blob(process.stdout, int(fields[2]))
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    # A forked copy of the owner must not end what belongs to the owner.
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()

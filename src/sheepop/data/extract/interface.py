@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,8 +82,11 @@ class Content:
         return Path(self.name).suffix.lower()
 
     def open(self) -> BinaryIO:
-        """A seekable binary file, positioned at the beginning."""
-        return self._path.open("rb") if self._path is not None else io.BytesIO(self._data or b"")
+        """A seekable binary file, positioned at the beginning.
+
+        Raises OSError where the file is none that can be read; a pipe or device put in its place is not waited for.
+        """
+        return io.BytesIO(self._data or b"") if self._path is None else _open_regular(self._path)
 
     def head(self, count: int) -> bytes:
         """The first `count` bytes, or fewer when there are fewer."""
@@ -95,6 +100,17 @@ class Content:
                 file.write(self._data or b"")
             self._path = Path(file.name)
         return self._path
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "it is no longer a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def nobody_waits() -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _TAR_BLOCK = 512
 _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
-_WARC = re.compile(rb"WARC/\d+\.\d+\r?\n")
+# The second is ARC, its predecessor.
+_WARC = re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain ")
 _PDF_WITHIN = 1024
 # The sizes of the header after the file's own: OS/2 1 and 2, Windows 3 to 5.
 _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 _PYTHON_BYTECODE = re.compile(rb"[\x00-\xff][\x0b-\x10]\r\n[\x00-\x07]\0\0\0", re.DOTALL)
-
-_Signature = tuple[int, bytes, str]
 
 # Offset, bytes, type.
 _SIGNATURES = (
@@ -92,30 +91,35 @@ _BINARY = (
     (0, b"\xde\x12\x04\x95", "compiled translations"),
     (0, b"\x95\x04\x12\xde", "compiled translations"),
     (0, b"TZif", "time zone data"),
+    (8, b"WAVEfmt ", "audio"),
+    (8, b"AVI LIST", "video"),
 )
+
+_ENCRYPTED = ((0, b"PARE", "an encrypted Parquet file"),)
 
 
 def signature(head: bytes) -> str:
     """The type that the first kilobytes of a file show, empty when they show none that is read; `head` is not empty."""
-    for offset, magic, name in _candidates(_SIGNATURES_BY_BYTE, head):
-        if _shows(head, magic, offset):
-            return name
-    return next((name for name, matches in _STRUCTURES.items() if matches(head)), "")
+    return _shown(_SIGNATURES, head) or next((name for name, matches in _STRUCTURES.items() if matches(head)), "")
 
 
 def unread_format(head: bytes) -> tuple[str, str] | None:
     """Reason (``unsupported``, ``binary`` or ``encrypted``) and name of a format that is known but not read."""
-    if head.startswith(b"PARE"):
-        return "encrypted", "an encrypted Parquet file"
-    for reason, table in (("unsupported", _UNREAD_BY_BYTE), ("binary", _BINARY_BY_BYTE)):
-        for offset, magic, name in _candidates(table, head):
-            if _shows(head, magic, offset):
-                return reason, name
+    for reason, table in (("unsupported", _UNREAD), ("binary", _BINARY), ("encrypted", _ENCRYPTED)):
+        name = _shown(table, head)
+        if name:
+            return reason, name
     if head.startswith(b"MZ") and b"\0" in head[:64]:
         return "binary", "a program or library (Windows)"
-    if head.startswith(b"RIFF") and head[8:12] in (b"WAVE", b"AVI "):
-        return "binary", "audio or video"
     return ("binary", "compiled Python") if _PYTHON_BYTECODE.match(head) else None
+
+
+def _shown(table: Iterable[tuple[int, bytes, str]], head: bytes) -> str:
+    for offset, magic, name in table:
+        # A text may begin with the same letters; a file of the format then has zeros among its numbers.
+        if head.startswith(magic, offset) and (not magic.isalnum() or b"\0" in head):
+            return name
+    return ""
 
 
 def gzip_beginning(head: bytes, count: int) -> bytes:
@@ -144,25 +148,8 @@ def is_pdf(head: bytes) -> bool:
 
 
 def is_warc(head: bytes) -> bool:
-    """Whether a WARC record begins here."""
+    """Whether a record of a web archive begins here."""
     return _WARC.match(head) is not None
-
-
-def _by_first_byte(table: tuple[_Signature, ...]) -> dict[int, tuple[_Signature, ...]]:
-    """The rows that a first byte leaves possible; -1 stands for those that begin further on."""
-    bytes_ = {magic[0] if offset == 0 else -1 for offset, magic, _ in table}
-    return {
-        first: tuple(row for row in table if (row[1][0] if row[0] == 0 else -1) == first) for first in sorted(bytes_)
-    }
-
-
-def _candidates(table: dict[int, tuple[_Signature, ...]], head: bytes) -> tuple[_Signature, ...]:
-    return table.get(head[0], ()) + table.get(-1, ())
-
-
-def _shows(head: bytes, magic: bytes, offset: int) -> bool:
-    # A text may begin with the same letters; a file of the format then has zeros among its numbers.
-    return head.startswith(magic, offset) and (not magic.isalnum() or b"\0" in head)
 
 
 def _is_bzip2(head: bytes) -> bool:
@@ -196,9 +183,6 @@ def _is_other_image(head: bytes) -> bool:
     return reserved == 0 and header in _BMP_HEADERS
 
 
-_SIGNATURES_BY_BYTE = _by_first_byte(_SIGNATURES)
-_UNREAD_BY_BYTE = _by_first_byte(_UNREAD)
-_BINARY_BY_BYTE = _by_first_byte(_BINARY)
 _STRUCTURES: dict[str, Callable[[bytes], bool]] = {
     "pdf": is_pdf,
     "warc": is_warc,

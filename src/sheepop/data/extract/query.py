@@ -30,6 +30,7 @@ from sheepop.data.extract.template import longest_record
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
+_NOT_OPENED, _FAILED = "the database cannot be opened", "the query failed"
 _NO_LOG = logging.NullHandler()
 _FIRST_ROWS, _MOST_ROWS, _BATCH_BYTES = 16, 1000, 2**22
 # What a session is told before the query; times are given in UTC, whatever the server's zone is.
@@ -39,8 +40,6 @@ _SESSIONS = {
     "mariadb": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION time_zone = '+00:00'"),
     "oracle": ("SET TRANSACTION READ ONLY",),
 }
-_NOT_THERE = re.compile(r"no such (?:table|column)|does ?n[o']t exist|unknown (?:table|column)", re.IGNORECASE)
-_GONE = re.compile(r"network error|terminat|connection|server closed|gone away|timed? ?out|shut", re.IGNORECASE)
 # SQLAlchemy takes a colon and a word for a parameter, and a backslash in front of them away.
 _PARAMETER = re.compile(r"(?<![:\w\\]):(?=[\w$]+(?![:\w$]))")
 _ESCAPED_PARAMETER = re.compile(r"\\(?=:[\w$]*(?![:\w$]))")
@@ -50,8 +49,9 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
     """The rows that `query` gives on the database at `url`, as `RowDocuments` makes them, with the place ``row N``.
 
     Rows are fetched from a cursor of the server in batches of about 4 MB. Raises `ExtractionError`: ``invalid`` for
-    an address or query that cannot be honoured, ``missing`` for a driver, file, table or column, ``unreadable`` for
-    a database that does not answer, or goes away, after the documents of the rows before.
+    an address or query that is refused here, ``missing`` for a file or column, ``not_installed`` for a driver, and
+    ``unreadable`` with the words of the database where it refuses the query or goes away, after the documents of the
+    rows before.
     """
     address = parse_address(url)
     backend = address.get_backend_name()
@@ -69,16 +69,16 @@ def read_query(url: str, query: str, config: ExtractConfig) -> Iterator[Extracte
 def _sqlalchemy_result(address: URL, query: str, config: ExtractConfig) -> Iterator[tuple[list[str], Iterator[Row]]]:
     from sqlalchemy import text
 
-    with _faults_named(address, None):
+    with _faults_named(address, _NOT_OPENED):
         engine = _engine(address, config)
         connection = engine.connect()
     try:
-        with _faults_named(address, None):
+        with _faults_named(address, _NOT_OPENED):
             if address.get_backend_name() == "postgresql":
                 connection = connection.execution_options(postgresql_readonly=True)
             for statement in _SESSIONS.get(address.get_backend_name(), ()):
                 connection.exec_driver_sql(statement)
-        with _faults_named(address, 0):
+        with _faults_named(address, _FAILED):
             result = connection.execute(text(without_parameters(query)), execution_options={"stream_results": True})
             columns = list(result.keys())
         yield columns, _numbered(result.fetchmany, address)
@@ -126,10 +126,10 @@ def _duckdb_result(address: URL, query: str, config: ExtractConfig) -> Iterator[
         raise ExtractionError(
             "not_installed", f"the query needs duckdb: pip install 'sheepop[data]' ({error})"
         ) from None
-    with _faults_named(address, None):
+    with _faults_named(address, _NOT_OPENED):
         connection = open_duckdb(_database_file(address), config.max_memory_bytes // 2)
     with closing(connection):
-        with _faults_named(address, 0):
+        with _faults_named(address, _FAILED):
             result = connection.execute(query)
             columns = [column[0] for column in result.description]
         yield columns, _numbered(result.fetchmany, address)
@@ -150,7 +150,7 @@ def _numbered(fetch: Callable[[int], Sequence[Any]], address: URL) -> Iterator[R
     """The rows, fetched in batches that are as large as their length allows."""
     number, size = 0, _FIRST_ROWS
     while True:
-        with _faults_named(address, number):
+        with _faults_named(address, f"after row {number}" if number else _FAILED):
             rows = fetch(size)
         if not rows:
             return
@@ -167,8 +167,8 @@ def without_parameters(query: str) -> str:
 
 
 @contextmanager
-def _faults_named(address: URL, number: int | None) -> Iterator[None]:
-    """Turns what a driver raises into `ExtractionError`; `number` rows were read, None while not yet connected."""
+def _faults_named(address: URL, where: str) -> Iterator[None]:
+    """Turns what a driver raises into `ExtractionError`; `where` says what was being done."""
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
     drivers: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, ValueError, TypeError, LookupError, struct.error)
@@ -188,11 +188,7 @@ def _faults_named(address: URL, number: int | None) -> Iterator[None]:
         ) from None
     except drivers as error:
         _let_go(error)
-        message, reason = without_secrets(_message(error), address), _reason(error, number)
-        where = "" if number is None else f"after row {number}: " if number else "the query failed: "
-        if number is None:
-            where = "the database cannot be opened: "
-        raise ExtractionError(reason, f"{where}{message}") from None
+        raise ExtractionError("unreadable", f"{where}: {without_secrets(_message(error), address)}") from None
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -200,16 +196,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _reason(error: Exception, number: int | None) -> str:
-    message = _message(error)
-    if number is not None and _NOT_THERE.search(message):
-        return "missing"
-    is_gone = getattr(error, "connection_invalidated", False) or isinstance(error, OSError) or _GONE.search(message)
-    if isinstance(error, TypeError) and number is None:
-        return "invalid"
-    return "unreadable" if number is None or is_gone else "invalid"
 
 
 def _message(error: Exception) -> str:

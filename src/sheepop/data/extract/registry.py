@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
 
 from sheepop.data.extract.interface import Extractor
 
@@ -12,170 +13,44 @@ from sheepop.data.extract.interface import Extractor
 class Format:
     """How one type is read.
 
-    `load` imports the function that reads it. `extra` names what ``pip install sheepop[EXTRA]`` adds for it, empty
-    when nothing is needed. A `bounded` format is read in a process with limits. A `container` holds other files.
+    `reader` is a function of this folder as ``module.function``, imported with the first file of the type. `extra`
+    names what ``pip install sheepop[EXTRA]`` adds for it, empty when nothing is needed. A `bounded` format is read in
+    a process with limits. A `container` holds other files.
     """
 
-    load: Callable[[], Extractor]
+    reader: str
     extra: str = ""
     bounded: bool = True
     container: bool = False
 
-
-def _text() -> Extractor:
-    from sheepop.data.extract.text import extract_text
-
-    return extract_text
-
-
-def _subtitles() -> Extractor:
-    from sheepop.data.extract.subtitles import extract_subtitles
-
-    return extract_subtitles
-
-
-def _html() -> Extractor:
-    from sheepop.data.extract.html import extract_html
-
-    return extract_html
-
-
-def _xml() -> Extractor:
-    from sheepop.data.extract.html import extract_xml
-
-    return extract_xml
-
-
-def _pdf() -> Extractor:
-    from sheepop.data.extract.pdf import extract_pdf
-
-    return extract_pdf
-
-
-def _image() -> Extractor:
-    from sheepop.data.extract.image import extract_image
-
-    return extract_image
-
-
-def _docx() -> Extractor:
-    from sheepop.data.extract.word import extract_docx
-
-    return extract_docx
-
-
-def _pptx() -> Extractor:
-    from sheepop.data.extract.slides import extract_pptx
-
-    return extract_pptx
-
-
-def _xlsx() -> Extractor:
-    from sheepop.data.extract.sheets import extract_xlsx
-
-    return extract_xlsx
-
-
-def _epub() -> Extractor:
-    from sheepop.data.extract.epub import extract_epub
-
-    return extract_epub
-
-
-def _notebook() -> Extractor:
-    from sheepop.data.extract.notebook import extract_notebook
-
-    return extract_notebook
-
-
-def _warc() -> Extractor:
-    from sheepop.data.extract.warc import extract_warc
-
-    return extract_warc
-
-
-def _csv() -> Extractor:
-    from sheepop.data.extract.table import extract_csv
-
-    return extract_csv
-
-
-def _json() -> Extractor:
-    from sheepop.data.extract.records import extract_json
-
-    return extract_json
-
-
-def _jsonl() -> Extractor:
-    from sheepop.data.extract.records import extract_jsonl
-
-    return extract_jsonl
-
-
-def _parquet() -> Extractor:
-    from sheepop.data.extract.columns import extract_parquet
-
-    return extract_parquet
-
-
-def _arrow() -> Extractor:
-    from sheepop.data.extract.columns import extract_arrow
-
-    return extract_arrow
-
-
-def _sqlite() -> Extractor:
-    from sheepop.data.extract.database import extract_sqlite
-
-    return extract_sqlite
-
-
-def _duckdb() -> Extractor:
-    from sheepop.data.extract.database import extract_duckdb
-
-    return extract_duckdb
-
-
-def _zip() -> Extractor:
-    from sheepop.data.extract.archive import extract_zip
-
-    return extract_zip
-
-
-def _tar() -> Extractor:
-    from sheepop.data.extract.archive import extract_tar
-
-    return extract_tar
-
-
-def _compressed() -> Extractor:
-    from sheepop.data.extract.archive import extract_compressed
-
-    return extract_compressed
+    def load(self) -> Extractor:
+        """The function that reads it; raises ImportError where something must be installed first."""
+        module, _, function = self.reader.rpartition(".")
+        return cast("Extractor", getattr(import_module(f"sheepop.data.extract.{module}"), function))
 
 
 FORMATS = {
-    **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format(_text, bounded=False)),
-    "subtitles": Format(_subtitles),
-    "html": Format(_html, "data"),
-    "xml": Format(_xml, "data"),
-    "pdf": Format(_pdf, "data"),
-    "image": Format(_image, "ocr"),
-    "docx": Format(_docx, "data"),
-    "pptx": Format(_pptx, "data"),
-    "xlsx": Format(_xlsx, "data"),
-    "epub": Format(_epub, "data", container=True),
-    "notebook": Format(_notebook, "data"),
-    "warc": Format(_warc, "data", container=True),
-    **dict.fromkeys(("csv", "tsv"), Format(_csv)),
-    "json": Format(_json),
-    "jsonl": Format(_jsonl),
-    "parquet": Format(_parquet, "data"),
-    "arrow": Format(_arrow, "data"),
-    "sqlite": Format(_sqlite),
-    "duckdb": Format(_duckdb, "data"),
-    "zip": Format(_zip, container=True),
-    "tar": Format(_tar, container=True),
-    **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), Format(_compressed, container=True)),
+    **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format("text.extract_text", bounded=False)),
+    "subtitles": Format("subtitles.extract_subtitles"),
+    "html": Format("html.extract_html", "data"),
+    "xml": Format("html.extract_xml", "data"),
+    "pdf": Format("pdf.extract_pdf", "data"),
+    "image": Format("image.extract_image", "ocr"),
+    "docx": Format("word.extract_docx", "data"),
+    "pptx": Format("slides.extract_pptx", "data"),
+    "xlsx": Format("sheets.extract_xlsx", "data"),
+    "epub": Format("epub.extract_epub", "data", container=True),
+    "notebook": Format("notebook.extract_notebook", "data"),
+    "warc": Format("warc.extract_warc", "data", container=True),
+    **dict.fromkeys(("csv", "tsv"), Format("table.extract_csv")),
+    "json": Format("records.extract_json"),
+    "jsonl": Format("records.extract_jsonl"),
+    "parquet": Format("columns.extract_parquet", "data"),
+    "arrow": Format("columns.extract_arrow", "data"),
+    "sqlite": Format("database.extract_sqlite"),
+    "duckdb": Format("database.extract_duckdb", "data"),
+    "zip": Format("archive.extract_zip", container=True),
+    "tar": Format("archive.extract_tar", container=True),
+    **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), Format("archive.extract_compressed", container=True)),
 }
 """Every type that `detect` names."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Protocol
+from typing import Protocol
 
 from sheepop.core.errors import StorageError
+from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, ExtractionError
 
 LEAST_EXPANSION_BYTES = 2**26
@@ -36,17 +37,22 @@ class MemberError(ExtractionError):
     """One member of a container cannot be used; those after it may."""
 
 
-class Allowance:
-    """How many bytes may still be unpacked from a container."""
+def expansion_limit(size: int, config: ExtractConfig) -> int:
+    """To how many bytes the content of `size` bytes may come, unpacked from its containers or as text."""
+    return max(int(config.max_expansion * size), LEAST_EXPANSION_BYTES)
 
-    def __init__(self, limit: int) -> None:
-        self.limit = self._left = limit
+
+class Allowance:
+    """How many bytes may still come out of a container of `size` bytes."""
+
+    def __init__(self, size: int, config: ExtractConfig) -> None:
+        self._limit = self._left = expansion_limit(size, config)
 
     def spend(self, num_bytes: int) -> None:
         """Takes `num_bytes` off; raises `ExtractionError` with reason ``bomb`` when they are not left."""
         self._left -= num_bytes
         if self._left < 0:
-            raise ExtractionError("bomb", f"it unpacks to over {self.limit:,} bytes; see data.extract.max_expansion")
+            raise ExtractionError("bomb", f"it unpacks to over {self._limit:,} bytes; see data.extract.max_expansion")
 
 
 class Counted:
@@ -62,9 +68,9 @@ class Counted:
         return data
 
 
-def raise_if_full(error: OSError, scratch: Path) -> None:
+def raise_if_full(error: Exception, scratch: Path) -> None:
     """Raises `StorageError`, which ends the build, when `error` says that there is no room for temporary files."""
-    if error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _FULL:
         raise StorageError(
             f"There is no room for temporary files in {scratch}: {error.strerror}. Free some space there."
         ) from None
@@ -76,26 +82,21 @@ def spooled(source: Readable, name: str, limit: int, scratch: Path) -> Iterator[
 
     Raises `MemberError` when it is longer than `limit` bytes or cannot be unpacked.
     """
-    waiting = bytearray()
-    file: IO[bytes] | None = None
-    try:
-        for block in _blocks(source, limit):
-            waiting += block
-            if len(waiting) > _MEMORY_BYTES:
-                file = file or NamedTemporaryFile(dir=scratch, delete=False)  # noqa: SIM115 - closed below
-                file.write(waiting)
-                waiting.clear()
-        if file is None:
-            yield Content(name, data=bytes(waiting))
-        else:
-            file.write(waiting)
-            waiting.clear()
-            file.close()
-            yield Content(name, path=Path(file.name))
-    finally:
-        if file is not None:
-            file.close()
-            Path(file.name).unlink(missing_ok=True)
+    blocks, beginning = _blocks(source, limit), bytearray()
+    for block in blocks:
+        beginning += block
+        if len(beginning) > _MEMORY_BYTES:
+            break
+    else:
+        yield Content(name, data=bytes(beginning))
+        return
+    with NamedTemporaryFile(dir=scratch) as file:
+        file.write(beginning)
+        beginning.clear()
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        yield Content(name, path=Path(file.name))
 
 
 def _blocks(source: Readable, limit: int) -> Iterator[bytes]:

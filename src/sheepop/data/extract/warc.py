@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from sheepop.data.extract.decompression import decompressed
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.page import decoded_as
-from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES, Allowance, Counted, MemberError, Readable, spooled
+from sheepop.data.extract.spool import Allowance, Counted, MemberError, Readable, spooled
 
 _DOCUMENTS = frozenset({"response", "resource", "conversion"})
 _GZIP = b"\x1f\x8b"
@@ -51,8 +51,7 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    limit = max(int(context.config.max_expansion * content.size), LEAST_EXPANSION_BYTES)
-    allowance, number, documents = Allowance(limit), 0, 0
+    allowance, number, documents = Allowance(content.size, context.config), 0, 0
     with content.open() as file, _plain(file) as plain:
         records = ArchiveIterator(Counted(plain, allowance), arc2warc=True)
         try:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sheepop.data.extract.interface import Content, Context, ExtractionError
-from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES
+from sheepop.data.extract.spool import Allowance
 
 _COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _BLOCK = 2**20
 _LOCAL_HEADER_BYTES = 30
-_ENCRYPTED_FLAG = 0x1
+ENCRYPTED_FLAG = 0x1
 # These two are bounded by zipfile while it unpacks; bzip2 and LZMA would come whole.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # What may stand in a part before its first element, and where the markup must have begun.
@@ -32,6 +32,27 @@ _ENCODINGS = frozenset({b"utf-8", b"utf8", b"utf-16", b"us-ascii", b"ascii", b"i
 
 
 @contextmanager
+def opened_zip(content: Content) -> Iterator[zipfile.ZipFile]:
+    """The zip in `content`.
+
+    Raises `ExtractionError`: ``damaged`` when its directory cannot be read, ``bomb`` for members that share bytes, as
+    those do that are made to unpack to far more than the archive holds.
+    """
+    with content.open() as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            raise ExtractionError("damaged", f"its directory cannot be read: {error}") from None
+        with archive:
+            end = 0
+            for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+                if member.header_offset < end:
+                    raise ExtractionError("bomb", "its members overlap")
+                end = member.header_offset + _LOCAL_HEADER_BYTES + member.compress_size
+            yield archive
+
+
+@contextmanager
 def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
     """The zip in `content`, of which every member may be unpacked without harm, one at a time.
 
@@ -39,19 +60,14 @@ def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
     off; ``bomb`` for overlapping members, too many of them, or too much that they declare to unpack to (no more than
     that can come out); ``unsupported`` for old binary formats and rare ways of compression.
     """
-    with content.open() as file:
-        if file.read(len(_COMPOUND_FILE)) == _COMPOUND_FILE:
-            raise _compound_file_error(content)
+    if content.head(len(_COMPOUND_FILE)) == _COMPOUND_FILE:
+        raise _compound_file_error(content)
+    with opened_zip(content) as archive:
+        _examine(archive.infolist(), content.size, context)
         try:
-            archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
-            raise ExtractionError("damaged", f"its directory cannot be read: {error}") from None
-        with archive:
-            _examine(archive.infolist(), content.size, context)
-            try:
-                yield archive
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise ExtractionError("damaged", f"a part cannot be unpacked: {error}") from None
+            yield archive
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise ExtractionError("damaged", f"a part cannot be unpacked: {error}") from None
 
 
 @contextmanager
@@ -68,15 +84,9 @@ def _examine(members: list[zipfile.ZipInfo], size: int, context: Context) -> Non
     config = context.config
     if len(members) > config.max_members:
         raise ExtractionError("bomb", f"over data.extract.max_members = {config.max_members:,} members")
-    limit = max(int(config.max_expansion * size), LEAST_EXPANSION_BYTES)
-    if sum(member.file_size for member in members) > limit:
-        raise ExtractionError("bomb", f"it unpacks to over {limit:,} bytes; see data.extract.max_expansion")
-    end = 0
-    for member in sorted(members, key=lambda member: member.header_offset):
-        if member.header_offset < end:
-            raise ExtractionError("bomb", "its members overlap")
-        end = member.header_offset + _LOCAL_HEADER_BYTES + member.compress_size
-        if member.flag_bits & _ENCRYPTED_FLAG:
+    Allowance(size, config).spend(sum(member.file_size for member in members))
+    for member in members:
+        if member.flag_bits & ENCRYPTED_FLAG:
             raise ExtractionError("encrypted", "it needs a password")
         if member.compress_type not in _METHODS:
             raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datatrove.data as datatrove
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.core.files import read_json
-from sheepop.data.documents import Document, StoredDocument, read_stored
+from sheepop.data.documents import Document, DocumentWriter, StoredDocument, read_stored
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.signature_files import SignatureWriter
+from sheepop.data.mixing import Mixture
 
 PREFIX = "part"
 ACCOUNT = "account.json"
@@ -61,31 +64,39 @@ class FinishedPart:
         return record
 
 
-class PartArrays:
-    """Writes the arrays of a part beside its documents, and with `sign` what duplicates are found by."""
+def write_part(
+    directory: Path,
+    documents: Iterable[Document],
+    mixture: Mixture,
+    *,
+    sign: bool = False,
+    near: NearDuplicatesConfig | None = None,
+) -> dict[str, int]:
+    """Writes the documents of a part with their arrays; the number of documents and of bytes.
 
-    def __init__(self, directory: Path, *, sign: bool = False, near: NearDuplicatesConfig | None = None) -> None:
-        self._ids = (directory / "ids.bin").open("wb")
-        self._sizes = (directory / "sizes.bin").open("wb")
-        self._mixed = (directory / "mixed.bin").open("wb")
-        self._names = (directory / "names.txt").open("w", encoding="utf-8", newline="\n")
-        self._signatures = SignatureWriter(directory / SIGNATURES, near) if sign else None
-
-    def add(self, document: Document, mixed: int) -> None:
-        """Appends the entries of one document."""
-        self._ids.write(bytes.fromhex(document.id))
-        self._sizes.write(np.int64(document.num_bytes).astype(_SIZE_TYPE).tobytes())
-        self._mixed.write(np.int16(mixed).tobytes())
-        self._names.write(document_name(document).replace("\n", " ") + "\n")
-        if self._signatures is not None:
-            self._signatures.add(document)
-
-    def close(self) -> None:
-        """Finishes the files."""
-        for file in (self._ids, self._sizes, self._mixed, self._names):
-            file.close()
-        if self._signatures is not None:
-            self._signatures.close()
+    With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are found by.
+    """
+    num_documents = num_bytes = 0
+    with (
+        (directory / "ids.bin").open("wb") as ids,
+        (directory / "sizes.bin").open("wb") as sizes,
+        (directory / "mixed.bin").open("wb") as mixed,
+        (directory / "names.txt").open("w", encoding="utf-8", newline="\n") as names,
+        ExitStack() as stack,
+        DocumentWriter(directory, PREFIX) as writer,
+    ):
+        signatures = stack.enter_context(closing(SignatureWriter(directory / SIGNATURES, near))) if sign else None
+        for document in documents:
+            writer.write(document.stored())
+            ids.write(bytes.fromhex(document.id))
+            sizes.write(np.int64(document.num_bytes).astype(_SIZE_TYPE).tobytes())
+            mixed.write(np.int16(mixture.number(document.source)).tobytes())
+            names.write(document_name(document).replace("\n", " ") + "\n")
+            if signatures is not None:
+                signatures.add(document)
+            num_documents += 1
+            num_bytes += document.num_bytes
+    return {"documents": num_documents, "bytes": num_bytes}
 
 
 def document_name(document: Document) -> str:
@@ -93,3 +104,32 @@ def document_name(document: Document) -> str:
     if document.place:
         return f"{document.source}, {document.place}"
     return f"{document.source}, document {document.part}" if document.part else document.source
+
+
+def to_stored(item: datatrove.Document) -> Document:
+    """A document of the pipeline as it is kept."""
+    about = item.metadata
+    return Document.of(
+        item.text,
+        about["source"],
+        about["part"],
+        kind=about["kind"],
+        language=about["language"],
+        place=about["place"],
+        marks=tuple((offset, name) for offset, name in about["marks"]),
+        facts=about["facts"],
+    )
+
+
+def to_pipeline(document: Document) -> datatrove.Document:
+    """A kept document as the steps of a pass take it."""
+    metadata: dict[str, Any] = {
+        "source": document.source,
+        "part": document.part,
+        "kind": document.kind,
+        "language": document.language,
+        "place": document.place,
+        "marks": list(document.marks),
+        "facts": dict(document.facts),
+    }
+    return datatrove.Document(text=document.text, id=f"{document.source}#{document.part}", metadata=metadata)

@@ -6,25 +6,23 @@ before it: the pass leaves what the decision needs, the decision says which docu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from datatrove.pipeline.base import PipelineStep
-
 from sheepop.core.console import Console
+from sheepop.core.files import write_json
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.config import DataConfig
+from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.account import Account
 from sheepop.data.pipeline.engine import Engine, run_pass
-from sheepop.data.pipeline.finding_duplicates import decide_duplicates
 from sheepop.data.pipeline.inventory import Plan
-from sheepop.data.pipeline.parts import FinishedPart, part_path
-from sheepop.data.pipeline.reader import PartReader
-from sheepop.data.pipeline.removals import write_removals
-from sheepop.data.pipeline.source import PartSource, SourceSettings
-from sheepop.data.pipeline.writer import PartWriter
+from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path, to_stored, write_part
+from sheepop.data.pipeline.removals import decide_duplicates, write_removals
+from sheepop.data.pipeline.source import Earlier, Inputs, Source, SourceSettings
 
 GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
 
@@ -52,34 +50,52 @@ def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]
     return passes
 
 
+@dataclass(frozen=True)
+class CleanPart:
+    """Work on a part: its documents from `source`, through the stages `local`, to disk with what `decided` need."""
+
+    source: Source
+    config: DataConfig
+    local: Sequence[str]
+    decided: Sequence[str]
+    seed: int
+
+    def __call__(self, rank: int, staging: Path) -> None:
+        """Writes the documents and the account of what became of all others."""
+        ledger = Ledger(self.seed)
+        ledger.begin(staging)
+        with closing(ledger):
+            documents = self.source.documents(rank, ledger)
+            for stage in local_stages(self.config.clean, self.local, ledger, self.seed):
+                documents = stage.run(documents)
+            near = self.config.clean.near_duplicates if "near_duplicates" in self.decided else None
+            written = write_part(
+                staging, map(to_stored, documents), Mixture(self.config.mix), sign=bool(self.decided), near=near
+            )
+        write_json(staging / ACCOUNT, {**ledger.as_record(), "written": written})
+
+
 def clean_documents(
     plan: Plan,
     config: DataConfig,
-    source: SourceSettings,
+    settings: SourceSettings,
     seed: int,
     engine: Engine,
     account: Account,
     console: Console,
 ) -> Cleaned:
     """Runs every pass; adds what became of the documents to `account`."""
-    directory, removals = plan.directory, None
+    source: Source = Inputs(plan.directory, settings)
     sizes = [max(part.size, 1) / 1e6 for part in plan.parts]
     for number, (local, decided) in enumerate(split_into_passes(config.clean.stages)):
-        ledger = Ledger(seed)
-        target = plan.directory / f"pass-{number}"
-        first: PipelineStep
-        is_first = number == 0
-        first = PartSource(ledger, plan.directory, source) if is_first else PartReader(ledger, directory, removals)
-        near = config.clean.near_duplicates if "near_duplicates" in decided else None
-        writer = PartWriter(ledger, target, config.mix, sign=bool(decided), near=near)
-        steps = [first, *local_stages(config.clean, local, ledger, seed), writer]
-        words = "Reading and cleaning" if is_first else "Cleaning"
-        run_pass(engine, target, steps, sizes, console, words)
-        directory = target
+        directory = plan.directory / f"pass-{number}"
+        work = CleanPart(source, config, local, decided, seed)
+        run_pass(engine, directory, work, sizes, console, "Cleaning" if number else "Reading and cleaning")
         parts = tuple(FinishedPart(part_path(directory, rank)) for rank in range(len(plan.parts)))
         for part in parts:
             account.add(part.account())
-        removals = _decide(parts, decided, config, target, console)
+        removals = _decide(parts, decided, config, directory, console)
+        source = Earlier(directory, removals)
     return Cleaned(directory, removals, parts)
 
 
@@ -91,9 +107,3 @@ def _decide(
     removals = target / "removals"
     write_removals(removals, decide_duplicates(parts, decided, config.clean.near_duplicates, target, console))
     return removals
-
-
-def quarantined(parts: Iterable[FinishedPart]) -> Iterator[bytes]:
-    """The lines about inputs that could not be used, part by part."""
-    for part in parts:
-        yield (part.path / "quarantine.jsonl").read_bytes()

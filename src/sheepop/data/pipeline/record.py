@@ -12,14 +12,14 @@ from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.core.machine import installed_versions
-from sheepop.data.clean.evaluation_sets import EvaluationFile
+from sheepop.data.clean.decontamination import EvaluationFile
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import input_labels
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
 from sheepop.data.pipeline.account import Account, Flow
 from sheepop.data.pipeline.assignment import Assignment
 from sheepop.data.pipeline.contents import Contents
-from sheepop.data.pipeline.source import Query
+from sheepop.data.pipeline.inventory import Query
 from sheepop.data.pipeline.workplace import Found
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 

@@ -21,9 +21,8 @@ from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import DocumentWriter, StoredDocument
 from sheepop.data.pipeline.assignment import SPLITS, Assignment, Placed
 from sheepop.data.pipeline.contents import Contents
-from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
+from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path, to_pipeline
 from sheepop.data.pipeline.removals import read_removals
-from sheepop.data.pipeline.writer import to_pipeline
 
 DOCUMENTS_PREFIX = "documents"
 _CHUNK_BYTES = 2**26

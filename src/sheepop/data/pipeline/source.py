@@ -1,13 +1,13 @@
-"""The first step of a build: the inputs of one part, extracted to documents."""
+"""Where documents of a part come from: its inputs, read for the first time, or what the pass before left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from datatrove.data import Document
-from datatrove.pipeline.base import PipelineStep
 
 from sheepop.core.errors import DataError
 from sheepop.data.clean.ledger import Ledger, utf8_length
@@ -16,19 +16,11 @@ from sheepop.data.documents import is_empty, split_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import LIMITS, Extraction
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.pipeline.inventory import Entry, read_plan
+from sheepop.data.pipeline.inventory import Entry, Query, read_plan
+from sheepop.data.pipeline.parts import FinishedPart, part_path, to_pipeline
+from sheepop.data.pipeline.removals import read_removals
 
 SCRATCH = "scratch"
-
-
-class Query:
-    """A database address and what is asked of it; its text never shows the password."""
-
-    def __init__(self, url: str, text: str) -> None:
-        self.url, self.text = url, text
-
-    def __repr__(self) -> str:
-        return f"Query({self.text!r})"
 
 
 @dataclass(frozen=True)
@@ -40,22 +32,54 @@ class SourceSettings:
     query: Query | None = None
 
 
-class PartSource(PipelineStep):
-    """Yields the documents of part `rank`; what could not be used is noted in the ledger."""
+class Source(Protocol):
+    """Documents by the number of their part."""
 
-    type = "read"
-    name = "extract"
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+        """The documents of part `rank` in order; what is left out is noted in `ledger`."""
 
-    def __init__(self, ledger: Ledger, directory: Path, settings: SourceSettings) -> None:
-        super().__init__()
-        self.ledger, self.directory, self.settings = ledger, directory, settings
 
-    def run(self, data: Iterable[Document] | None = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """The documents of the part's inputs, in order."""
+@dataclass(frozen=True)
+class Earlier(Source):
+    """What the pass in `directory` left, without the documents that `removals` say go."""
+
+    directory: Path
+    removals: Path | None
+
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+        """As `Source` has it."""
+        removals = read_removals(self.removals, rank)
+        for index, stored in enumerate(FinishedPart(part_path(self.directory, rank)).documents()):
+            document, removal = to_pipeline(stored.document()), removals.get(index)
+            if removal is None:
+                yield document
+            else:
+                ledger.removed(removal.stage, document, removal.reason, removal.detail)
+
+
+@dataclass(frozen=True)
+class Inputs(Source):
+    """The inputs of the plan in `directory`."""
+
+    directory: Path
+    settings: SourceSettings
+
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+        """As `Source` has it."""
+        reading = _Reading(self.directory, self.settings, ledger)
         for entry in read_plan(self.directory).entries(rank):
-            yield from self._documents(entry)
+            yield from reading.documents(entry)
 
-    def _documents(self, entry: Entry) -> Iterator[Document]:
+
+@dataclass(frozen=True)
+class _Reading:
+    """Inputs to documents, one after the other; what could not be used is noted in the ledger."""
+
+    directory: Path
+    settings: SourceSettings
+    ledger: Ledger
+
+    def documents(self, entry: Entry) -> Iterator[Document]:
         account, part, encoding = self.ledger.source, 0, ""
         account.input_bytes += entry.size
         about_file: list[Refused] = []

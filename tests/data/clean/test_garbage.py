@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sheepop.data.clean.code_rules import code_quality
+from sheepop.data.clean.garbage import code_quality
 from sheepop.data.clean.quality_config import CodeConfig, QualityConfig
 
 GENTLE, WEB = QualityConfig().code, QualityConfig(preset="web").code

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sheepop.data.clean.characters import DIGIT, LETTER, PADDING, SPACE, codes_and_kinds
+from sheepop.data.clean.words import DIGIT, LETTER, SPACE, codes_and_kinds
 
 LONG_LINE = 1000
 # For shorter texts deleting characters is faster than working on arrays.
@@ -25,7 +25,7 @@ _EDGES = b"'\"`,;:()[]{}\\<>"
 
 
 @dataclass(frozen=True, slots=True)
-class Composition:
+class CharacterCounts:
     """Numbers of characters: all, those that are not white space, letters, ASCII digits, and those without a form."""
 
     characters: int
@@ -35,26 +35,26 @@ class Composition:
     unprintable: int
 
     @classmethod
-    def of(cls, text: str) -> Composition:
+    def of(cls, text: str) -> CharacterCounts:
         """Counts the characters of `text`."""
         if text.isascii() and len(text) < _SHORT:
             return _of_short(text.encode("ascii"))
         return _of_any(text)
 
 
-def _of_short(data: bytes) -> Composition:
+def _of_short(data: bytes) -> CharacterCounts:
     """Bytes that are deleted and no longer there have been counted, the most frequent first."""
     sizes, rest = [len(data)], data
     for group in (_LETTERS, _SPACES, _DIGITS, _CONTROLS):
         rest = rest.translate(None, group)
         sizes.append(len(rest))
     letters, spaces, digits, unprintable = (before - after for before, after in pairwise(sizes))
-    return Composition(len(data), len(data) - spaces, letters, digits, unprintable)
+    return CharacterCounts(len(data), len(data) - spaces, letters, digits, unprintable)
 
 
-def _of_any(text: str) -> Composition:
+def _of_any(text: str) -> CharacterCounts:
     codes, kinds = codes_and_kinds(text)
-    spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
+    spaces = int(np.count_nonzero(kinds & SPACE))
     unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
     # The codes of ASCII text are bytes, which cannot be compared with what is larger.
     if not text.isascii():
@@ -62,7 +62,7 @@ def _of_any(text: str) -> Composition:
         # The replacement character, what is left to private agreement, and what Unicode says is no character.
         unprintable |= (codes == 0xFFFD) | ((codes >= 0xE000) & (codes < 0xF900)) | ((codes & 0xFFFE) == 0xFFFE)
     letters, digits = int(np.count_nonzero(kinds & LETTER)), int(np.count_nonzero(kinds & DIGIT))
-    return Composition(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
+    return CharacterCounts(len(text), len(text) - spaces, letters, digits, int(np.count_nonzero(unprintable)))
 
 
 def encoded_characters(text: str) -> int:

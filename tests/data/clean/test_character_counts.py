@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.clean.composition import Composition, characters_in_long_lines, encoded_characters
+from sheepop.data.clean.character_counts import CharacterCounts, characters_in_long_lines, encoded_characters
 
 ASCII = "".join(map(chr, range(128)))
 OTHER = "\x80\x85\x9f\xa0é٣ª中🙂\ue000\uf8ff\ufffd\ufffe\uffff\U0001ffff\ud800\u2003"
@@ -19,8 +19,8 @@ def has_no_form(character: str) -> bool:
     return character == "\ufffd" or is_no_character or "\ue000" <= character < "\uf900"
 
 
-def counted(text: str) -> Composition:
-    return Composition(
+def counted(text: str) -> CharacterCounts:
+    return CharacterCounts(
         characters=len(text),
         visible=sum(not character.isspace() for character in text),
         letters=sum(character.isalpha() for character in text),
@@ -33,12 +33,12 @@ def counted(text: str) -> Composition:
 @given(text=st.text(st.sampled_from(ASCII + OTHER)) | st.text(st.sampled_from(ASCII)))
 def test_characters_are_counted(repeated: int, text: str) -> None:
     text = text * repeated
-    assert Composition.of(text) == counted(text)
+    assert CharacterCounts.of(text) == counted(text)
 
 
 @pytest.mark.parametrize("text", [ASCII, ASCII * 40, (ASCII + OTHER) * 40])
 def test_every_character_is_counted(text: str) -> None:
-    assert Composition.of(text) == counted(text)
+    assert CharacterCounts.of(text) == counted(text)
 
 
 def test_words_of_encoded_data_are_counted() -> None:

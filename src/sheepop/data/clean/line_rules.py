@@ -1,7 +1,9 @@
-"""C4's rules (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.2), which judge a page by its lines.
+"""The rules of C4 and FineWeb, which judge a page by its lines.
 
-A line is kept when it ends like a sentence and has a few words; a page goes when the lines that are kept have too
-few sentences, or one of them a curly bracket or dummy text.
+C4 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.2) keeps a line that ends like a sentence and has a
+few words; a page goes when the lines that are kept have too few sentences, or one of them a curly bracket or dummy
+text. FineWeb (Penedo et al. 2024, https://arxiv.org/abs/2406.17557, section 3.5) counts lines that end in punctuation,
+short ones and repeated ones.
 """
 
 from __future__ import annotations
@@ -12,8 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sheepop.data.clean.quality_config import C4Config
+from datatrove.utils.text import TERMINAL_PUNCTUATION
+
+from sheepop.core.facts import counted
+from sheepop.data.clean.gopher import duplicates
+from sheepop.data.clean.quality_config import C4Config, FineWebConfig
 from sheepop.data.clean.stage import Removal
+from sheepop.data.clean.words import tokens_of
 
 _LINE_ENDS = frozenset(".?!\"'")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -68,8 +75,8 @@ def kept_lines(text: str, config: C4Config) -> KeptLines | Removal:
     kept = [bare[number] for number in numbers]
     count = num_sentences(kept, config.min_sentences)
     if count < config.min_sentences:
-        what = "sentences in lines that end like one"
-        return Removal("c4 sentences", f"c4: {count} {what}, fewer than {config.min_sentences}")
+        what = f"{counted(count, 'sentence')} in lines that end like one"
+        return Removal("c4 sentences", f"c4: {what}, fewer than {config.min_sentences}")
     return KeptLines(kept, numbers)
 
 
@@ -97,3 +104,37 @@ def num_sentences(lines: list[str], enough: int) -> int:
     if len(lines) >= enough:
         return len(lines)
     return sum(1 + len(_SENTENCE_END.findall(line)) for line in lines)
+
+
+def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
+    """Why the lines of the text do not read like a page worth keeping, or None."""
+    lines = [line for line in text.split("\n") if line and not line.isspace()]
+    if not lines:
+        return _fineweb("length", "no text")
+    ended = sum(line[-1] in TERMINAL_PUNCTUATION for line in lines) / len(lines)
+    if ended < config.min_lines_with_punctuation:
+        least = f"{config.min_lines_with_punctuation:.0%}"
+        return _fineweb("punctuation", f"{ended:.1%} of the lines end in a punctuation mark, less than {least}")
+    short = sum(len(line) <= config.short_line for line in lines) / len(lines)
+    if short > config.max_short_lines:
+        most = f"{config.max_short_lines:.0%}"
+        return _fineweb(
+            "short lines", f"{short:.1%} of the lines have {config.short_line} characters or fewer, more than {most}"
+        )
+    num_breaks = text.count("\n")
+    repeated = duplicates(lines)[1] / (len(text) - num_breaks)
+    if repeated > config.max_duplicate_line_characters:
+        most = f"{config.max_duplicate_line_characters:.0%}"
+        return _fineweb("repetition", f"repeated lines make up {repeated:.1%} of the text, more than {most}")
+    # There are at least as many words as pieces between white space, and cutting those is the slow part.
+    if num_breaks > config.max_lines_per_word * len(text.split()):
+        per_word = num_breaks / len(tokens_of(text))
+        if per_word > config.max_lines_per_word:
+            return _fineweb(
+                "line breaks", f"{per_word:.2f} line breaks per word, more than {config.max_lines_per_word:g}"
+            )
+    return None
+
+
+def _fineweb(rule: str, detail: str) -> Removal:
+    return Removal(f"fineweb {rule}", f"fineweb: {detail}")
