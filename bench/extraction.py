@@ -1,9 +1,9 @@
 """Text out of files, by SheepOp and by others: the share of a reference's words and runs of five words, and seconds.
 
-Every file of a folder is read by SheepOp, by pdftotext, and by MarkItDown and Kreuzberg in the Python that --peers names,
-one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside it, such as the source
-that it was typeset from; a PDF without one is compared with what pdftotext reads. Both sides are compared as lists of
-words in lower case, in which words divided at a line's end are whole and every ideograph is a word.
+Every file of a folder is read by SheepOp, by pdftotext, and by MarkItDown and Kreuzberg in the Python that --peers
+names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside it, such as the
+source that it was typeset from; a PDF without one is compared with what pdftotext reads. Both sides are compared as
+lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a word.
 
 python bench/extraction.py papers/ --peers peers/bin/python --json bench/results/extraction.json
 """

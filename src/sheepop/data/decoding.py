@@ -19,8 +19,8 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf_16_le"),
     (codecs.BOM_UTF16_BE, "utf_16_be"),
 )
-# UTF-16 without a mark. In the scripts of alphabets the high bytes are below 0x22, which includes punctuation, and in
-# ASCII that is mistaken for it hardly any are; ideographs and Hangul have other high bytes, and low bytes of all values.
+# UTF-16 without a mark. In the scripts of alphabets the high bytes are below 0x22, which includes punctuation; in ASCII
+# that is mistaken for it hardly any are. Ideographs and Hangul have other high bytes, and low bytes of all values.
 _ALPHABETS = bytes(range(0x22))
 _IDEOGRAPHS = bytes((*range(0x22), 0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF))
 _HIGH_VALUES = bytes(range(0x80, 0x100))

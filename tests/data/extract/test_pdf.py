@@ -210,7 +210,9 @@ def test_a_table_whose_rules_part_only_some_of_it_is_read_by_rows(read_pdf: Read
 
 def test_cells_of_wrapped_text_stay_cells(read_pdf: Read) -> None:
     lines = read_pdf((FILES / "wrapped-cells.pdf").read_bytes()).text.splitlines()
-    assert lines[-1].startswith("| Merino came from the south with a trader who had seen them on the hills | Its wool is")
+    assert lines[-1].startswith(
+        "| Merino came from the south with a trader who had seen them on the hills | Its wool is"
+    )
 
 
 def test_letters_printed_twice_to_look_bold_are_read_once(read_pdf: Read) -> None:
@@ -220,7 +222,9 @@ def test_letters_printed_twice_to_look_bold_are_read_once(read_pdf: Read) -> Non
 
 def test_columns_from_top_to_bottom_are_read_from_the_right(read_pdf: Read) -> None:
     text = read_pdf((FILES / "vertical.pdf").read_bytes()).text
-    assert text.startswith("吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。何でも薄暗いじめじめした所で")
+    assert text.startswith(
+        "吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。何でも薄暗いじめじめした所で"
+    )
     assert text.endswith("しかもあとで聞くとそれは書生という人間中で一番獰悪な種族であったそうだ。")
 
 

@@ -52,12 +52,12 @@ come <00:04.500>at noon.
 ROLLING = """WEBVTT
 
 00:00.000 --> 00:02.000
- 
+&nbsp;
 the<00:00.500><c> ferry</c>
 
 00:02.000 --> 00:02.010
 the ferry
- 
+&nbsp;
 
 00:02.010 --> 00:04.000
 the ferry

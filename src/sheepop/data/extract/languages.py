@@ -131,6 +131,8 @@ _SUFFIXES_OF = {
     "yara": "yar yara",
     "zig": "zig",
 }
+LANGUAGES = frozenset(_SUFFIXES_OF)
+"""The names of all languages of code, and of configuration and markup that is written by hand."""
 _SUFFIXES = {f".{suffix}": language for language, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
 
 # Names of whole files, in lower case.

@@ -90,12 +90,14 @@ def _reach(hull: Box, rules: list[tuple[str, Box]]) -> Box:
     """The box round the rules that cross the cells in `hull`, both as far along as those at its edges."""
     left, top, right, bottom = hull
     for orientation, rule in rules:
-        if orientation == "h" and hull.top - _SNAP <= rule.top <= hull.bottom + _SNAP:
-            if rule.left <= hull.right + _SNAP and rule.right >= hull.left - _SNAP:
-                left, right = min(left, rule.left), max(right, rule.right)
-        elif orientation == "v" and hull.left - _SNAP <= rule.left <= hull.right + _SNAP:
-            if rule.top <= hull.bottom + _SNAP and rule.bottom >= hull.top - _SNAP:
-                top, bottom = min(top, rule.top), max(bottom, rule.bottom)
+        if max(rule.left, hull.left) > min(rule.right, hull.right) + _SNAP:
+            continue
+        if max(rule.top, hull.top) > min(rule.bottom, hull.bottom) + _SNAP:
+            continue
+        if orientation == "h":
+            left, right = min(left, rule.left), max(right, rule.right)
+        else:
+            top, bottom = min(top, rule.top), max(bottom, rule.bottom)
     return Box(left, top, right, bottom)
 
 

@@ -46,7 +46,9 @@ _LEAST_PROSE = 0.5
 
 
 def xml_documents(content: Content, root: str, limit: int) -> Iterator[Extracted]:
-    """Documents of prose of at most `limit` bytes, in order; or one of code, when the file, whose outermost element is `root`, is data.
+    """Documents of prose of at most `limit` bytes, in order; or one of code, when the file is data.
+
+    The name of the outermost element, `root`, may tell.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
     the parser, ``damaged`` for what is not well-formed.
