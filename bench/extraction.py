@@ -21,6 +21,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -81,7 +82,7 @@ def by_sheepop(paths: Sequence[Path]) -> list[Read]:
         return "\n\n".join(item.text for item in items if isinstance(item, Extracted))
 
     with tempfile.TemporaryDirectory() as scratch:
-        return [_timed(lambda path=path: text(path, scratch)) for path in paths]
+        return [_timed(partial(text, path, scratch)) for path in paths]
 
 
 def by_pdftotext(paths: Sequence[Path]) -> list[Read]:
@@ -91,7 +92,7 @@ def by_pdftotext(paths: Sequence[Path]) -> list[Read]:
     def text(path: Path) -> str:
         return subprocess.run([*command, str(path), "-"], capture_output=True).stdout.decode("utf-8", "replace")
 
-    return [_timed(lambda path=path: text(path)) for path in paths]
+    return [_timed(partial(text, path)) for path in paths]
 
 
 def by_peer(python: Path, name: str) -> Reader:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from sheepop.data.extract.page_lines import Line
-
-if TYPE_CHECKING:
-    from sheepop.data.extract.paged_text import Page
+from sheepop.data.extract.page_lines import Line, Page
 
 _LEAST_PAGES = 5
 # Of the pages from the first to the last that has it: odd and even pages may have heads of their own.
