@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import Decoded, UndecodableError, decode
 
 FRENCH = "Élève à l'école : où êtes-vous né ? Ça va très bien. Les forêts françaises sont belles l'été.\n"
 JAPANESE = "これは日本語の文章です。東京は日本の首都であり、多くの人々が住んでいます。\n"
@@ -26,6 +27,36 @@ def test_utf8_is_taken_as_it_is(text: str) -> None:
 def test_a_byte_order_mark_names_the_encoding_and_goes(text: str, encoding: str) -> None:
     decoded = decode(("\ufeff" + text).encode(encoding))
     assert (decoded.text, decoded.encoding) == (text, encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf_16_le", "utf_16_be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The ferry leaves at seven.\r\n",
+        "Паром уходит в семь часов утра – каждый день.\n",
+        "羊は丘の上で草を食べる。\n雨の日は一日中、小屋で眠っている。\n",
+        "양은 언덕에서 풀을 먹는다.\n",
+    ],
+)
+def test_utf16_without_a_mark_is_known_by_its_nuls(text: str, encoding: str) -> None:
+    assert decode(text.encode(encoding)) == Decoded(text, encoding)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        array("h", range(-300, 300)).tobytes(),
+        array("H", [3, 1, 4, 1, 5, 9, 2, 6] * 20).tobytes(),
+        array("i", range(60, 90)).tobytes(),
+        b"HOME=/root\0PWD=/\0LANG=C.UTF-8\0" * 4,
+        b"abc\0def\0ghi\0jkl\0mno\0",
+        "a\0b, and words".encode("utf-16-le"),
+    ],
+)
+def test_numbers_and_texts_between_nuls_are_not_utf16(data: bytes) -> None:
+    with pytest.raises(UndecodableError, match="binary"):
+        decode(data)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@ from __future__ import annotations
 import html
 import inspect
 import pydoc
+import random
 import re
 import shutil
 import subprocess
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+import trafilatura
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,6 +126,18 @@ def test_signatures_and_definitions_of_a_marked_main_part_are_kept_though_they_a
     assert text_of(read_as("html", page.encode())) == (
         f"# Vec\n\n{SENTENCE}\n\n#### fn clone(&self) -> Vec\n\nlen\n\nhow long"
     )
+
+
+def test_a_page_of_short_blocks_round_a_long_one_keeps_them_all(read_as: ReadAs) -> None:
+    chosen = random.Random(3)
+    lines = [" ".join(chosen.choices(SENTENCE.split(), k=2 + number % 5)) for number in range(120)]
+    bare = "".join(f"<div>{line}.</div>" for line in lines[:60])
+    boxed = "".join(f"<div><div>{line}.</div><div>At noon</div></div>" for line in lines[60:])
+    page = AROUND.format(f"<h1>Said at sea</h1>{bare}<p>{SENTENCE}</p><p>{SENTENCE}</p>{boxed}")
+    found = (trafilatura.extract(page, include_comments=True) or "").split()
+    text = text_of(read_as("html", page.encode()))
+    assert len(found) > 450 and not Counter(found) - Counter(text.split())
+    assert "Home" not in text and "nobody" not in text
 
 
 def test_a_short_page_without_any_main_text_is_given_whole(read_as: ReadAs) -> None:

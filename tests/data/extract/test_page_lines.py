@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sheepop.data.extract.page_lines import Line, is_right_to_left, mirrored, reading_blocks
-from sheepop.data.extract.running_lines import EdgePage, running_lines
+from sheepop.data.extract.page_lines import Line, Page, is_right_to_left, mirrored, reading_blocks
+from sheepop.data.extract.running_lines import running_lines
 from sheepop.data.extract.visual_order import Glyph, logical, visual_pieces
 
 
@@ -129,10 +129,10 @@ def test_a_mark_stays_with_its_letter_and_a_ligature_is_spelt_out() -> None:
     assert visual_pieces([Glyph("\ufefb", 20, 25), Glyph("\u0633", 25, 30)], 10)[0].character == "\u0633\u0644\u0627"
 
 
-def pages(count: int, *lines: tuple[str, float]) -> list[EdgePage]:
+def pages(count: int, *lines: tuple[str, float]) -> list[Page]:
     """Pages of a height of 1000; in a text N is the number of the page and S its square."""
     return [
-        EdgePage(
+        Page(
             number,
             1000,
             [line(text.replace("N", str(number)).replace("S", str(number**2)), 50, y) for text, y in lines],
@@ -141,7 +141,7 @@ def pages(count: int, *lines: tuple[str, float]) -> list[EdgePage]:
     ]
 
 
-def gone(document: list[EdgePage]) -> list[list[str]]:
+def gone(document: list[Page]) -> list[list[str]]:
     ids = running_lines(document)
     return [[item.text for item in page.lines if id(item) in ids] for page in document]
 
@@ -165,12 +165,12 @@ def test_a_line_is_kept_that_may_say_something(count: int, text: str, y: float) 
 
 
 def test_a_line_that_moves_is_no_running_head() -> None:
-    document = [EdgePage(n, 1000, [line("The same words", 50, 40 + 15 * n)]) for n in range(1, 7)]
+    document = [Page(n, 1000, [line("The same words", 50, 40 + 15 * n)]) for n in range(1, 7)]
 
     assert gone(document) == [[]] * 6
 
 
 def test_heads_of_even_and_odd_pages_both_run() -> None:
-    document = [EdgePage(n, 1000, [line("The author of it" if n % 2 else "Title of it", 50, 40)]) for n in range(1, 13)]
+    document = [Page(n, 1000, [line("The author of it" if n % 2 else "Title of it", 50, 40)]) for n in range(1, 13)]
 
     assert gone(document) == [[], [], *(["The author of it" if n % 2 else "Title of it"] for n in range(3, 13))]

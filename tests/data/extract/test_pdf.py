@@ -21,6 +21,7 @@ from reportlab.platypus.flowables import Flowable
 
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 
+FILES = Path(__file__).parent / "files"
 PARAGRAPHS = [
     "The shepherd counted the flock twice before the rain began, and both times one animal was missing from the count.",
     "In the valley below, the river had risen above the lower meadow; nobody had seen it so high since the winter of "
@@ -189,6 +190,42 @@ def test_cells_are_those_that_pdfplumber_finds(read_pdf: Read) -> None:
 
     assert expected == cells
     assert [line.strip("| ").split(" | ") for line in [lines[0], *lines[2:]]] == expected
+
+
+ROWS = [
+    "Breed   Weight   Wool   Grazing",
+    "Merino   75   very fine dry plains",
+    "Texel   95   coarse   lowland pasture",
+    "Herdwick   45   grey   high fells",
+    "Swaledale   50   white   moors and hills",
+]
+
+
+@pytest.mark.parametrize("name", ["inner-rules", "few-rules"])
+def test_a_table_whose_rules_part_only_some_of_it_is_read_by_rows(read_pdf: Read, name: str) -> None:
+    document = read_pdf((FILES / f"{name}.pdf").read_bytes())
+    assert "\n".join(ROWS) in document.text
+    assert "|" not in document.text and "tables" not in document.metadata
+
+
+def test_cells_of_wrapped_text_stay_cells(read_pdf: Read) -> None:
+    lines = read_pdf((FILES / "wrapped-cells.pdf").read_bytes()).text.splitlines()
+    assert lines[-1].startswith(
+        "| Merino came from the south with a trader who had seen them on the hills | Its wool is"
+    )
+
+
+def test_letters_printed_twice_to_look_bold_are_read_once(read_pdf: Read) -> None:
+    text = read_pdf((FILES / "overprinted.pdf").read_bytes()).text
+    assert text == "羊の品種羊毛の種類牧草と水冬の小屋春の市場秋の祭り羊の病気犬の仕事"
+
+
+def test_columns_from_top_to_bottom_are_read_from_the_right(read_pdf: Read) -> None:
+    text = read_pdf((FILES / "vertical.pdf").read_bytes()).text
+    assert text.startswith(
+        "吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。何でも薄暗いじめじめした所で"
+    )
+    assert text.endswith("しかもあとで聞くとそれは書生という人間中で一番獰悪な種族であったそうだ。")
 
 
 @pytest.mark.parametrize("turn", [0, 90, 180, 270])

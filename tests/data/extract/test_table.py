@@ -131,22 +131,41 @@ def test_the_unnamed_first_column_that_pandas_writes_does_not_hide_the_header() 
     ]
 
 
-def test_a_row_with_another_number_of_columns_is_refused_and_the_others_go_on() -> None:
-    items = read("id,text\n1,first text\n2,second,text\n3\n\n4,fourth text\n")
+def test_a_row_with_another_number_of_columns_is_kept() -> None:
+    items = read("id,text\n1,first text\n2,second,text\n3\n\n4,fourth text\n5,fifth text,,\n")
     assert found(items) == [
         ("row 1", "first text"),
-        ("row 2", "<invalid>"),
-        ("row 3", "<invalid>"),
+        ("row 2", "second,text"),
+        ("row 3", "<empty>"),
         ("row 4", "fourth text"),
+        ("row 5", "fifth text"),
     ]
-    assert items[1] == Refused("row 2", "invalid", "it has 3 columns where the table has 2")
-    in_table = read("a,b\n1,2\n3\n4,5\n")
-    assert found(in_table) == [("row 2", "<invalid>"), ("", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 4 | 5 |\n")]
+    assert found(read("id,text,n\n1,some, more words,2\n2,few words,3\n"))[0] == ("row 1", "some, more words")
+    (table,) = found(read("a,b\n1,2\n3\n4,5,6\n7,8\n"))
+    assert table == ("", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 |  |\n| 4 | 5 | 6 |\n| 7 | 8 |\n")
 
 
-def test_titles_above_the_header_are_refused_and_the_table_is_found() -> None:
-    items = read("Report of the year\n\nid,text,n\n1,first words,2\n2,second words,3\n")
-    assert found(items) == [("line 1", "<invalid>"), ("row 1", "first words"), ("row 2", "second words")]
+def test_a_row_that_is_too_long_for_a_template_is_refused() -> None:
+    items = read("id,title,body\n1,A,words\n2,B,C,words\n3,D\n", template="{title}: {body}")
+    assert found(items) == [("row 1", "A: words"), ("row 2", "<invalid>"), ("row 3", "D: ")]
+    assert items[1] == Refused("row 2", "invalid", "it has 4 columns where the table has 3")
+
+
+SENTENCES = ["It rained, and we stayed in.", "We read.", "Then came Ada, Alan, and Grace.", 'She said "no", twice.']
+
+
+def test_commas_in_a_file_of_one_column_part_nothing() -> None:
+    assert found(read("\n".join(["text", *SENTENCES * 9]) + "\n")) == [
+        (f"row {number}", text) for number, text in enumerate(SENTENCES * 9, 1)
+    ]
+    assert read("\n".join(SENTENCES * 9) + "\n") == [Extracted("\n".join(SENTENCES * 9) + "\n")]
+
+
+def test_titles_above_the_header_are_text_and_the_table_is_found() -> None:
+    data = "Report of the year\n\nid,text,n\n1,first words,2\n2,second words,3\n"
+    expected = [("row 1", "first words"), ("row 2", "second words")]
+    assert found(read(data)) == [("line 1", "Report of the year"), *expected]
+    assert found(read(data, column="text")) == [("line 1", "<invalid>"), *expected]
 
 
 def test_a_wrong_column_is_answered_with_those_there_are() -> None:

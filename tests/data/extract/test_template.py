@@ -125,6 +125,7 @@ def test_a_missing_column_is_answered_with_those_there_are_and_the_nearest() -> 
         ({"code": "def f():\n    pass\n", "language": "Python"}, "def f():\n    pass\n", "code", "python"),
         ({"code": "x = 1"}, "x = 1", "code", ""),
         ({"content": "int main() {}", "lang": "C++"}, "int main() {}", "code", "c++"),
+        ({"content": "a: 1\n", "lang": "YAML"}, "a: 1\n", "code", "yaml"),
         ({"text": "Guten Tag", "language": "de"}, "Guten Tag", "prose", ""),
         ({"code": "DE", "name": "Germany"}, "code: DE\nname: Germany", "table", ""),
         ({"article": "4711", "price": 2.5}, "article: 4711\nprice: 2.5", "table", ""),

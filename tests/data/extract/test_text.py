@@ -75,7 +75,7 @@ def test_a_large_file_is_read_as_a_small_one_is(data: bytes, name: str, encoding
 )
 def test_pieces_do_not_depend_on_how_the_file_is_read(text: str, encoding: str, block: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sheepop.data.extract.text._BLOCK", block)
+        patch.setattr("sheepop.data.decoding._BLOCK", block)
         items = extracted(text.encode(encoding))
     runs = [item for item in items if isinstance(item, Refused)]
     if not runs:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.data.extract.detection import FileType, detect
 from sheepop.data.extract.interface import Content, Extracted, Refused
 from sheepop.data.extract.xml_text import xml_paragraphs
 
@@ -31,6 +32,7 @@ also sleep.</p><p><bold>Sheep</bold> <italic>and</italic> wool: <list><list-item
 def text_of(items: list[Extracted | Refused]) -> str:
     (item,) = items
     assert isinstance(item, Extracted), item
+    assert item.kind == "prose"
     return item.text
 
 
@@ -72,6 +74,14 @@ def test_a_feed_becomes_its_titles_and_the_text_of_its_html(read_as: ReadAs) -> 
         "The second",
     ]
     assert text_of(read_as("xml", feed.encode())).split("\n\n") == [*expected, "Plain text, with a < sign"]
+
+
+def test_a_paper_of_pandoc_is_prose_whatever_its_suffix(read_as: ReadAs) -> None:
+    paper = (Path(__file__).parent / "files" / "sheep.nxml").read_bytes()
+    assert detect(Content("sheep.nxml", data=paper)) == FileType("xml")
+    text = text_of(read_as("xml", paper, "sheep.nxml"))
+    assert text.startswith("Sheep of the northern hills\n\nAda Gray\n\nAlan Weir")
+    assert "Sheep eat grass in the hills, and they sleep when it rains all day." in text.split("\n\n")
 
 
 def test_what_is_data_rather_than_text_is_code(read_as: ReadAs) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from sheepop.data.decoding import BYTE_ORDER_MARKS, CONTROLS
+from sheepop.data.decoding import CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
 from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
@@ -21,7 +21,6 @@ from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unrea
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
 
-_WIDE_MARKS = tuple(mark for mark, _ in BYTE_ORDER_MARKS if mark != codecs.BOM_UTF8)
 _MOST_CONTROLS = 0.1
 
 # Text formats that the suffix names.
@@ -32,6 +31,7 @@ _TEXT_FORMATS = {
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
     **dict.fromkeys((".csv",), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    **dict.fromkeys((".srt", ".vtt", ".ass", ".ssa"), "subtitles"),
     ".ipynb": "notebook",
 }
 # Suffixes of formats that begin with a signature: without it the file is damaged or something else.
@@ -71,7 +71,12 @@ _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 _HTML = re.compile(
     r"(?:\s++|(?><!--.*?-->)|(?><\?xml[^>]*>))*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
-_XML = re.compile(r"\s*<\?xml\s")
+# An XML declaration, a document type that names its file as SGML need not, or an element that names its vocabulary.
+_XML = re.compile(
+    r"(?:\s++|(?><!--.*?-->))*+<(?:\?xml\s|!DOCTYPE\s+[\w:.-]+\s*(?:\[|(?:SYSTEM|PUBLIC\s+(?:\"[^\"]*\"|'[^']*'))\s+[\"'])"
+    r"|[A-Za-z_][\w:.-]*+\s(?:[^<>]*\s)?xmlns(?::[\w.-]+)?\s*=)",
+    re.DOTALL,
+)
 
 _KINDS: dict[str, Kind] = {"code": "code", "csv": "table", "tsv": "table"}
 # Below this score the model is right about code or prose, but often wrong about the language.
@@ -121,7 +126,7 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
 
 def is_text(head: bytes) -> bool:
     """Whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
-    if head.startswith(_WIDE_MARKS):
+    if wide_encoding(head):
         return True
     controls = len(head) - len(head.translate(None, CONTROLS))
     return b"\0" not in head and controls <= _MOST_CONTROLS * len(head)
@@ -211,8 +216,9 @@ def _typed(name: str, language: str = "") -> FileType:
 
 
 def _decoded(head: bytes) -> str:
-    marked = next((row for row in BYTE_ORDER_MARKS if head.startswith(row[0])), (b"", "utf_8"))
-    return head[len(marked[0]) :].decode(marked[1], "replace")
+    if wide := wide_encoding(head):
+        return head[wide[1] :].decode(wide[0], "replace")
+    return head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
 
 
 def _guessed(content: Content) -> FileType | None:

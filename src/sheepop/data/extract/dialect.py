@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ _DELIMITERS = ("\t", ";", "|", ",")
 _QUOTINGS: tuple[Quoting, ...] = ("doubled", "escaped", "none")
 # A character that parts nothing gives one cell in every row, which is as regular as can be and says little.
 _SINGLE_COLUMN = 0.7
+_PARTS_NOTHING = "\x1f"
 _OPEN_AT_END = 0.02
 
 
@@ -49,27 +50,37 @@ def find_shape(lines: list[str], *, delimiter: str | None = None) -> Shape:
     """The dialect under which most rows of the sample have the same number of columns.
 
     Among equals quotes doubled win over escaped and none, and a delimiter that is rarer in words over one that is
-    common in them; `delimiter` leaves only that one.
+    common in them; `delimiter` leaves only that one. In a file of one column nothing parts cells, commas neither.
     """
     best: tuple[float, Shape] | None = None
-    for dialect in _candidates(lines, [delimiter] if delimiter else _DELIMITERS):
+    for dialect in _candidates(lines, [delimiter] if delimiter else _delimiters(lines)):
         widths, is_cut = _widths(lines, dialect)
         width, count = max(widths.items(), key=lambda item: (item[0] > 0, item[1], item[0]), default=(0, 0))
         share = count / max(1, widths.total()) * (1.0 if width > 1 else _SINGLE_COLUMN)
         share -= _OPEN_AT_END if is_cut else 0.0
         if width > 0 and (best is None or share > best[0]):
             best = share, Shape(dialect, width)
-    return best[1] if best is not None else Shape(Dialect(delimiter or ","), 1)
+    if best is None or best[1].num_columns == 1:
+        quoting = best[1].dialect.quoting if best is not None else "doubled"
+        return Shape(Dialect(_PARTS_NOTHING, quoting), 1)
+    return best[1]
 
 
-def _candidates(lines: list[str], delimiters: Iterable[str]) -> Iterator[Dialect]:
+def _delimiters(lines: list[str]) -> list[str]:
+    """The characters that may part cells, and where the first line or the commas are those of sentences, none."""
     text = "".join(lines)
-    present = [delimiter for delimiter in delimiters if delimiter in text] or [","]
+    present = [delimiter for delimiter in _DELIMITERS if delimiter in text]
+    is_plain = not any(delimiter in lines[0] for delimiter in present) if lines else True
+    return [*present, _PARTS_NOTHING] if is_plain or 2 * text.count(", ") > text.count(",") else present
+
+
+def _candidates(lines: list[str], delimiters: Sequence[str]) -> Iterator[Dialect]:
+    text = "".join(lines)
     has_quotes, has_escapes = '"' in text, '\\"' in text
     for quoting in _QUOTINGS:
         if (quoting == "none" and not has_quotes) or (quoting == "escaped" and not has_escapes):
             continue
-        for delimiter in present:
+        for delimiter in delimiters:
             yield Dialect(delimiter, quoting)
             if quoting != "none" and f'{delimiter} "' in text:
                 yield Dialect(delimiter, quoting, skips_space=True)

@@ -47,10 +47,11 @@ def extract_xml(content: Content, context: Context) -> Iterator[Extracted | Refu
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
     the parser, ``damaged`` for what is not well-formed.
     """
-    if root_name(content) == _XHTML:
+    root = root_name(content)
+    if root == _XHTML:
         yield from extract_html(content, context)
     else:
-        yield from xml_documents(content, context.config.max_document_bytes)
+        yield from xml_documents(content, root, context.config.max_document_bytes)
 
 
 def _facts(page: HtmlElement) -> Mapping[str, str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.ocr import fitting, recognise
-from sheepop.data.extract.paged_text import Gathering, Page
+from sheepop.data.extract.page_lines import Page
+from sheepop.data.extract.paged_text import Gathering
 
 if TYPE_CHECKING:
     from PIL.Image import Image

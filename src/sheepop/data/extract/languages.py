@@ -131,6 +131,8 @@ _SUFFIXES_OF = {
     "yara": "yar yara",
     "zig": "zig",
 }
+LANGUAGES = frozenset(_SUFFIXES_OF)
+"""The names of all languages of code, and of configuration and markup that is written by hand."""
 _SUFFIXES = {f".{suffix}": language for language, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
 
 # Names of whole files, in lower case.
@@ -184,7 +186,7 @@ _PROSE_OF = {
     "markdown": "md markdown mdown mkd mdx qmd rmd",
     "rst": "rst rest",
     "latex": "tex ltx latex sty cls dtx ins",
-    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox srt vtt",
+    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
 }
 _PROSE = {f".{suffix}": name for name, suffixes in _PROSE_OF.items() for suffix in suffixes.split()}
 # First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.

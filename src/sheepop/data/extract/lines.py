@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.decoding import UndecodableError, decode, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError
 
 if TYPE_CHECKING:
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 _BLOCK, _SKIPPED = 2**18, 2**16
 _DETECTION_BYTES = 2**18
 _LONGEST_DETECTED = 2**20
-_WIDE_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf_32_le"),
-    (codecs.BOM_UTF32_BE, "utf_32_be"),
-    (codecs.BOM_UTF16_LE, "utf_16_le"),
-    (codecs.BOM_UTF16_BE, "utf_16_be"),
-)
 
 
 class LineError(Exception):
@@ -111,10 +105,9 @@ def open_utf8(content: Content) -> BinaryIO:
     """
     file = content.open()
     head = file.read(_BLOCK)
-    for mark, encoding in _WIDE_MARKS:
-        if head.startswith(mark):
-            file.seek(len(mark))
-            return io.BufferedReader(_Rewritten(file, _recoder(encoding)), _BLOCK)
+    if wide := wide_encoding(head):
+        file.seek(wide[1])
+        return io.BufferedReader(_Rewritten(file, _recoder(wide[0])), _BLOCK)
     file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
     if b"\r" in head and b"\n" not in head:
         return io.BufferedReader(_Rewritten(file, lambda block: block.replace(b"\r", b"\n")), _BLOCK)

@@ -26,6 +26,8 @@ _ANCHOR_WORDS = 8
 _SHARE_FOUND = 0.6
 # Up to which share of links an item of a list, or a paragraph, is more than a menu.
 _SHARE_LINKS = {"item": 0.6, "text": 0.9}
+# Borders that leave out more than this of the words that trafilatura finds are not those of the main text.
+_LEAST_WITHIN = 0.9
 _LEAST_OF_MAIN = 0.5
 _LEAST_OF_PAGE = 0.25
 _LEAST_DECLARED_CHARS = 100
@@ -54,6 +56,7 @@ class _MainText:
 
     def __init__(self, lines: Iterable[str]) -> None:
         words = [_WORD.findall(line) for line in lines]
+        self.num_words = sum(map(len, words))
         self._lines = {tuple(line) for line in words}
         self._runs = _runs([word for line in words for word in line])
 
@@ -78,17 +81,27 @@ def _declared(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _between_borders(blocks: Sequence[Block], text: _MainText) -> list[Block]:
+    """What stands between the first and the last block of main text.
+
+    Long blocks show the borders best; where much of the text would be outside of these, shorter ones have to.
+    """
+    sizes = [len(_words(block)) for block in blocks]
     found = [text.holds(block) for block in blocks]
-    anchors = [at for at, block in enumerate(blocks) if found[at] and len(_words(block)) >= _ANCHOR_WORDS]
-    if not anchors:
-        return []
-    first, last = anchors[0], anchors[-1]
-    # What is set as code or in a table is hardly ever around a text.
-    while first > 0 and (found[first - 1] or blocks[first - 1].kind in ("heading", "code", "table")):
-        first -= 1
-    while last + 1 < len(blocks) and (found[last + 1] or blocks[last + 1].kind in ("code", "table")):
-        last += 1
-    return [blocks[at] for at in range(first, last + 1) if found[at] or not _is_doubtful(blocks[at])]
+    kept: list[int] = []
+    for least in (_ANCHOR_WORDS, _RUN, 1):
+        anchors = [at for at, size in enumerate(sizes) if found[at] and size >= least]
+        if not anchors:
+            continue
+        first, last = anchors[0], anchors[-1]
+        # What is set as code or in a table is hardly ever around a text.
+        while first > 0 and (found[first - 1] or blocks[first - 1].kind in ("heading", "code", "table")):
+            first -= 1
+        while last + 1 < len(blocks) and (found[last + 1] or blocks[last + 1].kind in ("code", "table")):
+            last += 1
+        kept = [at for at in range(first, last + 1) if found[at] or not _is_doubtful(blocks[at])]
+        if sum(sizes[at] for at in kept) >= _LEAST_WITHIN * text.num_words:
+            break
+    return [blocks[at] for at in kept]
 
 
 def _without_links(blocks: list[Block], text: _MainText) -> list[Block]:

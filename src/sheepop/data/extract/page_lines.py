@@ -41,6 +41,27 @@ class Line:
     rigid: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that was read: its number from 1, its height and its lines.
+
+    `others` are lines that run in another direction than most; they follow the text. `confidence` is that of
+    recognition, None for text that the file itself holds. `tables` counts tables, `meaningless` characters that stand
+    for nothing known, `unsure` lines left out because recognition was not sure of them; `is_unsearched` says that
+    tables in it could not be looked for.
+    """
+
+    number: int
+    height: float
+    lines: Sequence[Line]
+    others: Sequence[Line] = ()
+    confidence: float | None = None
+    tables: int = 0
+    meaningless: int = 0
+    unsure: int = 0
+    is_unsearched: bool = False
+
+
 def is_right_to_left(lines: Iterable[Line]) -> bool:
     """Whether most letters belong to scripts that are written from right to left."""
     text = "".join(line.text for line in lines)

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted
-from sheepop.data.extract.page_lines import Line, is_right_to_left, mirrored, reading_blocks
+from sheepop.data.extract.page_lines import Page, is_right_to_left, mirrored, reading_blocks
 from sheepop.data.extract.paragraphs import WORDS, paragraphs
-from sheepop.data.extract.running_lines import EdgePage, running_lines
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page that was read: its number from 1, its height and its lines.
-
-    `others` are lines that run in another direction than most; they follow the text. `confidence` is that of
-    recognition, None for text that the file itself holds. `tables` counts tables, `meaningless` characters that stand
-    for nothing known, `unsure` lines left out because recognition was not sure of them; `is_unsearched` says that
-    tables in it could not be looked for.
-    """
-
-    number: int
-    height: float
-    lines: Sequence[Line]
-    others: Sequence[Line] = ()
-    confidence: float | None = None
-    tables: int = 0
-    meaningless: int = 0
-    unsure: int = 0
-    is_unsearched: bool = False
+from sheepop.data.extract.running_lines import running_lines
 
 
 @dataclass(slots=True)
@@ -54,7 +33,7 @@ class Gathering:
     def document(self, *, is_last: bool = True) -> Iterator[Extracted]:
         """The document of the pages that were taken, if they hold any text."""
         pages, self._pages, self._bytes = self._pages, [], 0
-        gone = running_lines(_edges(pages)) if self.config.strip_running_lines else set()
+        gone = running_lines(pages) if self.config.strip_running_lines else set()
         text, marks = _text(pages, gone)
         if text:
             is_whole = is_last and self._documents == 0
@@ -82,10 +61,6 @@ def _page_text(page: Page, gone: set[int], words: frozenset[str]) -> str:
         lines = mirrored(lines)
     texts = [paragraphs(reading_blocks(lines), words), *(line.text for line in page.others)]
     return "\n\n".join(filter(None, texts))
-
-
-def _edges(pages: Iterable[Page]) -> list[EdgePage]:
-    return [EdgePage(page.number, page.height, page.lines) for page in pages]
 
 
 def _span(first: int, last: int) -> str:

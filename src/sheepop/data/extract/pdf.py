@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.ocr import recognise
-from sheepop.data.extract.paged_text import Gathering, Page
+from sheepop.data.extract.page_lines import Page
+from sheepop.data.extract.paged_text import Gathering
 from sheepop.data.extract.pdf_page import page_objects, render
 from sheepop.data.extract.pdf_tables import TooManyLinesError, find_tables
 from sheepop.data.extract.pdf_words import lines_of, read_words

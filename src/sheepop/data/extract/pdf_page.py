@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sheepop.data.extract.pdf_words import Box, PageFrame
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from pypdfium2 import PdfPage
+    from pypdfium2 import PdfMatrix, PdfPage
 
 # With more than this a page is a drawing; looking further would take long and tell nothing.
 _MOST_OBJECTS = 20_000
@@ -61,49 +61,21 @@ def render(page: PdfPage, max_pixels: int) -> Image:
     return page.render(scale=scale, grayscale=True).to_pil()
 
 
-class _Matrix(NamedTuple):
-    """The affine map of (x, y) to (a x + c y + e, b x + d y + f), as in section 8.3.3 of ISO 32000."""
-
-    a: float
-    b: float
-    c: float
-    d: float
-    e: float
-    f: float
-
-    def then(self, other: _Matrix) -> _Matrix:
-        """This map followed by another."""
-        return _Matrix(
-            self.a * other.a + self.b * other.c,
-            self.a * other.b + self.b * other.d,
-            self.c * other.a + self.d * other.c,
-            self.c * other.b + self.d * other.d,
-            self.e * other.a + self.f * other.c + other.e,
-            self.e * other.b + self.f * other.d + other.f,
-        )
-
-    def of(self, x: float, y: float) -> tuple[float, float]:
-        """The place of a point."""
-        return self.a * x + self.c * y + self.e, self.b * x + self.d * y + self.f
-
-
-_IDENTITY = _Matrix(1, 0, 0, 1, 0, 0)
-
-
 class _Survey:
     def __init__(self, page: PdfPage) -> None:
+        import pypdfium2
         import pypdfium2.raw as pdfium
 
-        self._pdfium = pdfium
+        self._pdfium, self._matrix_type = pdfium, pypdfium2.PdfMatrix
         self._frame = PageFrame.of(page)
         self._area = max(self._frame.width * self._frame.height, 1.0)
         self._seen = self._segments = 0
         self._x, self._y, self._raw_matrix = ctypes.c_float(), ctypes.c_float(), pdfium.FS_MATRIX()
         self._fill, self._stroke = ctypes.c_int(), ctypes.c_int()
         self.found = PageObjects()
-        self._look(page.raw, pdfium.FPDFPage_CountObjects, pdfium.FPDFPage_GetObject, _IDENTITY, 0)
+        self._look(page.raw, pdfium.FPDFPage_CountObjects, pdfium.FPDFPage_GetObject, self._matrix_type(), 0)
 
-    def _look(self, parent: Any, count: Any, get: Any, outer: _Matrix, depth: int) -> None:
+    def _look(self, parent: Any, count: Any, get: Any, outer: PdfMatrix, depth: int) -> None:
         pdfium = self._pdfium
         for index in range(count(parent)):
             self._seen += 1
@@ -115,21 +87,20 @@ class _Survey:
             if kind == pdfium.FPDF_PAGEOBJ_PATH:
                 self._path(item, outer)
             elif kind == pdfium.FPDF_PAGEOBJ_IMAGE:
-                inner = self._matrix(item).then(outer)
+                inner = self._matrix(item).multiply(outer)
                 self.found.pictures += abs(inner.a * inner.d - inner.b * inner.c) / self._area
             elif kind == pdfium.FPDF_PAGEOBJ_FORM and depth < _DEEPEST_FORM:
-                inner = self._matrix(item).then(outer)
+                inner = self._matrix(item).multiply(outer)
                 self._look(item, pdfium.FPDFFormObj_CountObjects, pdfium.FPDFFormObj_GetObject, inner, depth + 1)
             elif kind != pdfium.FPDF_PAGEOBJ_TEXT:
                 self.found.shapes += 1
 
-    def _matrix(self, item: Any) -> _Matrix:
+    def _matrix(self, item: Any) -> PdfMatrix:
         raw = self._raw_matrix
-        if not self._pdfium.FPDFPageObj_GetMatrix(item, raw):
-            return _IDENTITY
-        return _Matrix(raw.a, raw.b, raw.c, raw.d, raw.e, raw.f)
+        is_known = self._pdfium.FPDFPageObj_GetMatrix(item, raw)
+        return self._matrix_type.from_raw(raw) if is_known else self._matrix_type()
 
-    def _path(self, item: Any, outer: _Matrix) -> None:
+    def _path(self, item: Any, outer: PdfMatrix) -> None:
         """Notes the straight lines of a path that is drawn."""
         pdfium = self._pdfium
         self._fill.value, self._stroke.value = 0, 0
@@ -137,14 +108,14 @@ class _Survey:
         if not (self._fill.value or self._stroke.value):
             return
         self.found.shapes += 1
-        matrix = self._matrix(item).then(outer)
+        matrix = self._matrix(item).multiply(outer)
         count = pdfium.FPDFPath_CountSegments(item)
         self._segments += count
         start = point = (0.0, 0.0)
         for index in range(min(count, _MOST_SEGMENTS)):
             segment = pdfium.FPDFPath_GetPathSegment(item, index)
             pdfium.FPDFPathSegment_GetPoint(segment, self._x, self._y)
-            before, point = point, matrix.of(self._x.value, self._y.value)
+            before, point = point, matrix.on_point(self._x.value, self._y.value)
             kind = pdfium.FPDFPathSegment_GetType(segment)
             if kind == pdfium.FPDF_SEGMENT_MOVETO:
                 start = point

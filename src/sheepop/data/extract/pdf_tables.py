@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sheepop.data.extract.markdown import table
 from sheepop.data.extract.page_lines import Line
@@ -27,6 +27,9 @@ _LEAST_FILLED_SHARE = 0.5
 _LONGEST_CELL = 600
 _LARGEST_SHARE = 0.6
 _SHORT_CELL = 100
+# Lines are on one height, and words apart, in multiples of the size of the letters.
+_SAME_HEIGHT = 0.3
+_BLANK = 0.25
 
 
 class TooManyLinesError(Exception):
@@ -36,22 +39,37 @@ class TooManyLinesError(Exception):
 def find_tables(page: PageWords, objects: PageObjects) -> tuple[list[Line], PageWords]:
     """The tables on a page, each as one rigid line, and the page without their words.
 
+    A grid whose rules part only some of its rows and columns is left to be read as text, which keeps rows together.
     Raises `TooManyLinesError`.
     """
     found: list[Line] = []
-    for cells in _cells(objects):
+    tables = _tables(objects)
+    hulls = [_hull(cells) for cells, _ in tables]
+    for cells, reach in tables:
         grid = _Grid(cells, page)
-        if grid.is_table():
+        if grid.is_table() and not grid.is_stacked() and not _has_words_beside(page, grid, reach, hulls):
             found.append(grid.line())
             page = page.without(grid.words)
     return found, page
 
 
-def _cells(objects: PageObjects) -> list[list[Box]]:
-    """The cells of each table on the page as it is shown, small tables first: they may lie in larger ones.
+def _has_words_beside(page: PageWords, grid: _Grid, reach: Box, hulls: list[Box]) -> bool:
+    """Whether the rules of a grid reach round words that are in none of its cells, nor in another table's."""
+    inside = {id(word) for word in grid.words}
+    for word in page.words:
+        x, y = (word.box.left + word.box.right) / 2, (word.box.top + word.box.bottom) / 2
+        if id(word) not in inside and _holds(reach, x, y):
+            others = (hull for hull in hulls if hull != grid.hull)
+            if not any(_holds(hull, x, y) for hull in others):
+                return True
+    return False
 
-    Pdfplumber's own reading of a page takes fifty times longer than pdfium's, so only its search for cells is used,
-    with the tolerances of its `TableSettings`.
+
+def _tables(objects: PageObjects) -> list[tuple[list[Box], Box]]:
+    """The cells of each table on the page as it is shown, and how far its rules reach.
+
+    Small tables come first: they may lie in larger ones. Pdfplumber's own reading of a page takes fifty times longer
+    than pdfium's, so only its search for cells is used, with the tolerances of its `TableSettings`.
     """
     from pdfplumber import table
 
@@ -63,8 +81,24 @@ def _cells(objects: PageObjects) -> list[list[Box]]:
     crossings = table.edges_to_intersections(edges, _SNAP, _SNAP)
     if len(crossings) > _MOST_CORNERS:
         raise TooManyLinesError
-    tables = table.cells_to_tables(table.intersections_to_cells(crossings))
-    return sorted(([Box(*cell) for cell in cells] for cells in tables), key=lambda cells: _area(_hull(cells)))
+    rules = [(edge["orientation"], Box(edge["x0"], edge["top"], edge["x1"], edge["bottom"])) for edge in edges]
+    found = [[Box(*cell) for cell in cells] for cells in table.cells_to_tables(table.intersections_to_cells(crossings))]
+    return sorted(((cells, _reach(_hull(cells), rules)) for cells in found), key=lambda table: _area(_hull(table[0])))
+
+
+def _reach(hull: Box, rules: list[tuple[str, Box]]) -> Box:
+    """The box round the rules that cross the cells in `hull`, both as far along as those at its edges."""
+    left, top, right, bottom = hull
+    for orientation, rule in rules:
+        if max(rule.left, hull.left) > min(rule.right, hull.right) + _SNAP:
+            continue
+        if max(rule.top, hull.top) > min(rule.bottom, hull.bottom) + _SNAP:
+            continue
+        if orientation == "h":
+            left, right = min(left, rule.left), max(right, rule.right)
+        else:
+            top, bottom = min(top, rule.top), max(bottom, rule.bottom)
+    return Box(left, top, right, bottom)
 
 
 def _edge(box: Box, orientation: str) -> dict[str, Any]:
@@ -87,7 +121,7 @@ class _Grid:
     def __init__(self, cells: list[Box], page: PageWords) -> None:
         turns = page.turns
         boxes = [cell.turned(turns, page.width, page.height) for cell in cells]
-        self.box = _hull(boxes)
+        self.hull, self.box = _hull(cells), _hull(boxes)
         rows, columns = _edges([box.top for box in boxes]), _edges([box.left for box in boxes])
         self._texts = [[""] * len(columns) for _ in rows]
         self._count = len(cells)
@@ -101,9 +135,12 @@ class _Grid:
             if index is not None:
                 placed[index].append(word)
                 self.words.append(word)
+        self._cells: list[list[_CellLines]] = [[] for _ in rows]
         for box, words in zip(boxes, placed, strict=True):
             row, column = _place(rows, box.top), _place(columns, box.left)
             self._texts[row][column] = f"{self._texts[row][column]} {_text(words)}".strip()
+            if words:
+                self._cells[row].append(_CellLines.of(box, words, page))
 
     def is_table(self) -> bool:
         """Whether there are rows and columns of short texts, and not a frame, a form or a chart."""
@@ -116,11 +153,62 @@ class _Grid:
             and max(map(len, filled)) <= min(_LONGEST_CELL, max(_SHORT_CELL, _LARGEST_SHARE * sum(map(len, filled))))
         )
 
+    def is_stacked(self) -> bool:
+        """Whether most words are in cells that hold several rows, which no rules part."""
+        padding = min((cell.margin for row in self._cells for cell in row), default=0.0)
+        stacked = sum(sum(cell.num_words for cell in row) for row in self._cells if _are_stacked(row, padding))
+        return 2 * stacked > len(self.words)
+
     def line(self) -> Line:
         """The table as Markdown where it stands; columns without text are left out."""
         used = [any(column) for column in zip(*self._texts, strict=True)]
         texts = [[text for text, is_used in zip(row, used, strict=True) if is_used] for row in self._texts]
         return Line(table(texts), *self.box, size=1.0, first_width=0.0, rigid=True)
+
+
+class _CellLines(NamedTuple):
+    """The lines in a cell: where they stand, and their widths and those of their first words, in letters' sizes.
+
+    `margin` is the least distance to the cell's sides, which are `width` apart.
+    """
+
+    heights: list[float]
+    widths: list[float]
+    first_widths: list[float]
+    margin: float
+    width: float
+    num_words: int
+
+    @classmethod
+    def of(cls, box: Box, words: list[Word], page: PageWords) -> _CellLines:
+        size = words[0].size
+        grouped = groupby(words, key=lambda word: word.line)
+        lines = [[word.box.turned(page.turns, page.width, page.height) for word in line] for _, line in grouped]
+        return cls(
+            [line[0].bottom / size for line in lines],
+            [(line[-1].right - line[0].left) / size for line in lines],
+            [(line[0].right - line[0].left) / size for line in lines],
+            min(min(line[0].left - box.left, box.right - line[-1].right) for line in lines) / size,
+            (box.right - box.left) / size,
+            len(words),
+        )
+
+    def is_broken_early(self, padding: float) -> bool:
+        """Whether most lines end where the next word would have fitted, as no wrapped text does."""
+        room = self.width - 2 * padding - _BLANK
+        early = sum(line + word < room for line, word in zip(self.widths, self.first_widths[1:], strict=False))
+        return 2 * early > len(self.heights) - 1
+
+
+def _are_stacked(cells: list[_CellLines], padding: float) -> bool:
+    """Whether the cells of a row begin several lines at the same heights, and not for lack of room."""
+    count = max((len(cell.heights) for cell in cells), default=0)
+    longest = [cell for cell in cells if len(cell.heights) == count]
+    if count < 2 or len(longest) < 2 or 2 * len(longest) <= len(cells):
+        return False
+    heights = longest[0].heights
+    is_level = all(abs(a - b) <= _SAME_HEIGHT for cell in longest for a, b in zip(cell.heights, heights, strict=True))
+    return is_level and any(cell.is_broken_early(padding) for cell in longest)
 
 
 def _text(words: list[Word]) -> str:

@@ -23,6 +23,8 @@ _LINE = re.compile("[^\r\n\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
 _CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.")
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u2060\ufeff\ufff0-\uffff\ufdd0-\ufdef]")
 _WITHOUT_MEANING = re.compile("[\x00\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff]")
+# Scripts that are also written in columns from top to bottom.
+_EAST_ASIAN = re.compile("[\u2e80-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELT_OUT = str.maketrans(
     {"\x02": "-", "\ufffe": "-"}
@@ -34,6 +36,11 @@ _SPELT_OUT = str.maketrans(
 _CELL = 0.9
 _ASCENT, _DESCENT = 0.75, 0.25
 _LARGEST_SKEW = math.radians(5)
+# Letters that are printed twice to look bold are this close to each other, also in multiples of their size.
+_OVERPRINT = 0.2
+# Letters of a column that is read from top to bottom stand this much apart, and this straight below each other.
+_COLUMN_GAP, _COLUMN_STRAY = 0.5, 0.3
+_LEAST_COLUMN = 3
 
 
 class Box(NamedTuple):
@@ -209,7 +216,7 @@ class _Reader:
         width, height = self._frame.width, self._frame.height
         if self._frame.turns % 2:
             width, height = height, width
-        return PageWords(found, width, height, self._meaningless)
+        return PageWords(list(_columns(_printed_once(found))), width, height, self._meaningless)
 
     def _text(self) -> str:
         """The characters of the page, one for each that pdfium counts; halves of surrogate pairs count as two."""
@@ -284,6 +291,57 @@ class _Reader:
         x, y = self._x.value, self._y.value
         descent = (y - box.bottom, box.right - x, box.top - y, x - box.left)[quarters % 4]
         return _Style(size, (quarters - self._frame.turns) % 4, descent, height if quarters % 2 == 0 else width)
+
+
+def _printed_once(words: list[Word]) -> list[Word]:
+    """The words without those printed again on about the same place, as programs without a bold font do."""
+    kept: list[Word] = []
+    places: set[tuple[str, float, float, float]] = set()
+    for word in words:
+        size = round(word.size, 1) or 1.0
+        across, down = (edge // (_OVERPRINT / 2 * size) for edge in word.box[:2])
+        if not any((word.text, size, across + x, down + y) in places for x in (-1, 0, 1) for y in (-1, 0, 1)):
+            kept.append(word)
+        places.add((word.text, size, across, down))
+    return kept
+
+
+def _columns(words: list[Word]) -> Iterator[Word]:
+    """The words, where upright letters below each other, as in Japanese from top to bottom, are one.
+
+    Such a column is read when the page is turned to the left, which makes the columns from right to left lines.
+    """
+    column: list[Word] = []
+    for word in [*words, None]:
+        if word is not None and column and _is_below(column[-1], word):
+            column.append(word)
+            continue
+        text = "".join(part.text for part in column)
+        if len(text) < _LEAST_COLUMN or not all(map(_is_upright, column)):
+            yield from column
+        else:
+            boxes = [part.box for part in column]
+            place = Box(boxes[0].left, boxes[0].top, max(box.right for box in boxes), boxes[-1].bottom)
+            yield replace(column[0], text=text, box=place, turns=3, descent=_DESCENT * column[0].size)
+        column = [] if word is None else [word]
+
+
+def _is_upright(word: Word) -> bool:
+    """Whether a word is one letter of East Asia, or several below each other."""
+    if word.turns != 0 or not _EAST_ASIAN.match(word.text):
+        return False
+    left, top, right, bottom = word.box
+    return len(word.text) == 1 or bottom - top > max(1.5 * word.size, right - left)
+
+
+def _is_below(one: Word, other: Word) -> bool:
+    reach = _COLUMN_STRAY * one.size
+    return (
+        abs(other.box.left - one.box.left) <= reach
+        and -reach <= other.box.top - one.box.bottom <= _COLUMN_GAP * one.size
+        and _is_upright(one)
+        and _is_upright(other)
+    )
 
 
 def _around(one: Box, other: Box) -> Box:

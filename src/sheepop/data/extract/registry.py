@@ -31,6 +31,7 @@ class Format:
 
 FORMATS = {
     **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format("text.extract_text", bounded=False)),
+    "subtitles": Format("subtitles.extract_subtitles"),
     "html": Format("html.extract_html", "data"),
     "xml": Format("html.extract_xml", "data"),
     "pdf": Format("pdf.extract_pdf", "data"),

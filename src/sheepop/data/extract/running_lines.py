@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sheepop.data.extract.page_lines import Line
+from sheepop.data.extract.page_lines import Line, Page
 
 _LEAST_PAGES = 5
 # Of the pages from the first to the last that has it: odd and even pages may have heads of their own.
@@ -22,21 +22,13 @@ _LONGEST_LINE = 200
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-class EdgePage(NamedTuple):
-    """A page as seen here: its number, its height, and its lines."""
-
-    number: int
-    height: float
-    lines: Sequence[Line]
-
-
 class _Candidate(NamedTuple):
     page: int
     line: Line
     numbers: tuple[int, ...]
 
 
-def running_lines(pages: Sequence[EdgePage]) -> set[int]:
+def running_lines(pages: Sequence[Page]) -> set[int]:
     """The ``id`` of every line that repeats one of an earlier page, and of every line that only counts the pages.
 
     Such a line stands among the outermost of its page, on at least five pages and on 40 percent of those from the
@@ -61,7 +53,7 @@ def running_lines(pages: Sequence[EdgePage]) -> set[int]:
     return found
 
 
-def _edge_lines(page: EdgePage) -> list[tuple[bool, Line]]:
+def _edge_lines(page: Page) -> list[tuple[bool, Line]]:
     """The outermost lines at the head and at the foot of a page; tables are none."""
     lines = sorted((line for line in page.lines if not line.rigid), key=lambda line: (line.top, line.left))
     lines = [line for line in lines if len(line.text) <= _LONGEST_LINE]

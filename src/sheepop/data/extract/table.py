@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Generator, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
-from sheepop.core.facts import plural
 from sheepop.data.extract.dialect import Dialect, Shape, find_shape
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.lines import LineError, Lines
@@ -27,8 +26,10 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
     """The rows of a CSV or TSV file: one document for each where a column holds text, else the table as Markdown.
 
     Delimiter and quotes are found from the first lines, and so is whether there is a header; a file for which a
-    column or a template is configured must have one. A row that breaks the rules or has another number of columns
-    than most is refused, and the next line begins a row.
+    column or a template is configured must have one; a file of one column without a header is lines of text. A row
+    with another number of columns than most is kept, see `RowDocuments`; where a template or a pair needs to know
+    which column is which, it is refused when it has too many. So is one that breaks the rules of quotes, and the next
+    line begins a row.
     """
     # The standard limit is 128 KiB a cell; rows are bounded below.
     csv.field_size_limit(2**31 - 1)
@@ -39,16 +40,23 @@ def extract_csv(content: Content, context: Context) -> Iterator[Extracted | Refu
     for _ in range(num_skipped):
         next(source)
     rows = _rows(source, shape.dialect)
-    documents = RowDocuments(config, metadata={} if lines.encoding == "utf_8" else {"encoding": lines.encoding})
-    first = yield from _first_row(rows, source, shape.num_columns)
+    metadata = {} if lines.encoding == "utf_8" else {"encoding": lines.encoding}
+    delimiter = shape.dialect.delimiter + (" " if shape.dialect.skips_space else "")
+    documents = RowDocuments(config, metadata=metadata, delimiter=delimiter)
+    first = None
+    for row in rows:
+        if not isinstance(row, Refused) and len(row) == shape.num_columns:
+            first = row
+            break
+        yield row if isinstance(row, Refused) else _title(row, source.place, documents)
     if first is None:
         raise ExtractionError("empty", "it has no rows")
     if documents.format.names or _is_header(first):
         names = [name.strip() for name in first]
-        yield from documents.of(names, _numbered(rows, len(names), None))
+        yield from documents.of(names, _numbered(rows, len(names)))
     else:
-        names = [f"column {number}" for number in range(1, len(first) + 1)]
-        yield from documents.of(names, _numbered(rows, len(names), first))
+        names = [f"column {number}" for number in range(1, len(first) + 1)] if len(first) > 1 else []
+        yield from documents.of(names, _numbered(chain([first], rows), len(names)))
 
 
 def _shape(lines: Lines, suffix: str) -> tuple[Shape, int]:
@@ -136,39 +144,22 @@ def _rows(source: _Source, dialect: Dialect) -> Iterator[list[str] | Refused]:
             yield cells
 
 
-def _first_row(
-    rows: Iterator[list[str] | Refused], source: _Source, num_columns: int
-) -> Generator[Refused, None, list[str] | None]:
-    """The first row that has the columns of most rows; titles, notes and broken lines before it are refused."""
-    for row in rows:
-        if isinstance(row, Refused):
-            yield row
-        elif len(row) == num_columns:
-            return row
-        else:
-            yield Refused(source.place, "invalid", _other_width(len(row), num_columns))
-    return None
+def _title(cells: list[str], place: str, documents: RowDocuments) -> Extracted | Refused:
+    """What stands in a row of its own above the table, a text unless a certain column is asked for."""
+    text = " ".join(filter(None, map(str.strip, cells)))
+    if text and not documents.format.names:
+        return Extracted(text, place=place, metadata=documents.metadata or {})
+    return Refused(place, "invalid", "it stands above the table, whose rows have another number of columns")
 
 
-def _numbered(
-    rows: Iterator[list[str] | Refused], num_columns: int, first: list[str] | None
-) -> Iterator[Row | Refused]:
-    number = 0
-    if first is not None:
-        number = 1
-        yield 1, first
-    for row in rows:
-        number += 1
+def _numbered(rows: Iterable[list[str] | Refused], num_columns: int) -> Iterator[Row | Refused]:
+    for number, row in enumerate(rows, 1):
         if isinstance(row, Refused):
             yield Refused(f"row {number}", row.reason, f"{row.detail} ({row.place})")
-        elif len(row) == num_columns:
-            yield number, row
-        else:
-            yield Refused(f"row {number}", "invalid", _other_width(len(row), num_columns))
-
-
-def _other_width(found: int, expected: int) -> str:
-    return f"it has {found} {plural(found, 'column')} where the table has {expected}"
+            continue
+        while len(row) > num_columns and not row[-1]:
+            row.pop()
+        yield number, row
 
 
 def _is_header(cells: list[str]) -> bool:

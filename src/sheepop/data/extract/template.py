@@ -13,6 +13,7 @@ from sheepop.core.errors import first_few
 from sheepop.data.extract.chat import chat_text, turns_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Kind, RecordError, Refused
+from sheepop.data.extract.languages import LANGUAGES
 from sheepop.data.extract.pair import KIND, is_pair, kind_of, pair_text
 from sheepop.data.extract.placeholders import Placeholder, parse_template
 
@@ -24,16 +25,8 @@ TEXT_FIELDS = (
 
 CODE_FIELDS = frozenset({"code", "source_code", "func_code_string", "whole_func_string"})
 LANGUAGE_FIELDS = ("programming_language", "language", "lang")
-PROGRAMMING_LANGUAGES = frozenset(
-    (
-        *("ada", "assembly", "bash", "c", "c#", "c++", "clojure", "cobol", "cpp", "csharp", "css", "cuda", "dart"),
-        *("elixir", "erlang", "fortran", "go", "groovy", "haskell", "html", "java", "javascript", "julia", "kotlin"),
-        *("lisp", "lua", "matlab", "ocaml", "pascal", "perl", "php", "powershell", "prolog", "python", "r", "ruby"),
-        *("rust", "scala", "scheme", "shell", "solidity", "sql", "swift", "tcl", "typescript", "verilog", "vhdl"),
-        "zig",
-    )
-)
-_SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp"}
+# Languages by other names than those of `sheepop.data.extract.languages`.
+_SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp", "html": "html"}
 # In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
 _CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
@@ -288,8 +281,9 @@ def _column_text(record: Mapping[str, Any], name: str, value: object) -> tuple[s
         text = as_text(value)
     for field in LANGUAGE_FIELDS:
         language = record.get(field)
-        if isinstance(language, str) and language.lower() in PROGRAMMING_LANGUAGES:
-            return text, "code", _SAME_LANGUAGES.get(language.lower(), language.lower())
+        named = _SAME_LANGUAGES.get(language.lower(), language.lower()) if isinstance(language, str) else ""
+        if named in LANGUAGES or named in _SAME_LANGUAGES:
+            return text, "code", named
     return text, "code" if name.lower() in CODE_FIELDS else "prose", ""
 
 

@@ -1,7 +1,7 @@
 """XML of any kind: its text in the order of the file, one line or paragraph per element, read as a stream.
 
-No entity outside the file is ever loaded. Documents (DocBook, JATS, TEI, feeds) become prose; what is rather data, with
-hardly a sentence in it, is handed on as it stands, as code in the language ``xml``.
+No entity outside the file is ever loaded. Documents (DocBook, JATS, TEI, DITA, feeds) become prose, known by their
+outermost element or by their sentences; all else is data, and handed on as it stands, as code in the language ``xml``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _BLOCKS = _PARAGRAPHS | words(
     " itemizedlist l lg list listitem list-item note ol orderedlist quote-block row sec section sect1 sect2 sect3 table"
     " tbody tgroup thead tr ul variablelist varlistentry warning"
 )
+_DOCUMENTS = words("article book chapter dita feed fictionbook refentry rss tei tei.2 teicorpus")
 _VERBATIM = words("code-block literallayout pre preformat programlisting screen synopsis")
 _ESCAPED_HTML = words("content description encoded summary")
 _TAG = re.compile(
@@ -44,8 +45,10 @@ _SENTENCE_WORDS = 6
 _LEAST_PROSE = 0.5
 
 
-def xml_documents(content: Content, limit: int) -> Iterator[Extracted]:
-    """Documents of prose of at most `limit` bytes, in order; or one of code, when the file is rather data.
+def xml_documents(content: Content, root: str, limit: int) -> Iterator[Extracted]:
+    """Documents of prose of at most `limit` bytes, in order; or one of code, when the file is data.
+
+    The name of the outermost element, `root`, may tell.
 
     Raises `ExtractionError`: ``bomb`` for entities that multiply, ``oversized`` for elements too deep or too long for
     the parser, ``damaged`` for what is not well-formed.
@@ -60,7 +63,8 @@ def xml_documents(content: Content, limit: int) -> Iterator[Extracted]:
             paragraphs, size = [], 0
         paragraphs.append(paragraph)
         size += len(paragraph.text.encode("utf-8")) + 2
-    if number == 0 and content.size <= limit and not _is_prose(paragraphs):
+    is_document = root.rpartition("}")[2].lower() in _DOCUMENTS
+    if number == 0 and content.size <= limit and not (is_document and paragraphs) and not _is_prose(paragraphs):
         yield _source(content)
     elif paragraphs:
         yield Extracted(_text(paragraphs), place=f"part {number + 1}" if number else "")

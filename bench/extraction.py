@@ -1,0 +1,192 @@
+"""Text out of files, by SheepOp and by others: the share of a reference's words and runs of five words, and seconds.
+
+Every file of a folder is read by SheepOp, by pdftotext, and by MarkItDown and Kreuzberg in the Python that --peers
+names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside it, such as the
+source that it was typeset from; a PDF without one is compared with what pdftotext reads. Both sides are compared as
+lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a word.
+
+python bench/extraction.py papers/ --peers peers/bin/python --json bench/results/extraction.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from record import add_json_option, write_record
+
+RUN = 5
+SECONDS_A_READER = 3600
+_IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
+_DIVIDED = re.compile(r"(?<=\w)[-\u2010\u00ad]\n\s*(?=[a-z])")
+
+# Reads the paths on its input with the reader that its argument names; answers each with one line of JSON.
+_PEERS = """
+import json, sys, time
+if sys.argv[1] == "markitdown":
+    from markitdown import MarkItDown
+    read = lambda path, reader=MarkItDown(): reader.convert(path).text_content
+else:
+    import kreuzberg
+    read = lambda path: kreuzberg.extract_file_sync(path).content
+answers, sys.stdout = sys.stdout, sys.stderr
+for path in map(str.strip, sys.stdin):
+    started = time.perf_counter()
+    try:
+        text = read(path)
+    except Exception as error:
+        text = ""
+    print(json.dumps([text, time.perf_counter() - started]), file=answers, flush=True)
+"""
+
+
+class Read(NamedTuple):
+    """What a reader made of a file, and in how many seconds."""
+
+    text: str
+    seconds: float
+
+
+class Found(NamedTuple):
+    """Shares of the words, and of the runs of five, of a reference that are in a text as often as there."""
+
+    words: float
+    runs: float
+
+
+Reader = Callable[[Sequence[Path]], list[Read]]
+
+
+def by_sheepop(paths: Sequence[Path]) -> list[Read]:
+    """The text of all documents of each file, without recognition in pictures."""
+    from sheepop.data.extract.config import ExtractConfig
+    from sheepop.data.extract.dispatch import Dispatcher
+    from sheepop.data.extract.interface import Content, Extracted
+
+    def text(path: Path, scratch: str) -> str:
+        items = Dispatcher(ExtractConfig(ocr=False), Path(scratch)).documents(Content(path.name, path=path))
+        return "\n\n".join(item.text for item in items if isinstance(item, Extracted))
+
+    with tempfile.TemporaryDirectory() as scratch:
+        return [_timed(partial(text, path, scratch)) for path in paths]
+
+
+def by_pdftotext(paths: Sequence[Path]) -> list[Read]:
+    """What Poppler's program writes in reading order."""
+    command = ["pdftotext", "-enc", "UTF-8", "-nopgbrk"]
+
+    def text(path: Path) -> str:
+        return subprocess.run([*command, str(path), "-"], capture_output=True).stdout.decode("utf-8", "replace")
+
+    return [_timed(partial(text, path)) for path in paths]
+
+
+def by_peer(python: Path, name: str) -> Reader:
+    """A reader of another project, in a process of its own."""
+
+    def read(paths: Sequence[Path]) -> list[Read]:
+        given = "".join(f"{path.resolve()}\n" for path in paths)
+        run = subprocess.run(
+            [str(python), "-c", _PEERS, name], input=given, capture_output=True, text=True, timeout=SECONDS_A_READER
+        )
+        answers = [Read(*json.loads(line)) for line in run.stdout.splitlines()]
+        if len(answers) != len(paths):
+            sys.exit(f"{name} does not run in {python}: {run.stderr.strip().rpartition(chr(10))[2]}")
+        return answers
+
+    return read
+
+
+def found_in(text: str, reference: str) -> Found:
+    """How much of a reference a text holds."""
+    ours, theirs = _words(text), _words(reference)
+    return Found(_share(ours, theirs), _share(list(_runs(ours)), list(_runs(theirs))))
+
+
+def _share(ours: Sequence[object], theirs: Sequence[object]) -> float:
+    wanted = Counter(theirs)
+    return (wanted & Counter(ours)).total() / max(1, wanted.total())
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_DIVIDED.sub("", unicodedata.normalize("NFKC", text)).lower())
+
+
+def _runs(words: Sequence[str]) -> zip[tuple[str, ...]]:
+    return zip(*(words[start:] for start in range(RUN)), strict=False)
+
+
+def _timed(read: Callable[[], str]) -> Read:
+    started = time.perf_counter()
+    text = read()
+    return Read(text, time.perf_counter() - started)
+
+
+def _references(paths: Sequence[Path], reads: Mapping[str, list[Read]]) -> list[tuple[str, str]]:
+    """For each file what its reference is, ``source`` or ``pdftotext``, and its text."""
+    found = []
+    for at, path in enumerate(paths):
+        beside = path.with_name(f"{path.name}.txt")
+        if beside.is_file():
+            found.append(("source", beside.read_text(errors="replace")))
+        else:
+            found.append(("pdftotext", reads["pdftotext"][at].text))
+    return found
+
+
+def main() -> None:
+    """Measures, prints, and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="PDFs and other files, with NAME.txt as references beside them")
+    parser.add_argument("--peers", type=Path, help="a Python that has markitdown and kreuzberg")
+    add_json_option(parser)
+    given = parser.parse_args()
+    if shutil.which("pdftotext") is None:
+        parser.error("pdftotext is missing: install poppler-utils")
+    paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix != ".txt")
+    readers: dict[str, Reader] = {"sheepop": by_sheepop, "pdftotext": by_pdftotext}
+    if given.peers is not None:
+        readers |= {name: by_peer(given.peers, name) for name in ("markitdown", "kreuzberg")}
+    reads = {name: reader(paths) for name, reader in readers.items()}
+    references = _references(paths, reads)
+    results: dict[str, dict[str, float | None]] = {}
+    files: dict[str, dict[str, list[float]]] = {path.name: {} for path in paths}
+    for name, texts in reads.items():
+        shares: dict[str, list[Found]] = {"source": [], "pdftotext": []}
+        for path, read, (origin, reference) in zip(paths, texts, references, strict=True):
+            found = found_in(read.text, reference)
+            shares[origin].append(found)
+            files[path.name][name] = [round(found.words, 4), round(found.runs, 4), round(read.seconds, 3)]
+        if name == "pdftotext":
+            shares["pdftotext"] = []
+        results[name] = {
+            f"{part}_of_{origin}": mean(getattr(share, part) for share in found) if found else None
+            for origin, found in shares.items()
+            for part in Found._fields
+        }
+        results[name]["seconds"] = sum(read.seconds for read in texts)
+    print(f"{len(paths)} files, {sum(origin == 'source' for origin, _ in references)} of them with their source")
+    print(f"{'':<12}{'words':>10}{'runs of 5':>10}{'words':>12}{'runs of 5':>10}{'seconds':>10}")
+    print(f"{'':<12}{'of the source':>20}{'of pdftotext':>22}")
+    for name, numbers in results.items():
+        cells = [f"{'' if value is None else f'{value:.3f}'}" for value in numbers.values()]
+        print(f"{name:<12}{cells[0]:>10}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}{numbers['seconds']:>10.1f}")
+    write_record(given.json, {"results": results, "files": files})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Subtitles (SubRip, WebVTT, SubStation Alpha): what is said, without times and markup, in lines of whole sentences."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from sheepop.data.extract.interface import Content, Context, Extracted, Refused
+from sheepop.data.extract.lines import LineError, Lines
+from sheepop.data.extract.paragraphs import join_lines
+from sheepop.data.extract.template import longest_record
+from sheepop.data.extract.text import extract_text
+
+_TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
+_TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
+_EVENT = re.compile(rf"Dialogue:[^,]*,\s*{_TIME}\s*,\s*{_TIME}\s*,(.*)", re.DOTALL)
+# The fields of an event between its end and its text, where the file does not name them (SubStation Alpha v4.00+).
+_FIELDS_BEFORE_TEXT = 6
+# Blocks of WebVTT that hold no cue (sections 4.1 and 6.1 of its specification).
+_NO_CUE = re.compile(r"\ufeff?(?:WEBVTT|NOTE|STYLE|REGION)(?:\s|$)")
+_MARKUP = re.compile(r"</?(?:[bisuc]|v|lang|ruby|rt|font)\b[^<>]*>|<[\d:.]+>|\{\\[^{}]*\}", re.IGNORECASE)
+# Shapes, which a style switches on and off: \p1 to \p0.
+_DRAWING = re.compile(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(?:\{[^{}]*\\p0[^{}]*\}|$)", re.DOTALL)
+_BREAK = re.compile(r"\\[Nn]")
+_SENTENCE_END = re.compile("[.!?\u2026\u3002\uff01\uff1f\u266a:][\"\u201d\u2019')\\]\u300d]*$")
+_NEXT_SPEAKER = re.compile("[-\u2010-\u2015>\u266a\\[(]")
+# Seconds: after such a pause a new line begins; a shorter cue only moves the line before it up.
+_PAUSE = 3.0
+_SHORTEST_CUE = 0.1
+
+
+class _Cue(NamedTuple):
+    """Lines that are shown from `begin` to `end`, in seconds."""
+
+    begin: float
+    end: float
+    lines: list[str]
+
+
+def extract_subtitles(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """One document of prose, or several where it would be too long, in the order of the file.
+
+    A line that cannot be read is refused; a file without cues is read as plain text.
+    """
+    limit = context.config.max_document_bytes
+    lines = Lines(content, longest_record(context.config))
+    refused: list[Refused] = []
+    text: list[str] = []
+    size = parts = 0
+    cues = _events if content.suffix in (".ass", ".ssa") else _cues
+    for sentence in _sentences(cues(_readable(lines, refused))):
+        yield from refused
+        refused.clear()
+        length = len(sentence.encode("utf-8", "replace")) + 1
+        if text and size + length > limit:
+            parts += 1
+            yield Extracted("\n".join(text) + "\n", place=f"part {parts}", metadata={"encoding": lines.encoding})
+            text, size = [], 0
+        text.append(sentence)
+        size += length
+    if not text:
+        yield from extract_text(content, context)
+        return
+    yield from refused
+    place = f"part {parts + 1}" if parts else ""
+    yield Extracted("\n".join(text) + "\n", place=place, metadata={"encoding": lines.encoding})
+
+
+def _readable(lines: Lines, refused: list[Refused]) -> Iterator[str]:
+    for number, line in lines:
+        if isinstance(line, LineError):
+            refused.append(Refused(f"line {number}", line.reason, line.detail))
+        else:
+            yield line.rstrip("\r\n")
+
+
+def _events(lines: Iterable[str]) -> Iterator[_Cue]:
+    """The cues of SubStation Alpha."""
+    fields = _FIELDS_BEFORE_TEXT
+    for line in lines:
+        if event := _EVENT.match(line):
+            text = _DRAWING.sub("", event[9].split(",", fields)[-1])
+            yield _Cue(_seconds(event.groups()[:4]), _seconds(event.groups()[4:8]), _BREAK.split(text))
+        elif line.startswith("Format:") and line.rstrip().lower().endswith("text"):
+            fields = line.count(",") - 3
+
+
+def _cues(lines: Iterable[str]) -> Iterator[_Cue]:
+    """The cues of SubRip and WebVTT; lines behind a blank one that are no other cue's belong to the one before."""
+    begin = end = 0.0
+    said: list[str] = []
+    in_block, is_note = 0, False
+    for line in lines:
+        if not line.strip():
+            in_block, is_note = 0, False
+        elif is_note or (in_block == 0 and _NO_CUE.match(line)):
+            is_note = True
+        elif times := _TIMES.match(line):
+            # The line before may be the cue's number or name.
+            if said and (in_block == 1 or (in_block and said[-1].strip().isdigit())):
+                said.pop()
+            if said:
+                yield _Cue(begin, end, said)
+            begin, end, said = _seconds(times.groups()[:4]), _seconds(times.groups()[4:]), []
+            in_block = 2
+        else:
+            said.append(line)
+            in_block += 1
+    if said and end:
+        yield _Cue(begin, end, said)
+
+
+def _sentences(cues: Iterable[_Cue]) -> Iterator[str]:
+    """The lines of the document: cues go on until a sentence ends, another speaks, or nothing is said for long."""
+    text, last, until = "", "", 0.0
+    for cue in cues:
+        shown = [" ".join(html.unescape(_MARKUP.sub("", line)).replace("\\h", " ").split()) for line in cue.lines]
+        shown = [line for line in shown if line]
+        # Captions that roll show a line again above the next one.
+        if shown and shown[0] == last and (len(shown) > 1 or cue.end - cue.begin < _SHORTEST_CUE):
+            del shown[0]
+        for line in shown:
+            if text and (_SENTENCE_END.search(text) or _NEXT_SPEAKER.match(line) or cue.begin - until > _PAUSE):
+                yield text
+                text = ""
+            text = join_lines(text, line, frozenset()) if text else line
+            last, until = line, cue.end
+    if text:
+        yield text
+
+
+def _seconds(parts: tuple[str | None, ...]) -> float:
+    hours, minutes, seconds, fraction = (part or "0" for part in parts)
+    return 3600 * int(hours) + 60 * int(minutes) + int(seconds) + float(f"0.{fraction}")
