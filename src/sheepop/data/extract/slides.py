@@ -33,10 +33,8 @@ def extract_pptx(content: Content, context: Context) -> Iterator[Extracted | Ref
     Metadata: ``title``, ``author`` and ``date`` where the file states them, and ``hidden_slides``, the numbers of the
     slides that are not shown, which are included. Raises `ExtractionError`.
     """
-    from pptx.oxml import parse_xml
-
     with office_package(content, context) as archive:
-        parts = OfficeParts(archive, parse_xml)
+        parts = OfficeParts(archive)
         text, marks, hidden = "", [], []
         for number, name in enumerate(_slide_names(parts), 1):
             slide = parts.xml(name)
