@@ -65,13 +65,6 @@ def test_a_member_with_a_password_is_encrypted(read_as: ReadAs, kind: str) -> No
     assert refusal(read_as(kind, bytes(data))).reason == "encrypted"
 
 
-@pytest.mark.parametrize("kind", OFFICE)
-def test_an_office_file_with_a_password_is_encrypted_and_an_old_one_unsupported(read_as: ReadAs, kind: str) -> None:
-    compound = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(2**20 - 20)
-    assert refusal(read_as(kind, compound + "EncryptedPackage".encode("utf-16-le"))).reason == "encrypted"
-    assert refusal(read_as(kind, compound + "WordDocument".encode("utf-16-le"))).reason == "unsupported"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_compression_that_comes_whole_is_not_read(read_as: ReadAs, kind: str) -> None:
     assert refusal(read_as(kind, package({"main.xml": b"<a/>"}, zipfile.ZIP_LZMA))).reason == "unsupported"

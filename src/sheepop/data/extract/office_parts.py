@@ -15,7 +15,7 @@ Element = Any
 # The strict form of the standard names everything as the usual form does, in namespaces of its own.
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
 _USUAL = rb"http://schemas.openxmlformats.org/\1/2006/"
-_PROPERTIES = {"title": "title", "creator": "author", "language": "language", "created": "date"}
+PROPERTIES = {"title": "title", "creator": "author", "language": "language", "created": "date"}
 _DATE_LENGTH = len("2024-01-31")
 
 
@@ -55,7 +55,7 @@ class OfficeParts:
         facts: dict[str, str] = {}
         for name in self.related("", "core-properties"):
             for element in self.xml(name):
-                fact = _PROPERTIES.get(local_name(element))
+                fact = PROPERTIES.get(local_name(element))
                 value = " ".join((element.text or "").split())
                 if fact and value:
                     facts[fact] = value[:_DATE_LENGTH] if fact == "date" else value

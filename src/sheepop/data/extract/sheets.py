@@ -11,11 +11,13 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import cell_text, rule, table_line
+from sheepop.data.extract.opendocument import refuse_encryption
 from sheepop.data.extract.zip_safety import office_package, safe_zip
 
 _BLOCK = 2**20
@@ -53,14 +55,20 @@ def extract_sheets(content: Content, context: Context) -> Iterator[Extracted | R
     """The same for xlsb, xls and ods, without that count; cells whose formula gives an error are empty."""
     with content.open() as file:
         if content.head(len(_ZIP)) == _ZIP:
-            with safe_zip(content, context):
-                pass
+            with safe_zip(content, context) as archive:
+                refuse_encryption(archive)
         yield from _documents(_by_calamine(file), {}, context)
 
 
-def _documents(sheets: Iterable[_Sheet], facts: dict[str, str], context: Context) -> Iterator[Extracted]:
+def _documents(
+    sheets: Iterable[_Sheet | Refused], facts: dict[str, str], context: Context
+) -> Iterator[Extracted | Refused]:
     is_empty = True
     for sheet in sheets:
+        if isinstance(sheet, Refused):
+            yield sheet
+            is_empty = False
+            continue
         hidden = {"hidden": "yes"} if sheet.is_hidden else {}
         name = " ".join(sheet.name.split())
         for number, body in enumerate(_tables(sheet.rows, context.config.max_document_bytes), 1):
@@ -85,19 +93,40 @@ def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
         yield _Sheet(sheet.title, sheet.sheet_state != "visible", _rows(sheet))
 
 
-def _by_calamine(file: BinaryIO) -> Iterator[_Sheet]:
-    from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetVisibleEnum
+def _by_calamine(file: BinaryIO) -> Iterator[_Sheet | Refused]:
+    from python_calamine import CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
+
+    with _refusals():
+        workbook = CalamineWorkbook.from_filelike(file)
+    for sheet in workbook.sheets_metadata:
+        if sheet.typ != SheetTypeEnum.WorkSheet:
+            continue
+        try:
+            with _refusals():
+                rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
+        except ExtractionError as error:
+            yield Refused(f"sheet {sheet.name}", error.reason, error.detail)
+            continue
+        texts = ({column: text for column, value in enumerate(row) if (text := _text(value))} for row in rows)
+        yield _Sheet(sheet.name, sheet.visible != SheetVisibleEnum.Visible, filter(None, texts))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns what calamine raises for a workbook that it cannot read into an `ExtractionError`."""
+    from python_calamine import CalamineError, PasswordError
 
     try:
-        workbook = CalamineWorkbook.from_filelike(file)
-        for sheet in workbook.sheets_metadata:
-            rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
-            texts = ({column: text for column, value in enumerate(row) if (text := _text(value))} for row in rows)
-            yield _Sheet(sheet.name, sheet.visible != SheetVisibleEnum.Visible, filter(None, texts))
+        yield
     except PasswordError:
         raise ExtractionError("encrypted", "it needs a password") from None
-    except CalamineError as error:
+    except (CalamineError, OSError) as error:
         raise ExtractionError("damaged", f"it cannot be read as a workbook: {error}") from None
+    except BaseException as error:
+        # What calamine itself did not expect ends in an exception that is none of Python's own kinds.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ExtractionError("damaged", "it cannot be read as a workbook") from None
 
 
 def _open(file: Any) -> Any:
@@ -152,7 +181,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
-        return f"{value:.15g}"
+        return f"{value:.0f}" if value.is_integer() else f"{value:.15g}"
     if isinstance(value, datetime.datetime):
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
     if isinstance(value, datetime.date | datetime.time):

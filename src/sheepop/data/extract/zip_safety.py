@@ -15,9 +15,6 @@ from contextlib import contextmanager
 from sheepop.data.extract.interface import Content, Context, ExtractionError
 from sheepop.data.extract.spool import LEAST_EXPANSION_BYTES
 
-_COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
-_BLOCK = 2**20
 _LOCAL_HEADER_BYTES = 30
 _ENCRYPTED_FLAG = 0x1
 # These two are bounded by zipfile while it unpacks; bzip2 and LZMA would come whole.
@@ -37,11 +34,9 @@ def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
 
     Raises `ExtractionError`: ``encrypted``; ``damaged`` when its directory cannot be read or a member in use breaks
     off; ``bomb`` for overlapping members, too many of them, or too much that they declare to unpack to (no more than
-    that can come out); ``unsupported`` for old binary formats and rare ways of compression.
+    that can come out); ``unsupported`` for rare ways of compression.
     """
     with content.open() as file:
-        if file.read(len(_COMPOUND_FILE)) == _COMPOUND_FILE:
-            raise _compound_file_error(content)
         try:
             archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
@@ -80,17 +75,6 @@ def _examine(members: list[zipfile.ZipInfo], size: int, context: Context) -> Non
             raise ExtractionError("encrypted", "it needs a password")
         if member.compress_type not in _METHODS:
             raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
-
-
-def _compound_file_error(content: Content) -> ExtractionError:
-    """Office encrypts a package by putting it into the container of its old binary formats."""
-    before = b""
-    with content.open() as file:
-        while block := file.read(_BLOCK):
-            if _ENCRYPTED_PACKAGE in before + block:
-                return ExtractionError("encrypted", "it needs a password")
-            before = block[-len(_ENCRYPTED_PACKAGE) :]
-    return ExtractionError("unsupported", "it is an old binary Office file; save it in the current format")
 
 
 def _refuse_definitions(name: str, beginning: bytes) -> None:
