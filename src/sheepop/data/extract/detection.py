@@ -15,7 +15,7 @@ from typing import Any
 from sheepop.data.decoding import CONTROLS
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
-from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
+from sheepop.data.extract.magic import gzip_beginning, is_mail, is_mailbox, is_warc, signature, unread_format
 from sheepop.data.extract.zip_directory import directory_names, first_member
 
 HEAD_BYTES = 2**12
@@ -33,11 +33,15 @@ _TEXT_FORMATS = {
     **dict.fromkeys((".csv",), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     ".ipynb": "notebook",
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), "mail"),
 }
 # Suffixes of formats that begin with a signature: without it the file is damaged or something else.
 _SIGNED = {
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif"), "image"),
-    **dict.fromkeys((".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".epub"), "zip"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic", ".avif"), "image"),
+    **dict.fromkeys(
+        (".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".xlsb", ".odt", ".ods", ".odp", ".epub"), "zip"
+    ),
+    **dict.fromkeys((".doc", ".xls", ".ppt", ".msg"), "old Office"),
     **dict.fromkeys((".gz", ".tgz"), "gzip"),
     **dict.fromkeys((".bz2", ".tbz2"), "bzip2"),
     **dict.fromkeys((".xz", ".txz"), "xz"),
@@ -50,9 +54,17 @@ _SIGNED = {
     ".arrow": "Arrow",
     ".warc": "WARC",
 }
-_OFFICE_FOLDERS = (("word/", "docx"), ("xl/", "xlsx"), ("ppt/", "pptx"))
-_OFFICE_SUFFIXES = (".docx", ".xlsx", ".pptx", ".docm", ".xlsm", ".pptm")
-_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_OFFICE_FOLDERS = (("xl/workbook.bin", "xlsb"), ("word/", "docx"), ("xl/", "xlsx"), ("ppt/", "pptx"))
+_OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
+_OPEN_DOCUMENTS = ((b"text", "odt"), (b"spreadsheet", "ods"), (b"presentation", "odp"))
+# The stream at the root of a compound file that makes it one of a format.
+_COMPOUND_FILES = (
+    ("WordDocument", "doc"),
+    ("Workbook", "xls"),
+    ("Book", "xls"),
+    ("PowerPoint Document", "ppt"),
+    ("__properties_version1.0", "msg"),
+)
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 
 # Possessive: comments that could end in several places would be tried in every combination.
@@ -121,10 +133,10 @@ def _binary_format(content: Content, head: bytes) -> str:
         return _zip_format(content, head)
     if name == "gzip":
         return "warc" if is_warc(gzip_beginning(head, 64)) else name
+    if name == "compound file":
+        return _compound_format(content)
     unread = None if name else unread_format(head)
     if unread is not None:
-        if head.startswith(_OLD_OFFICE) and content.suffix in _OFFICE_SUFFIXES:
-            raise ExtractionError("encrypted", "an office file that needs a password")
         raise ExtractionError(unread[0], f"it is {unread[1]}")
     return name
 
@@ -134,8 +146,12 @@ def _zip_format(content: Content, head: bytes) -> str:
     if first == "mimetype":
         if begin.startswith(b"application/epub+zip"):
             return "epub"
-        if begin.startswith(b"application/vnd.oasis.opendocument"):
-            raise ExtractionError("unsupported", "it is OpenDocument")
+        if begin.startswith(_OPEN_DOCUMENT):
+            kind = begin.removeprefix(_OPEN_DOCUMENT)
+            known = next((name for start, name in _OPEN_DOCUMENTS if kind.startswith(start)), None)
+            if known is None:
+                raise ExtractionError("unsupported", "it is an OpenDocument drawing, formula or database")
+            return known
     with content.open() as file:
         names = directory_names(file)
     if "[Content_Types].xml" in names:
@@ -143,6 +159,27 @@ def _zip_format(content: Content, head: bytes) -> str:
             if any(member.startswith(folder) for member in names):
                 return name
     return "epub" if "META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+
+
+def _compound_format(content: Content) -> str:
+    """The format of a file in the container of the old office formats ([MS-CFB]), by the streams at its root."""
+    try:
+        from olefile import OleFileIO
+    except ImportError:
+        raise ExtractionError("not_installed", "an old Microsoft Office file: install sheepop[data]") from None
+    with content.open() as file:
+        try:
+            names = {entry[0] for entry in OleFileIO(file).listdir(storages=False) if len(entry) == 1}
+        except Exception as error:
+            # It raises what Python raises where the container is not as it expects.
+            detail = f"an old Microsoft Office file that cannot be opened: {error}"
+            raise ExtractionError("damaged", detail) from None
+    if "EncryptedPackage" in names:
+        raise ExtractionError("encrypted", "an office file that needs a password")
+    known = next((name for stream, name in _COMPOUND_FILES if stream in names), None)
+    if known is None:
+        raise ExtractionError("unsupported", "it is a file of an old Microsoft program that is not read")
+    return known
 
 
 def _text_format(content: Content, head: bytes) -> FileType:
@@ -154,6 +191,10 @@ def _text_format(content: Content, head: bytes) -> FileType:
     known = text_type(content.name, beginning)
     if known is not None:
         return _typed(*known)
+    if is_mailbox(beginning):
+        return FileType("mailbox")
+    if is_mail(beginning):
+        return FileType("mail")
     if _HTML.match(beginning):
         return FileType("html")
     if _XML.match(beginning):

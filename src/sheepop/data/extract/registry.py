@@ -70,6 +70,60 @@ def _xlsx() -> Extractor:
     return extract_xlsx
 
 
+def _xls() -> Extractor:
+    from sheepop.data.extract.sheets import extract_sheets
+
+    return extract_sheets
+
+
+def _odt() -> Extractor:
+    from sheepop.data.extract.opendocument import extract_odt
+
+    return extract_odt
+
+
+def _odp() -> Extractor:
+    from sheepop.data.extract.opendocument import extract_odp
+
+    return extract_odp
+
+
+def _rtf() -> Extractor:
+    from sheepop.data.extract.legacy_office import extract_rtf
+
+    return extract_rtf
+
+
+def _doc() -> Extractor:
+    from sheepop.data.extract.legacy_office import extract_doc
+
+    return extract_doc
+
+
+def _ppt() -> Extractor:
+    from sheepop.data.extract.legacy_office import extract_ppt
+
+    return extract_ppt
+
+
+def _mail() -> Extractor:
+    from sheepop.data.extract.mail import extract_mail
+
+    return extract_mail
+
+
+def _mailbox() -> Extractor:
+    from sheepop.data.extract.mail import extract_mailbox
+
+    return extract_mailbox
+
+
+def _msg() -> Extractor:
+    from sheepop.data.extract.mail import extract_msg
+
+    return extract_msg
+
+
 def _epub() -> Extractor:
     from sheepop.data.extract.epub import extract_epub
 
@@ -157,6 +211,15 @@ FORMATS = {
     "docx": Format(_docx, "data"),
     "pptx": Format(_pptx, "data"),
     "xlsx": Format(_xlsx, "data"),
+    **dict.fromkeys(("xls", "xlsb", "ods"), Format(_xls, "data")),
+    "odt": Format(_odt, "data"),
+    "odp": Format(_odp, "data"),
+    "rtf": Format(_rtf, "data"),
+    "doc": Format(_doc, "data"),
+    "ppt": Format(_ppt, "data"),
+    "mail": Format(_mail, "data", container=True),
+    "mailbox": Format(_mailbox, "data", container=True),
+    "msg": Format(_msg, "data", container=True),
     "epub": Format(_epub, "data", container=True),
     "notebook": Format(_notebook, "data"),
     "warc": Format(_warc, "data", container=True),
