@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import join, marked, table
@@ -53,7 +53,7 @@ def extract_rtf(content: Content, context: Context) -> Iterator[Extracted | Refu
     yield Extracted(text.strip("\n"))
 
 
-def _known(content: Content, kind: str) -> dict[str, Any]:
+def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:
     """What the library makes of a file, as plain data."""
     from office_oxide import Document, OfficeOxideError
 

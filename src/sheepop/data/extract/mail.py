@@ -134,7 +134,9 @@ def _attached(part: Message, number: int) -> tuple[str, bytes]:
     """A name and the bytes of a part."""
     payload = part.get_payload()
     if isinstance(payload, list):
-        return _name("message.eml", number), b"\n".join(bytes(inner) for inner in payload)
+        return _name("message.eml", number), b"\n".join(
+            inner.as_bytes() for inner in payload if isinstance(inner, Message)
+        )
     return _name(_decoded(part.get_filename("")), number), _bytes(part)
 
 
