@@ -85,7 +85,7 @@ def test_a_mailbox_is_its_messages_in_order(tmp_path: Path) -> None:
     box.add(message("Two", "Second."))
     box.close()
 
-    assert detect(Content("box", path=path)).name == "mailbox"
+    assert [detect(Content(name, path=path)).name for name in ("box", "a.mbox")] == ["mailbox"] * 2
     first, second = read(path.read_bytes(), tmp_path, "box")
     assert isinstance(first, Extracted)
     assert isinstance(second, Extracted)

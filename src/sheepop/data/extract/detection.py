@@ -34,6 +34,7 @@ _TEXT_FORMATS = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     ".ipynb": "notebook",
     **dict.fromkeys((".eml", ".mht", ".mhtml"), "mail"),
+    ".mbox": "mailbox",
 }
 # Suffixes of formats that begin with a signature: without it the file is damaged or something else.
 _SIGNED = {
