@@ -113,6 +113,51 @@ def test_a_photograph_that_says_how_it_was_held_is_turned(extract: Extract) -> N
     assert words(extract(data)[0]) == WORDS
 
 
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_scan_that_is_turned_is_read_as_the_upright_one(extract: Extract, degrees: int) -> None:
+    upright = drawn("All human beings are born\nfree and equal in dignity\nand rights. They are endowed\nwith reason.")
+
+    (document,) = extract(saved(upright.rotate(degrees, expand=True), "PNG"))
+
+    assert words(document) == (
+        "All human beings are born free and equal in dignity and rights. They are endowed with reason."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "detail"),
+    [
+        (
+            "Все люди рождаются\nсвободными и равными\nв своем достоинстве\nи правах.",
+            "illegible",
+            "a script that is not",
+        ),
+        ("Όλοι οι άνθρωποι γεννιούνται\nελεύθεροι και ίσοι\nστην αξιοπρέπεια", "unsupported", "in Greek"),
+        ("Tất cả mọi người sinh ra\nđều được tự do và bình đẳng\nvề nhân phẩm.", "unsupported", "in Vietnamese"),
+    ],
+    ids=["Russian", "Greek", "Vietnamese"],
+)
+def test_a_script_that_recognition_does_not_know_is_refused(
+    extract: Extract, text: str, reason: str, detail: str
+) -> None:
+    with pytest.raises(ExtractionError, match=detail) as raised:
+        extract(saved(drawn(text), "PNG"))
+
+    assert raised.value.reason == reason
+    assert "Latin letters, Chinese and Japanese" in raised.value.detail
+
+
+def test_a_picture_that_is_hard_to_read_is_refused_with_the_limit(extract: Extract) -> None:
+    pixels = np.asarray(drawn(size=30))
+    noise = np.random.default_rng(0).normal(0, 110, pixels.shape)
+    data = saved(Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)), "PNG")
+
+    with pytest.raises(ExtractionError, match=r"ocr_min_page_confidence = 0\.999") as raised:
+        extract(data, ocr_min_page_confidence=0.999)
+    assert raised.value.reason == "illegible"
+    assert isinstance(extract(data, ocr_min_page_confidence=0)[0], Extracted)
+
+
 def test_two_columns_are_read_one_after_the_other(extract: Extract) -> None:
     left = """\
 The shepherd counted the flock
@@ -162,7 +207,7 @@ def test_lines_that_recognition_is_not_sure_of_are_left_out_and_counted(monkeypa
 
     assert [line.text for line in found.lines] == ["clear"]
     assert (found.confidence, found.unsure) == (0.9, 1)
-    assert len(recognise(drawn(), ExtractConfig(ocr_min_confidence=0.3)).lines) == 2
+    assert len(recognise(drawn(), ExtractConfig(ocr_min_confidence=0.3, ocr_min_page_confidence=0.6)).lines) == 2
 
 
 def test_only_the_first_frame_of_an_animation_is_read(extract: Extract, unread: list[Image.Image]) -> None:

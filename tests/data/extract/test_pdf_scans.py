@@ -46,6 +46,19 @@ def test_a_scanned_page_is_recognised_beside_a_page_of_text(extract_pdf: Extract
     assert float(document.metadata["recognition_confidence"]) > 0.9
 
 
+def test_a_scan_that_lies_on_its_side_is_read_beside_one_that_recognition_cannot_read(extract_pdf: Extract) -> None:
+    scan = io.BytesIO()
+    turned = picture("The quick brown fox jumps\nover the lazy dog.").rotate(270, expand=True)
+    turned.save(scan, "PDF", resolution=150, save_all=True, append_images=[picture("Все люди рождаются\nсвободными")])
+
+    refused, document = extract_pdf(scan.getvalue(), ocr=True)
+
+    assert isinstance(document, Extracted)
+    assert " ".join(document.text.split()) == "The quick brown fox jumps over the lazy dog."
+    assert isinstance(refused, Refused)
+    assert (refused.place, refused.reason) == ("page 2", "illegible")
+
+
 def test_scanned_pages_are_refused_where_recognition_is_off_or_not_installed(
     extract_pdf: Extract, monkeypatch: pytest.MonkeyPatch
 ) -> None:

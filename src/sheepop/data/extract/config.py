@@ -44,6 +44,9 @@ class ExtractConfig(Config):
     """Threads for text recognition, in each process."""
     ocr_min_confidence: float = Field(default=0.5, ge=0, le=1)
     """Recognised lines with less confidence are left out."""
+    # A page recognised with this confidence has about as large a share of its characters right.
+    ocr_min_page_confidence: float = Field(default=0.8, ge=0, le=1)
+    """Pictures and scanned pages recognised with less confidence are refused."""
     # At most what Pillow itself takes for no attack.
     max_image_pixels: int = Field(default=80_000_000, ge=1, le=89_000_000)
     """Pictures with more pixels are refused."""

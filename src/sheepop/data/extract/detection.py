@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from sheepop.data.decoding import CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError, Kind
 from sheepop.data.extract.languages import text_type
-from sheepop.data.extract.magic import gzip_beginning, is_warc, signature, unread_format
+from sheepop.data.extract.magic import gzip_beginning, is_mail, is_mailbox, is_warc, signature, unread_format
 
 HEAD_BYTES = 2**12
 """How much of a file `detect` looks at first."""
@@ -33,11 +33,16 @@ _TEXT_FORMATS = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     **dict.fromkeys((".srt", ".vtt", ".ass", ".ssa"), "subtitles"),
     ".ipynb": "notebook",
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), "mail"),
+    ".mbox": "mailbox",
 }
 # Suffixes of formats that begin with a signature: without it the file is damaged or something else.
 _SIGNED = {
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif"), "image"),
-    **dict.fromkeys((".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".epub"), "zip"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic", ".avif"), "image"),
+    **dict.fromkeys(
+        (".zip", ".jar", ".whl", ".docx", ".pptx", ".xlsx", ".xlsb", ".odt", ".ods", ".odp", ".epub"), "zip"
+    ),
+    **dict.fromkeys((".doc", ".xls", ".ppt", ".msg"), "old Office"),
     **dict.fromkeys((".gz", ".tgz"), "gzip"),
     **dict.fromkeys((".bz2", ".tbz2"), "bzip2"),
     **dict.fromkeys((".xz", ".txz"), "xz"),
@@ -52,10 +57,16 @@ _SIGNED = {
 }
 # What a zip is by its first member, which is called mimetype and not compressed (EPUB OCF 3.3, 4.3; ODF 1.3, 2-3.3).
 _MIMETYPE = re.compile(rb".{30}mimetype.{0,64}?(application/[\w.+-]+)", re.DOTALL)
-_MIMETYPES = ((b"application/epub+zip", "epub"),)
-_UNREAD_MIMETYPES = (b"application/vnd.oasis.opendocument",)
+_OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
+_MIMETYPES = (
+    (b"application/epub+zip", "epub"),
+    (_OPEN_DOCUMENT + b"text", "odt"),
+    (_OPEN_DOCUMENT + b"spreadsheet", "ods"),
+    (_OPEN_DOCUMENT + b"presentation", "odp"),
+)
 # What a zip is by a member or folder that its directory lists, and a member that must be there too.
 _MEMBERS = (
+    (b"xl/workbook.bin", b"[Content_Types].xml", "xlsb"),
     (b"word/", b"[Content_Types].xml", "docx"),
     (b"xl/", b"[Content_Types].xml", "xlsx"),
     (b"ppt/", b"[Content_Types].xml", "pptx"),
@@ -63,8 +74,14 @@ _MEMBERS = (
 _DIRECTORY_ENTRY = re.compile(rb"PK\x01\x02.{24}(..).{16}", re.DOTALL)
 _LONGEST_END = 2**16 + 22
 _DIRECTORY_BYTES = 2**20
-_OFFICE_SUFFIXES = (".docx", ".xlsx", ".pptx", ".docm", ".xlsm", ".pptm")
-_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+# The stream at the root of a compound file that makes it one of a format.
+_COMPOUND_FILES = (
+    ("WordDocument", "doc"),
+    ("Workbook", "xls"),
+    ("Book", "xls"),
+    ("PowerPoint Document", "ppt"),
+    ("__properties_version1.0", "msg"),
+)
 _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/"
 
 # Possessive: comments that could end in several places would be tried in every combination.
@@ -138,10 +155,10 @@ def _binary_format(content: Content, head: bytes) -> str:
         return _zip_format(content, head)
     if name == "gzip":
         return "warc" if is_warc(gzip_beginning(head, 256)) else name
+    if name == "compound file":
+        return _compound_format(content)
     unread = None if name else unread_format(head)
     if unread is not None:
-        if head.startswith(_OLD_OFFICE) and content.suffix in _OFFICE_SUFFIXES:
-            raise ExtractionError("encrypted", "an office file that needs a password")
         raise ExtractionError(unread[0], f"it is {unread[1]}")
     return name
 
@@ -151,8 +168,8 @@ def _zip_format(content: Content, head: bytes) -> str:
     for begin, name in _MIMETYPES:
         if mimetype.startswith(begin):
             return name
-    if mimetype.startswith(_UNREAD_MIMETYPES):
-        raise ExtractionError("unsupported", "it is OpenDocument")
+    if mimetype.startswith(_OPEN_DOCUMENT):
+        raise ExtractionError("unsupported", "it is an OpenDocument drawing, formula or database")
     with content.open() as file:
         names = _zip_names(file)
     for begin, other, name in _MEMBERS:
@@ -180,6 +197,27 @@ def _zip_names(file: BinaryIO) -> set[bytes]:
     }
 
 
+def _compound_format(content: Content) -> str:
+    """The format of a file in the container of the old office formats ([MS-CFB]), by the streams at its root."""
+    try:
+        from olefile import OleFileIO
+    except ImportError:
+        raise ExtractionError("not_installed", "an old Microsoft Office file: install sheepop[data]") from None
+    with content.open() as file:
+        try:
+            names = {entry[0] for entry in OleFileIO(file).listdir(storages=False) if len(entry) == 1}
+        except Exception as error:
+            # It raises what Python raises where the container is not as it expects.
+            detail = f"an old Microsoft Office file that cannot be opened: {error}"
+            raise ExtractionError("damaged", detail) from None
+    if "EncryptedPackage" in names:
+        raise ExtractionError("encrypted", "an office file that needs a password")
+    known = next((name for stream, name in _COMPOUND_FILES if stream in names), None)
+    if known is None:
+        raise ExtractionError("unsupported", "it is a file of an old Microsoft program that is not read")
+    return known
+
+
 def _text_format(content: Content, head: bytes) -> FileType:
     if head.startswith(_LARGE_FILE_POINTER):
         raise ExtractionError("missing", "it is a Git LFS pointer; the content itself is stored elsewhere")
@@ -189,6 +227,10 @@ def _text_format(content: Content, head: bytes) -> FileType:
     known = text_type(content.name, beginning)
     if known is not None:
         return _typed(*known)
+    if is_mailbox(beginning):
+        return FileType("mailbox")
+    if is_mail(beginning):
+        return FileType("mail")
     if _HTML.match(beginning):
         return FileType("html")
     if _XML.match(beginning):

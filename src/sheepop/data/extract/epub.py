@@ -8,15 +8,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.office_parts import Element, parse_xml
 from sheepop.data.extract.page import decode_page, parse_page
 from sheepop.data.extract.page_blocks import Block, page_blocks, page_text
 from sheepop.data.extract.zip_safety import safe_zip
-
-Element = Any
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
@@ -166,11 +164,4 @@ def _short(title: str) -> str:
 
 
 def _xml(archive: zipfile.ZipFile, name: str) -> Element:
-    from lxml import etree
-
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False, load_dtd=False)
-    try:
-        return etree.fromstring(archive.read(name), parser)
-    except etree.XMLSyntaxError as error:
-        reason = "bomb" if "amplification" in error.msg or "entity reference loop" in error.msg else "damaged"
-        raise ExtractionError(reason, f"{name}: {error.msg}") from None
+    return parse_xml(name, archive.read(name))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sheepop.data.extract.config import ExtractConfig
 
-_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF")
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "AVIF")
+_HEIF, _AVIF = b"ftyp", b"ftypavif"
 _PAGED = "TIFF"
 # A JPEG can be decoded at a fraction of its size; at this one nothing is lost for recognition.
 _DECODED_SIDE = 3600
@@ -40,7 +41,7 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
         from PIL import Image as PillowImage
 
         with _refusals():
-            image = PillowImage.open(file, formats=_FORMATS)
+            image = PillowImage.open(file, formats=_formats(content))
             frames = int(getattr(image, "n_frames", 1))
         if image.format == _PAGED and frames > 1:
             yield from _pages(image, frames, context)
@@ -48,6 +49,17 @@ def extract_image(content: Content, context: Context) -> Iterator[Extracted | Re
             upright = _upright(image, config)
             image.close()  # recognition needs the memory
             yield from _picture(upright, {"frames": str(frames)} if frames > 1 else {}, config)
+
+
+def _formats(content: Content) -> tuple[str, ...]:
+    """The formats as one of which Pillow may open a picture; that of phones is made known to it."""
+    brand = content.head(12)[4:]
+    if brand == _AVIF or not brand.startswith(_HEIF):
+        return _FORMATS
+    from pi_heif import register_heif_opener
+
+    register_heif_opener()
+    return (*_FORMATS, "HEIF")
 
 
 def _picture(image: Image, facts: Mapping[str, str], config: ExtractConfig) -> Iterator[Extracted | Refused]:

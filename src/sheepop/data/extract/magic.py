@@ -12,6 +12,11 @@ _TAR_CHECKSUM = slice(148, 156)
 _OCTAL = re.compile(rb"[ \0]*([0-7]{1,7})[ \0]*\Z")
 # The second is ARC, its predecessor.
 _WARC = re.compile(rb"WARC/\d+\.\d+\r?\n|filedesc://\S{1,200} [\d.]+ \d{14} text/plain ")
+# The lines of a header, each with the lines that continue it, and the names of fields that programs add to a message.
+_HEADER = re.compile(r"(?:[!-9;-~]+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++")
+_FIELD = re.compile(r"^([!-9;-~]+):", re.MULTILINE)
+_MAIL_FIELDS = frozenset({"date", "message-id", "mime-version", "received", "return-path", "delivered-to"})
+_MAILBOX = re.compile(r"From \S+ +\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d .*\d{4}\s*$")
 _PDF_WITHIN = 1024
 # The sizes of the header after the file's own: OS/2 1 and 2, Windows 3 to 5.
 _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
@@ -35,12 +40,13 @@ _SIGNATURES = (
     (0, b"MM\x00*", "image"),
     (0, b"II+\x00", "image"),
     (0, b"MM\x00+", "image"),
+    (0, b"{\\rtf", "rtf"),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "compound file"),
+    *((4, b"ftyp" + brand, "image") for brand in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"avif")),
 )
 
 # Offset, bytes, and what it is, for formats that hold text but are not read.
 _UNREAD = (
-    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Microsoft Office file"),
-    (0, b"{\\rtf", "RTF"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
     (0, b"Rar!\x1a\x07", "a RAR archive"),
     (0, b"MSCF\x00\x00\x00\x00", "a cabinet archive"),
@@ -53,8 +59,6 @@ _UNREAD = (
     (0, b"Obj\x01", "Avro"),
     (0, b"ORC\n", "ORC"),
     (0, b"\x89HDF\r\n\x1a\n", "HDF5"),
-    (4, b"ftypheic", "a HEIC image"),
-    (4, b"ftypavif", "an AVIF image"),
     (0, b"8BPS\x00\x01", "a Photoshop image"),
     (0, b"AT&TFORM", "DjVu"),
     (60, b"BOOKMOBI", "a Mobipocket book"),
@@ -145,6 +149,19 @@ def is_pdf(head: bytes) -> bool:
     """Whether a PDF header stands at the beginning, or further on in what is not text."""
     position = head.find(b"%PDF-", 0, _PDF_WITHIN)
     return position >= 0 and (not head[:position].strip(b"\xef\xbb\xbf \t\r\n\0") or b"\0" in head)
+
+
+def is_mail(head: str) -> bool:
+    """Whether a text begins with the header of a message that was sent (RFC 5322)."""
+    header = _HEADER.match(head)
+    names = {name.lower() for name in _FIELD.findall(header[0])} if header else set()
+    return len(names & _MAIL_FIELDS) > (1 if "from" in names else 2)
+
+
+def is_mailbox(head: str) -> bool:
+    """Whether a text begins with the line that parts the messages of a mailbox, and a message."""
+    first, _, rest = head.partition("\n")
+    return _MAILBOX.match(first) is not None and _HEADER.match(rest) is not None
 
 
 def is_warc(head: bytes) -> bool:

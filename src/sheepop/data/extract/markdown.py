@@ -20,6 +20,19 @@ def join(blocks: Iterable[tuple[str, str]]) -> str:
     return "".join(parts)
 
 
+def marked(pieces: Iterable[tuple[str, str]]) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Pieces, given as name and text, as one text, with a mark of that name where each that is not empty begins."""
+    parts: list[str] = []
+    marks: list[tuple[int, str]] = []
+    length = 0
+    for name, text in pieces:
+        if text:
+            marks.append((length, name))
+            parts.append(text)
+            length += len(text) + 2
+    return "\n\n".join(parts), tuple(marks)
+
+
 def table(rows: Iterable[Sequence[str]]) -> str:
     """A pipe table whose first row is the header; rows are filled up to the longest, and empty rows left out.
 

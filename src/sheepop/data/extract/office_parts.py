@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import zipfile
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from sheepop.data.extract.interface import ExtractionError
 
-# The libraries type their elements by the names in the file; here they are looked at as plain XML.
 Element = Any
 
-_STRICT = b"http://purl.oclc.org/ooxml/"
-_PROPERTIES = {"title": "title", "creator": "author", "language": "language", "created": "date"}
+# The strict form of the standard names everything as the usual form does, in namespaces of its own.
+_STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
+_USUAL = rb"http://schemas.openxmlformats.org/\1/2006/"
+PROPERTIES = {"title": "title", "creator": "author", "language": "language", "created": "date"}
 _DATE_LENGTH = len("2024-01-31")
 
 
 class OfficeParts:
-    """The parts by name, without a leading slash. References to parts that are not there are passed over.
+    """The parts by name, without a leading slash. References to parts that are not there are passed over."""
 
-    `parse_xml` is the function of a library that makes elements of the bytes of a part.
-    """
-
-    def __init__(self, archive: zipfile.ZipFile, parse_xml: Callable[[bytes], Element]) -> None:
-        self._archive, self._parse_xml = archive, parse_xml
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
         # Names of parts do not depend on case.
         self._names = {name.lower(): name for name in archive.namelist()}
         self._known: dict[str, list[tuple[str, str, str]]] = {}
@@ -33,12 +31,7 @@ class OfficeParts:
 
     def xml(self, name: str) -> Element:
         """The root element of a part; raises `ExtractionError` when it is no XML."""
-        from lxml.etree import XMLSyntaxError
-
-        try:
-            return self._parse_xml(self.bytes(name))
-        except XMLSyntaxError as error:
-            raise ExtractionError("damaged", f"{name}: {error.msg}") from None
+        return parse_xml(name, _STRICT.sub(_USUAL, self.bytes(name)))
 
     def first(self, part: str, kind: str) -> Element | None:
         """The root element of the first part to which `part` has a relationship of that kind."""
@@ -62,7 +55,7 @@ class OfficeParts:
         facts: dict[str, str] = {}
         for name in self.related("", "core-properties"):
             for element in self.xml(name):
-                fact = _PROPERTIES.get(local_name(element))
+                fact = PROPERTIES.get(local_name(element))
                 value = " ".join((element.text or "").split())
                 if fact and value:
                     facts[fact] = value[:_DATE_LENGTH] if fact == "date" else value
@@ -71,10 +64,6 @@ class OfficeParts:
     def _main(self) -> str:
         if "_rels/.rels" not in self._names:
             raise ExtractionError("damaged", "the package does not say which part is its document")
-        if _STRICT in self.bytes("_rels/.rels"):
-            raise ExtractionError(
-                "unsupported", "it is in the strict form of Office Open XML; save it in the usual form"
-            )
         parts = self.related("", "officeDocument")
         if not parts:
             raise ExtractionError("damaged", "the package has no part for its document")
@@ -99,6 +88,23 @@ class OfficeParts:
                 if path.lower() in self._names:
                     found.append(((element.get("Type") or "").rpartition("/")[2], element.get("Id") or "", path))
         return found
+
+
+def parse_xml(name: str, data: bytes) -> Element:
+    """The root element of a part of that name; entities stay unexpanded, and nothing is loaded.
+
+    Raises `ExtractionError`: ``bomb`` for entities that multiply, ``damaged`` when it is no XML.
+    """
+    from lxml import etree
+
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, huge_tree=False, load_dtd=False, remove_comments=True, remove_pis=True
+    )
+    try:
+        return etree.fromstring(data, parser)
+    except etree.XMLSyntaxError as error:
+        reason = "bomb" if "amplification" in error.msg or "entity reference loop" in error.msg else "damaged"
+        raise ExtractionError(reason, f"{name}: {error.msg}") from None
 
 
 def local_name(element: Element) -> str:

@@ -1,4 +1,4 @@
-"""Spreadsheets (xlsx) as Markdown tables, one document for each sheet, read row by row.
+"""Spreadsheets (xlsx, xlsb, xls, ods) as Markdown tables, one document for each sheet.
 
 Cells have their values, not their formulas. Columns and rows in which nothing stands are left out, so that what a
 sheet claims to span does not matter.
@@ -11,11 +11,14 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import cell_text, rule, table_line
-from sheepop.data.extract.zip_safety import office_package
+from sheepop.data.extract.opendocument import refuse_encryption
+from sheepop.data.extract.zip_safety import office_package, safe_zip
 
 _BLOCK = 2**20
 # A formula whose value the writing program left to be computed when the file is opened.
@@ -23,6 +26,8 @@ _WITHOUT_VALUE = re.compile(
     rb"(?:</(?:\w+:)?f>|<(?:\w+:)?f\b[^<>]*/>)\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
 )
 _LONGEST_END = 2**10
+_ZIP = b"PK\x03\x04"
+_RELATIONSHIPS, _STRICT = "_rels/.rels", b"http://purl.oclc.org/ooxml/"
 _SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 
 # What separates a cell from the next.
@@ -41,19 +46,87 @@ def extract_xlsx(content: Content, context: Context) -> Iterator[Extracted | Ref
     with office_package(content, context) as archive, content.open() as file:
         uncomputed = sum(_count(archive, name) for name in archive.namelist() if _SHEET.fullmatch(name))
         facts = {"formulas_without_value": str(uncomputed)} if uncomputed else {}
-        workbook = _open(file)
-        is_empty = True
-        for sheet in workbook.worksheets:
-            hidden = {} if sheet.sheet_state == "visible" else {"hidden": "yes"}
-            name = " ".join(sheet.title.split())
-            for number, body in enumerate(_tables(_rows(sheet), context.config.max_document_bytes), 1):
-                heading = f"# {name}\n\n"
-                place = f"sheet {name}" if number == 1 else f"sheet {name}, part {number}"
-                marks = ((0, f"sheet {name}"),)
-                yield Extracted(heading + body, kind="table", place=place, marks=marks, metadata={**facts, **hidden})
-                is_empty = False
-        if is_empty:
-            raise ExtractionError("empty", "all of its sheets are empty")
+        # openpyxl reads row by row, and errors as well, but not the strict form.
+        is_strict = _RELATIONSHIPS in archive.namelist() and _STRICT in archive.read(_RELATIONSHIPS)
+        yield from _documents(_by_calamine(file) if is_strict else _by_openpyxl(file), facts, context)
+
+
+def extract_sheets(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The same for xlsb, xls and ods, without that count; cells whose formula gives an error are empty."""
+    with content.open() as file:
+        if content.head(len(_ZIP)) == _ZIP:
+            with safe_zip(content, context) as archive:
+                refuse_encryption(archive)
+        yield from _documents(_by_calamine(file), {}, context)
+
+
+def _documents(
+    sheets: Iterable[_Sheet | Refused], facts: dict[str, str], context: Context
+) -> Iterator[Extracted | Refused]:
+    is_empty = True
+    for sheet in sheets:
+        if isinstance(sheet, Refused):
+            yield sheet
+            is_empty = False
+            continue
+        hidden = {"hidden": "yes"} if sheet.is_hidden else {}
+        name = " ".join(sheet.name.split())
+        for number, body in enumerate(_tables(sheet.rows, context.config.max_document_bytes), 1):
+            heading = f"# {name}\n\n"
+            place = f"sheet {name}" if number == 1 else f"sheet {name}, part {number}"
+            marks = ((0, f"sheet {name}"),)
+            yield Extracted(heading + body, kind="table", place=place, marks=marks, metadata={**facts, **hidden})
+            is_empty = False
+    if is_empty:
+        raise ExtractionError("empty", "all of its sheets are empty")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    name: str
+    is_hidden: bool
+    rows: Iterable[Row]
+
+
+def _by_openpyxl(file: BinaryIO) -> Iterator[_Sheet]:
+    for sheet in _open(file).worksheets:
+        yield _Sheet(sheet.title, sheet.sheet_state != "visible", _rows(sheet))
+
+
+def _by_calamine(file: BinaryIO) -> Iterator[_Sheet | Refused]:
+    from python_calamine import CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
+
+    with _refusals():
+        workbook = CalamineWorkbook.from_filelike(file)
+    for sheet in workbook.sheets_metadata:
+        if sheet.typ != SheetTypeEnum.WorkSheet:
+            continue
+        try:
+            with _refusals():
+                rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
+        except ExtractionError as error:
+            yield Refused(f"sheet {sheet.name}", error.reason, error.detail)
+            continue
+        texts = ({column: text for column, value in enumerate(row) if (text := _text(value))} for row in rows)
+        yield _Sheet(sheet.name, sheet.visible != SheetVisibleEnum.Visible, filter(None, texts))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns what calamine raises for a workbook that it cannot read into an `ExtractionError`."""
+    from python_calamine import CalamineError, PasswordError
+
+    try:
+        yield
+    except PasswordError:
+        raise ExtractionError("encrypted", "it needs a password") from None
+    except (CalamineError, OSError) as error:
+        raise ExtractionError("damaged", f"it cannot be read as a workbook: {error}") from None
+    except BaseException as error:
+        # What calamine itself did not expect ends in an exception that is none of Python's own kinds.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ExtractionError("damaged", "it cannot be read as a workbook") from None
 
 
 def _open(file: Any) -> Any:
@@ -108,7 +181,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
-        return f"{value:.15g}"
+        return f"{value:.0f}" if value.is_integer() else f"{value:.15g}"
     if isinstance(value, datetime.datetime):
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
     if isinstance(value, datetime.date | datetime.time):

@@ -34,10 +34,8 @@ def extract_docx(content: Content, context: Context) -> Iterator[Extracted | Ref
 
     Metadata: ``title``, ``author``, ``language`` and ``date`` where the file states them. Raises `ExtractionError`.
     """
-    from docx.oxml.parser import parse_xml
-
     with office_package(content, context) as archive:
-        parts = OfficeParts(archive, parse_xml)
+        parts = OfficeParts(archive)
         document = _Document(parts)
         document.read()
         text = document.text()

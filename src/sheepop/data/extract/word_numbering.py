@@ -78,7 +78,7 @@ def _number(found: _List, level: int) -> str:
         return ""
     value = found.last[level]
     number = found.levels[level].start if value is None else value
-    return _STYLES.get(found.levels[level].style, str)(number) if 0 < number <= _LARGEST else str(number)
+    return NUMBERS.get(found.levels[level].style, str)(number) if 0 < number <= _LARGEST else str(number)
 
 
 def _levels(element: _Element) -> list[_Level]:
@@ -118,7 +118,7 @@ def _roman(number: int) -> str:
 
 _ROMAN_VALUES = (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1)
 _ROMAN_SIGNS = ("M", "CM", "D", "CD", "C", "XC", "L", "XL", "X", "IX", "V", "IV", "I")
-_STYLES: dict[str, Callable[[int], str]] = {
+NUMBERS: dict[str, Callable[[int], str]] = {
     "decimalZero": lambda number: f"{number:02d}",
     "upperLetter": _letters,
     "lowerLetter": lambda number: _letters(number).lower(),

