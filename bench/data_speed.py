@@ -28,8 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datatrove.data as datatrove
-
 from duplicates_speed import measure_signatures
 from quality_speed import compare_corpora
 from record import add_json_option, write_record
@@ -41,7 +39,7 @@ from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.config import DataConfig
 from sheepop.data.decoding import UndecodableError, decode
-from sheepop.data.documents import Document, batched_by_size
+from sheepop.data.documents import Document, Draft, batched_by_size
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
@@ -49,7 +47,7 @@ from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.account import Account
 from sheepop.data.pipeline.assignment import decide_assignment
 from sheepop.data.pipeline.engine import LocalEngine, Task
-from sheepop.data.pipeline.parts import FinishedPart, part_path, to_pipeline, write_part
+from sheepop.data.pipeline.parts import FinishedPart, part_path, write_part
 from sheepop.data.pipeline.passes import clean_documents
 from sheepop.data.pipeline.removals import kept_masks
 from sheepop.data.pipeline.shuffle import Gather, Scatter
@@ -112,11 +110,11 @@ def _extract(files: Sequence[Path]) -> None:
                 pass
 
 
-def run_stage(name: str, documents: Iterable[Document]) -> list[datatrove.Document]:
+def run_stage(name: str, documents: Iterable[Document]) -> list[Draft]:
     """What is left of the documents after one stage."""
     name, _, preset = name.partition(", ")
     (stage,) = local_stages(CleanConfig(preset=preset or "gentle"), [name], Ledger(SEED), SEED)
-    return list(stage.run(map(to_pipeline, documents)))
+    return list(stage.run(document.draft() for document in documents))
 
 
 def write_documents(documents: Iterable[Document], work: Path) -> None:
@@ -174,11 +172,13 @@ def compare(corpora: Mapping[str, Sequence[str]], given: Sequence[Document], wor
 
 def write_jsonl(documents: Iterable[Document], directory: Path) -> None:
     """Writes the documents with datatrove's writer, compressed as ours are."""
+    from datatrove.data import Document as TheirDocument
     from datatrove.pipeline.writers.jsonl import JsonlWriter
 
     with JsonlWriter(str(directory), output_filename="${rank}.jsonl.zst", compression="zstd") as writer:
         for document in documents:
-            writer.write(to_pipeline(document), rank=0)
+            about = {"source": document.source, "kind": document.kind, "facts": document.facts}
+            writer.write(TheirDocument(document.text, document.id, metadata=about), rank=0)
 
 
 def clean(paths: tuple[str, ...], work: Path, stages: tuple[str, ...]) -> float:

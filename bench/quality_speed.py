@@ -29,6 +29,7 @@ from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
 from sheepop.data.clean.words import tokens_of
 from sheepop.data.decoding import decode
+from sheepop.data.documents import Draft
 from texts import code_files, corpora
 from timing import Work, processor_seconds
 
@@ -41,10 +42,9 @@ HEADINGS = (
 SEED = 1
 
 
-def documents_of(texts: Iterable[str], kind: str = "prose") -> list[datatrove.Document]:
+def documents_of(texts: Iterable[str]) -> list[datatrove.Document]:
     """Fresh documents, because filters may change what they are given."""
-    about = {"kind": kind, "source": "bench", "part": 0, "language": ""}
-    return [datatrove.Document(text, str(number), metadata=dict(about)) for number, text in enumerate(texts)]
+    return [datatrove.Document(text, str(number)) for number, text in enumerate(texts)]
 
 
 def our_filters(texts: Sequence[str]) -> dict[str, Work]:
@@ -95,7 +95,7 @@ def their_filters(texts: Sequence[str]) -> dict[str, Work]:
 
 def run_stages(names: Sequence[str], texts: Sequence[str], preset: str, kind: str = "prose") -> list[Any]:
     """What the stages keep of the texts."""
-    stream: Iterable[datatrove.Document] = documents_of(texts, kind)
+    stream: Iterable[Draft] = [Draft(text, "bench", number, kind) for number, text in enumerate(texts)]
     for stage in local_stages(CleanConfig.model_validate({"preset": preset}), names, Ledger(SEED), SEED):
         stream = stage.run(stream)
     return list(stream)
@@ -103,8 +103,8 @@ def run_stages(names: Sequence[str], texts: Sequence[str], preset: str, kind: st
 
 def _kept(results: Sequence[Any], count: int) -> list[bool]:
     """Whether each document stays, from verdicts, from reasons for removal, or from the documents that are left."""
-    if results and isinstance(results[0], datatrove.Document):
-        numbers = {int(document.id) for document in results}
+    if results and isinstance(results[0], datatrove.Document | Draft):
+        numbers = {each.part if isinstance(each, Draft) else int(each.id) for each in results}
         return [number in numbers for number in range(count)]
     if not results:
         return [False] * count

@@ -41,8 +41,6 @@ LIBRARIES = (
     "matplotlib",
     "plotly",
     "tensorboard",
-    "datatrove",
-    "xxhash",
     "regex",
     "orjson",
     "ftfy",

@@ -59,6 +59,12 @@ class Document:
         identity = hashlib.blake2b(data, digest_size=16, key=parting).hexdigest()
         return cls(text, source, part, identity, len(data), **about)
 
+    def draft(self) -> Draft:
+        """The document as stages take it."""
+        return Draft(
+            self.text, self.source, self.part, self.kind, self.language, self.place, list(self.marks), dict(self.facts)
+        )
+
     def stored(self) -> StoredDocument:
         """The document as it stands on disk."""
         about: dict[str, Any] = {"source": self.source, "part": self.part, "kind": self.kind}
@@ -66,6 +72,27 @@ class Document:
         about["text"] = self.text
         beginning = f'{{"id":"{self.id}","bytes":{self.num_bytes},'.encode("ascii")
         return StoredDocument(self.id, self.num_bytes, beginning + orjson.dumps(about)[1:] + b"\n")
+
+
+@dataclass(slots=True)
+class Draft:
+    """A document on its way through the stages of cleaning, which may change it; see `Document`."""
+
+    text: str
+    source: str
+    part: int
+    kind: str = "prose"
+    language: str = ""
+    place: str = ""
+    marks: list[tuple[int, str]] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    language_score: float | None = None
+    """How sure the language is, from 0 to 1, where one was looked for."""
+
+    def finished(self) -> Document:
+        """The document that it has become."""
+        about = {"kind": self.kind, "language": self.language, "place": self.place, "facts": self.facts}
+        return Document.of(self.text, self.source, self.part, marks=tuple(self.marks), **about)
 
 
 @dataclass(frozen=True, slots=True)

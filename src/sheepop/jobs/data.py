@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sheepop import data as corpora  # what builds, and loads datatrove, is reached through it when it is called
+from sheepop import data as corpora  # what builds is loaded when it is called
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError

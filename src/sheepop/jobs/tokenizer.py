@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sheepop import data as corpora  # its build, which loads datatrove, is reached through it when it is called
+from sheepop import data as corpora  # its build is loaded when it is called
 from sheepop.checkpoint import resolve_model_directory
 from sheepop.core.config import validate
 from sheepop.core.console import Console

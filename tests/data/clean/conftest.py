@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datatrove.data import Document
+
+from sheepop.data.documents import Draft
 
 
 @pytest.fixture
-def document() -> Callable[..., Document]:
+def document() -> Callable[..., Draft]:
     """A document as it comes from reading."""
 
-    def make(text: str, kind: str = "prose", **metadata: Any) -> Document:
-        about = {"source": "a.txt", "part": 0, "kind": kind, "language": "", **metadata}
-        return Document(text, "0", metadata=about)
+    def make(text: str, kind: str = "prose", *, source: str = "a.txt", part: int = 0, **about: Any) -> Draft:
+        return Draft(text, source, part, kind, **about)
 
     return make
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from datatrove.data import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from sheepop.data.clean.decontamination import (
 )
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
+from sheepop.data.documents import Draft
 
 QUESTION = "A train leaves the station at nine and travels sixty miles an hour; when does it reach the coast?"
 
@@ -39,7 +39,7 @@ def jsonl(tmp_path: Path):
 
 def judged(text: str, **settings: object) -> Removal | None:
     stage = Decontamination(Ledger(1), DecontaminationConfig.model_validate(settings))
-    return stage.removal(Document(text, "0", metadata={"kind": "prose", "source": "a", "part": 0}))
+    return stage.removal(Draft(text, "a", 0))
 
 
 def test_a_document_that_holds_an_evaluation_text_is_removed_and_the_detail_says_where_it_stands(jsonl):
@@ -174,9 +174,6 @@ def test_a_large_evaluation_set_flags_its_own_texts_and_no_others(jsonl):
     ]
     path = jsonl([{"q": text} for text in texts[:1500]])
     stage = Decontamination(Ledger(1), DecontaminationConfig(paths=(path,)))
-    documents = [
-        Document(f"x {text[20:]}", str(index), metadata={"source": "a", "part": index})
-        for index, text in enumerate(texts)
-    ]
-    assert [document.id for document in stage.run(documents)] == [str(index) for index in range(1500, 3000)]
+    documents = [Draft(f"x {text[20:]}", "a", index) for index, text in enumerate(texts)]
+    assert [document.part for document in stage.run(documents)] == list(range(1500, 3000))
     assert stage.ledger.account("decontamination").as_record()["removed"] == {"evaluation text": 1500}

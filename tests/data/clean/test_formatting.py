@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +14,14 @@ from sheepop.data.clean.formatting import Formatting
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.verbatim_lines import pieces
 from sheepop.data.clean.wrong_decoding import repaired
+from sheepop.data.documents import Draft
 
-Make = Callable[..., Document]
+Make = Callable[..., Draft]
 TEXT = "naïve café “quoted” – it’s £5 €7 Überraschung Привет мир 日本語 😀 à la carte Å œuvre ﬁne"
 CODECS = ("latin-1", "cp1252", "cp1250", "cp1251", "mac-roman", "cp437", "cp1253", "cp1257")
 
 
-def formatted(item: Document, **settings: Any) -> tuple[str | None, dict[str, int]]:
+def formatted(item: Draft, **settings: Any) -> tuple[str | None, dict[str, int]]:
     """The text that is left of the document, None when nothing is, and what was changed how often."""
     ledger = Ledger(0)
     left = list(Formatting(ledger, FormattingConfig(**settings)).run([item]))
@@ -135,7 +135,7 @@ def test_marks_still_stand_where_their_pages_begin(document: Make):
     item = document("".join(pages), marks=marks)
     text, _ = formatted(item)
     assert text == "First page.\nSecond café.\n\n\nThird."
-    assert [(text[offset : offset + 5], name) for offset, name in item.metadata["marks"]] == [
+    assert [(text[offset : offset + 5], name) for offset, name in item.marks] == [
         ("First", "1"),
         ("Secon", "2"),
         ("Third", "3"),
@@ -145,9 +145,7 @@ def test_marks_still_stand_where_their_pages_begin(document: Make):
 @given(st.text(st.sampled_from("ab \t\n-`>.:é\xa0\u200b"), max_size=80))
 def test_white_space_at_the_beginning_of_lines_is_never_touched(text: str):
     text = unicodedata.normalize("NFC", text)
-    changed, _ = Formatting(Ledger(0), FormattingConfig()).changed(
-        text, Document(text, "0", metadata={"kind": "prose"})
-    )
+    changed, _ = Formatting(Ledger(0), FormattingConfig()).changed(text, Draft(text, "a", 0))
 
     def indents(lines: str) -> list[str]:
         # What is left of a line that holds nothing but marks is no indentation.

@@ -3,14 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from datatrove.data import Document
 
 from sheepop.core.errors import ConfigError
 from sheepop.data.clean.config import LANGUAGE_CODES, LanguageConfig
 from sheepop.data.clean.language import LanguageFilter
 from sheepop.data.clean.ledger import Ledger
+from sheepop.data.documents import Draft
 
-Make = Callable[..., Document]
+Make = Callable[..., Draft]
 SENTENCES = {
     "en": "The committee met on Tuesday to discuss whether the bridge across the river should be repaired this year.",
     "de": "Der Ausschuss traf sich am Dienstag, um zu besprechen, ob die Brücke in diesem Jahr repariert werden soll.",
@@ -23,17 +23,17 @@ SENTENCES = {
 }
 
 
-def judged(item: Document, **settings: object) -> tuple[str, float, bool]:
+def judged(item: Draft, **settings: object) -> tuple[str, float | None, bool]:
     """The language and score that were noted, and whether the document stays."""
     stays = list(LanguageFilter(Ledger(0), LanguageConfig.model_validate(settings)).run([item]))
-    return item.metadata["language"], item.metadata.get("language_score", -1.0), bool(stays)
+    return item.language, item.language_score, bool(stays)
 
 
 @pytest.mark.parametrize(("language", "text"), SENTENCES.items())
 def test_languages_are_told_apart(document: Make, language: str, text: str):
     found, score, stays = judged(document(text))
     assert (found, stays) == (language, True)
-    assert 0.5 < score <= 1.0
+    assert score is not None and 0.5 < score <= 1.0
 
 
 def test_short_text_gets_the_language_and_score_of_the_library(document: Make):
@@ -70,7 +70,7 @@ def test_only_wanted_languages_stay_and_the_reason_says_which(document: Make):
     ledger = Ledger(0)
     stage = LanguageFilter(ledger, LanguageConfig(keep=("en", "und")))
     kept = list(stage.run([document(SENTENCES["en"]), document(SENTENCES["ru"]), document("ok")]))
-    assert [item.metadata["language"] for item in kept] == ["en", "und"]
+    assert [item.language for item in kept] == ["en", "und"]
     (sample,) = ledger.samples.as_record()
     assert sample["reason"] == "language"
     assert sample["detail"].startswith("ru (")
@@ -81,12 +81,12 @@ def test_a_language_that_is_not_sure_enough_counts_as_undetermined(document: Mak
     text = f"{SENTENCES['en']} {SENTENCES['de']} {SENTENCES['fr']}"
     language, score, stays = judged(document(text), keep=["en", "de", "fr"], min_score=0.95)
     assert (language, stays) == ("und", False)
-    assert 0 < score < 0.95
+    assert score is not None and 0 < score < 0.95
 
 
 def test_code_and_tables_keep_what_they_came_with(document: Make):
-    assert judged(document(SENTENCES["fr"], "code", language="python"), keep=["en"]) == ("python", -1.0, True)
-    assert judged(document(SENTENCES["fr"], "table"), keep=["en"]) == ("", -1.0, True)
+    assert judged(document(SENTENCES["fr"], "code", language="python"), keep=["en"]) == ("python", None, True)
+    assert judged(document(SENTENCES["fr"], "table"), keep=["en"]) == ("", None, True)
     assert judged(document(SENTENCES["fr"], "chat"), keep=["en"])[2] is False
 
 

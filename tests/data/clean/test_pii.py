@@ -9,7 +9,6 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from datatrove.data import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from sheepop.data.clean.config import PiiConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.pii import PiiReplacement, find_personal
 from sheepop.data.clean.placeholders import PLACEHOLDER
+from sheepop.data.documents import Draft
 
 EVERYTHING = PiiConfig()
 
@@ -105,7 +105,7 @@ def names_and_values(text: str, *, is_code: bool = False, config: PiiConfig = EV
 def replaced(text: str, kind: str = "prose", **settings: object) -> str:
     seed = settings.pop("seed", 1)
     stage = PiiReplacement(Ledger(1), PiiConfig.model_validate(settings), seed=seed)  # type: ignore[arg-type]
-    document = Document(text, "0", metadata={"kind": kind, "source": "a.txt", "part": 0})
+    document = Draft(text, "a.txt", 0, kind)
     (document,) = stage.run([document])
     return document.text
 
@@ -260,7 +260,7 @@ def test_what_was_replaced_is_counted_and_placeholders_are_not_replaced_again():
     ledger = Ledger(1)
     stage = PiiReplacement(ledger, EVERYTHING, seed=1)
     text = "a.b@gmail.com, c.d@gmail.com, SSN 212-09-9998, 91.198.174.192."
-    document = Document(text, "0", metadata={"kind": "prose", "source": "a.txt", "part": 0})
+    document = Draft(text, "a.txt", 0)
     (document,) = stage.run([document])
     account = ledger.account("pii").as_record()
     assert account["changes"] == {"email": 2, "ipv4": 1, "us_ssn": 1}
@@ -272,9 +272,9 @@ def test_what_was_replaced_is_counted_and_placeholders_are_not_replaced_again():
 def test_marks_stay_where_their_pages_begin():
     pages = ["Write to a.b@gmail.com.\n", "Call +1 212-555-0123\n", "nothing here\n"]
     marks = [(0, "page 1"), (len(pages[0]), "page 2"), (len(pages[0] + pages[1]), "page 3")]
-    document = Document("".join(pages), "0", metadata={"kind": "prose", "source": "a", "part": 0, "marks": marks})
+    document = Draft("".join(pages), "a", 0, marks=marks)
     (document,) = PiiReplacement(Ledger(1), EVERYTHING, seed=1).run([document])
-    starts = [offset for offset, _ in document.metadata["marks"]]
+    starts = [offset for offset, _ in document.marks]
     assert [document.text[start:][:5] for start in starts] == ["Write", "Call ", "nothi"]
 
 

@@ -17,15 +17,16 @@ from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.quality import QualityFilter
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stages import local_stages
+from sheepop.data.documents import Draft
 
-Make = Callable[..., Document]
+Make = Callable[..., Draft]
 STORY = (
     "Once there was a miller who had three sons, and he left them nothing but his mill, his ass and his cat. "
     "The eldest took the mill, the second took the ass, and the youngest had to be content with the cat. "
 )
 
 
-def judged(items: Iterable[Document], **settings: Any) -> tuple[list[Document], list[dict[str, Any]], Ledger]:
+def judged(items: Iterable[Draft], **settings: Any) -> tuple[list[Draft], list[dict[str, Any]], Ledger]:
     """The documents that stay, and a record for each that goes."""
     ledger = Ledger(0)
     kept = list(QualityFilter(ledger, QualityConfig.model_validate(settings)).run(items))
@@ -129,10 +130,8 @@ def test_the_web_rules_judge_documentation_as_datatroves_chain_does(document: Ma
     for name in names:
         stream = getattr(filters, name)().run(stream)
     theirs = {item.id for item in stream}
-    documents = [document(text) for text in prose]
-    for number, item in enumerate(documents):
-        item.id = str(number)
-    ours = {item.id for item in judged(documents, preset="web")[0]}
+    documents = [document(text, part=number) for number, text in enumerate(prose)]
+    ours = {str(item.part) for item in judged(documents, preset="web")[0]}
     assert 10 <= len(theirs) <= len(prose) - 100
     assert len(prose) - len(ours ^ theirs) >= 0.98 * len(prose)
 
@@ -149,11 +148,11 @@ def test_the_web_rules_for_prose_judge_prose_only(document: Make):
 def test_order_and_account_are_kept_over_many_documents(document: Make, prose: list[str]):
     items = [document(text, part=number) for number, text in enumerate(prose * 3)]
     kept, _, ledger = judged(items, preset="web")
-    numbers = [item.metadata["part"] for item in kept]
+    numbers = [item.part for item in kept]
     assert numbers == sorted(numbers)
     assert len(kept) + ledger.account("quality").removed.total() == len(items)
     stage = QualityFilter(Ledger(0), QualityConfig(preset="web"))
-    assert numbers == [item.metadata["part"] for item in items if stage.removal(item) is None]
+    assert numbers == [item.part for item in items if stage.removal(item) is None]
 
 
 ARTICLE = (
@@ -176,7 +175,7 @@ def test_lines_that_c4_drops_stay_unless_it_is_told_to_drop_them(document: Make)
     expected = Document(ARTICLE, "0")
     assert filters.C4QualityFilter().filter(expected) is True
     assert kept[0].text == expected.text
-    begins = [(kept[0].text[offset:][:6], name) for offset, name in kept[0].metadata["marks"]]
+    begins = [(kept[0].text[offset:][:6], name) for offset, name in kept[0].marks]
     assert begins == [("On the", "2"), ("In the", "3")]
     assert ledger.account("quality").changes == {"lines dropped": 2}
 

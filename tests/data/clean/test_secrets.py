@@ -12,7 +12,6 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from datatrove.data import Document
 from detect_secrets.core.scan import get_plugins
 from detect_secrets.settings import default_settings
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from sheepop.data.clean.config import SecretsConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.secrets import SecretsReplacement, find_secrets
+from sheepop.data.documents import Draft
 
 LOWER, UPPER, DIGITS, HEX = string.ascii_lowercase, string.ascii_uppercase, string.digits, "0123456789abcdef"
 ALL = LOWER + UPPER + DIGITS
@@ -100,7 +100,7 @@ PRIVATE_KEYS = {
 
 def replaced(text: str, kind: str = "code", **settings: object) -> str:
     config = SecretsConfig.model_validate(settings)
-    document = Document(text, "0", metadata={"kind": kind, "source": "a.py", "part": 0})
+    document = Draft(text, "a.py", 0, kind)
     (document,) = SecretsReplacement(Ledger(1), config, seed=1).run([document])
     return document.text
 
@@ -182,9 +182,8 @@ def test_a_secret_has_the_same_placeholder_everywhere_and_is_counted_by_its_name
     ledger = Ledger(1)
     stage = SecretsReplacement(ledger, SecretsConfig(), seed=1)
     key = "AKIA" + token(UPPER + DIGITS, 16, 9)
-    metadata = {"kind": "prose", "source": "a.txt", "part": 0}
     texts = [f"key {key} and {key}", f"again: '{key}'"]
-    documents = list(stage.run([Document(text, str(number), metadata=metadata) for number, text in enumerate(texts)]))
+    documents = list(stage.run([Draft(text, "a.txt", number) for number, text in enumerate(texts)]))
     assert (
         len({placeholder for document in documents for placeholder in re.findall("<SECRET_....>", document.text)}) == 1
     )

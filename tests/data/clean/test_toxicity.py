@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from sheepop.data.clean.config import ToxicityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.toxicity import ToxicityFilter, toxic_lexicon
+from sheepop.data.documents import Draft
 
 ROWS = [
     line.split("|")
@@ -32,7 +32,7 @@ FILLER = SENTENCE.split()
 
 def judged(text: str, kind: str = "prose", **settings: object) -> Removal | None:
     stage = ToxicityFilter(Ledger(1), ToxicityConfig.model_validate(settings))
-    return stage.removal(Document(text, "0", metadata={"kind": kind, "source": "a", "part": 0}))
+    return stage.removal(Draft(text, "a", 0, kind))
 
 
 def test_the_list_is_well_formed_and_says_that_it_is_weak():

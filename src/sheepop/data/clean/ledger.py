@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 import zstandard
-from datatrove.data import Document
+
+from sheepop.data.documents import Draft
 
 SAMPLES = 20
 EXCERPT_CHARACTERS = 600
@@ -138,16 +139,16 @@ class Ledger:
         """The account of a stage, begun when there is none yet."""
         return self.stages.setdefault(stage, StageAccount())
 
-    def removed(self, stage: str, document: Document, reason: str, detail: str = "") -> None:
+    def removed(self, stage: str, document: Draft, reason: str, detail: str = "") -> None:
         """Notes that `stage` removed the document."""
         account, num_bytes = self.account(stage), utf8_length(document.text)
         account.removed[reason] += 1
         account.removed_bytes[reason] += num_bytes
-        source, part = document.metadata["source"], document.metadata["part"]
+        source, part = document.source, document.part
         record = {
             "file": source,
             "part": part,
-            "place": document.metadata.get("place", ""),
+            "place": document.place,
             "stage": stage,
             "reason": reason,
             "detail": detail,

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from datatrove.utils.text import TERMINAL_PUNCTUATION
-
 from sheepop.core.facts import counted
 from sheepop.data.clean.gopher import duplicates
 from sheepop.data.clean.quality_config import C4Config, FineWebConfig
 from sheepop.data.clean.stage import Removal
-from sheepop.data.clean.words import tokens_of
+from sheepop.data.clean.words import ENDS_SENTENCE, tokens_of
 
 _LINE_ENDS = frozenset(".?!\"'")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
@@ -111,7 +109,7 @@ def fineweb_quality(text: str, config: FineWebConfig) -> Removal | None:
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if not lines:
         return _fineweb("length", "no text")
-    ended = sum(line[-1] in TERMINAL_PUNCTUATION for line in lines) / len(lines)
+    ended = sum(ENDS_SENTENCE.match(line[-1]) is not None for line in lines) / len(lines)
     if ended < config.min_lines_with_punctuation:
         least = f"{config.min_lines_with_punctuation:.0%}"
         return _fineweb("punctuation", f"{ended:.1%} of the lines end in a punctuation mark, less than {least}")

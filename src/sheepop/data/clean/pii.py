@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from datatrove.data import Document
-
 from sheepop.data.clean.config import PiiConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.pii_accounts import find_cards, find_ibans
@@ -17,6 +15,7 @@ from sheepop.data.clean.pii_phone import find_phones
 from sheepop.data.clean.pii_scan import Candidates, Finding, find_candidates
 from sheepop.data.clean.placeholders import Placeholders
 from sheepop.data.clean.stage import ChangeStage
+from sheepop.data.documents import Draft
 
 
 class PiiReplacement(ChangeStage):
@@ -33,9 +32,9 @@ class PiiReplacement(ChangeStage):
         self.config = config
         self.placeholders = Placeholders(seed, config.salt)
 
-    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
         """The text with placeholders, and how many of each name."""
-        is_code = document.metadata.get("kind") == "code"
+        is_code = document.kind == "code"
         findings = find_personal(text, self.config, is_code=is_code)
         if not findings:
             return text, {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datatrove.data import Document
-
 from sheepop.data.clean import gopher
 from sheepop.data.clean.garbage import code_quality, prose_quality, table_quality
 from sheepop.data.clean.ledger import Ledger
@@ -11,6 +9,7 @@ from sheepop.data.clean.line_rules import KeptLines, fineweb_quality, kept_lines
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.clean.words import tokens_of
+from sheepop.data.documents import Draft
 
 
 class QualityFilter(FilterStage):
@@ -22,22 +21,22 @@ class QualityFilter(FilterStage):
         super().__init__(ledger)
         self.config = config
 
-    def removal(self, document: Document) -> Removal | None:
+    def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""
         found = self._by_kind(document)
-        if found is None and self.config.preset == "web" and document.metadata["kind"] == "prose":
+        if found is None and self.config.preset == "web" and document.kind == "prose":
             return self._as_web_page(document)
         return found
 
-    def _by_kind(self, document: Document) -> Removal | None:
-        kind = document.metadata["kind"]
+    def _by_kind(self, document: Draft) -> Removal | None:
+        kind = document.kind
         if kind == "code":
-            return code_quality(document.text, document.metadata.get("source", ""), self.config.code)
+            return code_quality(document.text, document.source, self.config.code)
         if kind == "table":
             return table_quality(document.text, self.config.table)
         return prose_quality(document.text, self.config.garbage)
 
-    def _as_web_page(self, document: Document) -> Removal | None:
+    def _as_web_page(self, document: Draft) -> Removal | None:
         """What the rules of C4, FineWeb and Gopher say, those first that need no words, because they are the quickest.
 
         FineWeb's judge the lines that C4 keeps.
@@ -55,11 +54,11 @@ class QualityFilter(FilterStage):
             self._drop_lines(document, kept)
         return found
 
-    def _drop_lines(self, document: Document, kept: KeptLines) -> None:
-        before, marks = document.text, document.metadata.get("marks")
+    def _drop_lines(self, document: Draft, kept: KeptLines) -> None:
+        before, marks = document.text, document.marks
         document.text = kept.text
         if marks:
-            document.metadata["marks"] = kept.moved(before, marks)
+            document.marks = kept.moved(before, marks)
         if document.text != before:
             dropped = len(before.splitlines()) - len(kept.lines)
             self.ledger.changed(self.name, before, document.text, {"lines dropped": dropped})

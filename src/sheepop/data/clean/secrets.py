@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-from datatrove.data import Document
 
 from sheepop.data.clean import secret_shapes as shapes
 from sheepop.data.clean.config import SecretsConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.placeholders import Placeholders
 from sheepop.data.clean.stage import ChangeStage
+from sheepop.data.documents import Draft
 
 _BEFORE, _AFTER = 64, 2
 _LONGEST_LINE = 2000
@@ -60,7 +60,7 @@ class SecretsReplacement(ChangeStage):
         self.config = config
         self.placeholders = Placeholders(seed, config.salt)
 
-    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
         """The text with placeholders, and how many of each kind."""
         found = find_secrets(text)
         if self.config.detectors:

@@ -1,16 +1,14 @@
-"""What every cleaning stage is: a datatrove pipeline step that keeps account of what it removed and changed."""
+"""What every cleaning stage is: documents in, documents out, with account kept of what it removed and changed."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-
-from datatrove.data import Document
-from datatrove.pipeline.base import PipelineStep
+from typing import ClassVar
 
 from sheepop.data.clean.ledger import Ledger
-from sheepop.data.documents import is_empty
+from sheepop.data.documents import Draft, is_empty
 from sheepop.data.extract.pair import KIND, sides
 
 
@@ -22,26 +20,29 @@ class Removal:
     detail: str = ""
 
 
-class Stage(PipelineStep):
-    """A step with a name of the configuration and a ledger, which all steps of a pass share."""
+class Stage(ABC):
+    """A step with a `name` of the configuration and a ledger, which all steps of a pass share."""
 
-    type = "clean"
+    name: ClassVar[str]
 
     def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
         self.ledger = ledger
+
+    @abstractmethod
+    def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
+        """The documents that stay, in order."""
 
 
 class FilterStage(Stage):
-    """Removes documents; it may also note what it found in ``document.metadata``."""
+    """Removes documents; it may also note what it found in the document."""
 
     @abstractmethod
-    def removal(self, document: Document) -> Removal | None:
+    def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, or None when it stays."""
 
-    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+    def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
         """The documents that stay, in order."""
-        for document in data:
+        for document in documents:
             removal = self.removal(document)
             if removal is None:
                 yield document
@@ -53,16 +54,16 @@ class ChangeStage(Stage):
     """Changes the text of documents; one that is empty afterwards is removed, and so is a pair with an empty side."""
 
     @abstractmethod
-    def changed(self, text: str, document: Document) -> tuple[str, Mapping[str, int]]:
+    def changed(self, text: str, document: Draft) -> tuple[str, Mapping[str, int]]:
         """The text to put in place of `text`, a segment of the document's, and what was done how often."""
 
-    def applies_to(self, document: Document) -> bool:
+    def applies_to(self, document: Draft) -> bool:
         """Whether this document may be changed at all."""
         return True
 
-    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+    def run(self, documents: Iterable[Draft]) -> Iterator[Draft]:
         """The documents, in order, changed where there was something to change."""
-        for document in data:
+        for document in documents:
             if self.applies_to(document):
                 self._change(document)
                 if _is_blank(document):
@@ -70,8 +71,8 @@ class ChangeStage(Stage):
                     continue
             yield document
 
-    def _change(self, document: Document) -> None:
-        marks = document.metadata.get("marks")
+    def _change(self, document: Draft) -> None:
+        marks = document.marks
         before = document.text
         if marks:
             counts = self._change_segments(document, marks)
@@ -80,7 +81,7 @@ class ChangeStage(Stage):
         if document.text != before:
             self.ledger.changed(self.name, before, document.text, counts)
 
-    def _change_segments(self, document: Document, marks: list[tuple[int, str]]) -> Mapping[str, int]:
+    def _change_segments(self, document: Draft, marks: list[tuple[int, str]]) -> Mapping[str, int]:
         """Changes the text between marks piece by piece, so that every mark stays where its page begins."""
         text = document.text
         starts = [0, *(offset for offset, _ in marks), len(text)]
@@ -95,12 +96,12 @@ class ChangeStage(Stage):
             for name, count in counts.items():
                 total[name] = total.get(name, 0) + count
         document.text = "".join(pieces)
-        document.metadata["marks"] = moved
+        document.marks = moved
         return total
 
 
-def _is_blank(document: Document) -> bool:
+def _is_blank(document: Draft) -> bool:
     texts: tuple[str, ...] = (document.text,)
-    if document.metadata["kind"] == KIND:
-        texts = sides(document.text, tuple(document.metadata["marks"])) or texts
+    if document.kind == KIND:
+        texts = sides(document.text, tuple(document.marks)) or texts
     return any(is_empty(text) for text in texts)

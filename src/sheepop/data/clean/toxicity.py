@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from datatrove.data import Document
-
 from sheepop.data.clean.config import ToxicityConfig
 from sheepop.data.clean.ledger import Ledger
 from sheepop.data.clean.stage import FilterStage, Removal
+from sheepop.data.documents import Draft
 
 _FILE = Path(__file__).with_name("toxic_words.txt")
 _JUDGED = frozenset(("prose", "chat"))
@@ -41,9 +40,9 @@ class ToxicityFilter(FilterStage):
         super().__init__(ledger)
         self.config = config
 
-    def removal(self, document: Document) -> Removal | None:
+    def removal(self, document: Draft) -> Removal | None:
         """Why the document goes, with the score that decided."""
-        if document.metadata.get("kind", "prose") not in _JUDGED:
+        if document.kind not in _JUDGED:
             return None
         found = toxic_lexicon().hits(document.text)
         hits = found.entries.total()

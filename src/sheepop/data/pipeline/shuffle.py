@@ -21,7 +21,7 @@ from sheepop.data.clean.ledger import Ledger
 from sheepop.data.documents import DocumentWriter, StoredDocument
 from sheepop.data.pipeline.assignment import SPLITS, Assignment, Placed
 from sheepop.data.pipeline.contents import Contents
-from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path, to_pipeline
+from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
 from sheepop.data.pipeline.removals import read_removals
 
 DOCUMENTS_PREFIX = "documents"
@@ -76,7 +76,7 @@ class Scatter:
             if removal is None:
                 yield stored, mixed[index]
             else:
-                ledger.removed(removal.stage, to_pipeline(stored.document()), removal.reason, removal.detail)
+                ledger.removed(removal.stage, stored.document().draft(), removal.reason, removal.detail)
 
 
 class _Chunks:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from datatrove.data import Document
-
 from sheepop.core.errors import DataError
 from sheepop.data.clean.ledger import Ledger, utf8_length
 from sheepop.data.config import DocumentMode
-from sheepop.data.documents import is_empty, split_text
+from sheepop.data.documents import Draft, is_empty, split_text
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import LIMITS, Extraction
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.pipeline.inventory import Entry, Query, read_plan
-from sheepop.data.pipeline.parts import FinishedPart, part_path, to_pipeline
+from sheepop.data.pipeline.parts import FinishedPart, part_path
 from sheepop.data.pipeline.removals import read_removals
 
 SCRATCH = "scratch"
@@ -35,7 +33,7 @@ class SourceSettings:
 class Source(Protocol):
     """Documents by the number of their part."""
 
-    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Draft]:
         """The documents of part `rank` in order; what is left out is noted in `ledger`."""
 
 
@@ -46,11 +44,11 @@ class Earlier(Source):
     directory: Path
     removals: Path | None
 
-    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Draft]:
         """As `Source` has it."""
         removals = read_removals(self.removals, rank)
         for index, stored in enumerate(FinishedPart(part_path(self.directory, rank)).documents()):
-            document, removal = to_pipeline(stored.document()), removals.get(index)
+            document, removal = stored.document().draft(), removals.get(index)
             if removal is None:
                 yield document
             else:
@@ -64,7 +62,7 @@ class Inputs(Source):
     directory: Path
     settings: SourceSettings
 
-    def documents(self, rank: int, ledger: Ledger) -> Iterator[Document]:
+    def documents(self, rank: int, ledger: Ledger) -> Iterator[Draft]:
         """As `Source` has it."""
         reading = _Reading(self.directory, self.settings, ledger)
         for entry in read_plan(self.directory).entries(rank):
@@ -79,7 +77,7 @@ class _Reading:
     settings: SourceSettings
     ledger: Ledger
 
-    def documents(self, entry: Entry) -> Iterator[Document]:
+    def documents(self, entry: Entry) -> Iterator[Draft]:
         account, part, encoding = self.ledger.source, 0, ""
         account.input_bytes += entry.size
         about_file: list[Refused] = []
@@ -98,7 +96,7 @@ class _Reading:
                     account.documents += 1
                     account.num_bytes += utf8_length(text)
                     account.kinds[item.kind] += 1
-                    yield _document(text, part, item, entry)
+                    yield _draft(text, part, item, entry)
                 part += 1
         if part:
             account.read += 1
@@ -171,19 +169,19 @@ def close_extraction() -> None:
         _extractions.popitem()[1].close()
 
 
-def _document(text: str, part: int, item: Extracted, entry: Entry) -> Document:
+def _draft(text: str, part: int, item: Extracted, entry: Entry) -> Draft:
     facts = {**dict(entry.facts), **item.metadata}
     facts.pop("encoding", None)
-    metadata = {
-        "source": entry.source,
-        "part": part,
-        "kind": item.kind,
-        "language": item.language,
-        "place": _valid(item.place),
-        "marks": [(offset, _valid(name)) for offset, name in item.marks],
-        "facts": {_valid(name): _valid(value) for name, value in facts.items()},
-    }
-    return Document(text=text, id=f"{entry.source}#{part}", metadata=metadata)
+    return Draft(
+        text,
+        entry.source,
+        part,
+        item.kind,
+        item.language,
+        _valid(item.place),
+        [(offset, _valid(name)) for offset, name in item.marks],
+        {_valid(name): _valid(value) for name, value in facts.items()},
+    )
 
 
 def _valid(text: str) -> str:
