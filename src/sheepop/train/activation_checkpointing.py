@@ -57,11 +57,11 @@ def _run_checkpointed(forward: Callable[..., Any], options: dict[str, Any], *arg
 
 def _contexts(kept: set[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """For the first time that a block is run, which keeps results, and for the second one, which takes them."""
-    keeping, taking = create_selective_checkpoint_contexts(partial(_policy, kept))
+    keeping, taking = create_selective_checkpoint_contexts(partial(_policy, kept))  # type: ignore[no-untyped-call]
     return keeping, _Taking(taking, kept)
 
 
-class _Taking(TorchDispatchMode):
+class _Taking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes results that are kept from `mode`, and runs all else.
 
     By itself torch's `mode` refuses what is not run as often as the first time. Within a block that is so where FSDP
@@ -69,7 +69,7 @@ class _Taking(TorchDispatchMode):
     """
 
     def __init__(self, mode: TorchDispatchMode, kept: set[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._kept = mode, kept
 
     @classmethod
@@ -80,7 +80,7 @@ class _Taking(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The result of one operation."""
         if func in self._kept:
-            return self._mode.__torch_dispatch__(func, types, args, kwargs)
+            return self._mode.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 

@@ -100,7 +100,7 @@ class RayEngine(Engine):
             import ray
 
             remote, shared = ray.remote(_done), ray.put(task)
-            waiting, running = deque(ranks), []
+            waiting, running = deque(ranks), list[Any]()
             try:
                 while waiting or running:
                     while waiting and len(running) < (self.num_workers or len(ranks)):
