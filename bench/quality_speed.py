@@ -12,7 +12,7 @@ processor time on one core, medians of the rounds, in which the competitors alte
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from sheepop.data.clean.line_rules import fineweb_quality, kept_lines
 from sheepop.data.clean.quality_config import QualityConfig
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.stages import local_stages
-from sheepop.data.clean.words import tokens_of
+from sheepop.data.clean.words import tokens_of_all
 from sheepop.data.decoding import decode
 from sheepop.data.documents import Draft
 from texts import code_files, corpora
@@ -40,6 +40,7 @@ HEADINGS = (
     "same verdict",
 )
 SEED = 1
+BATCH_CHARACTERS = 2**18
 
 
 def documents_of(texts: Iterable[str]) -> list[datatrove.Document]:
@@ -52,23 +53,39 @@ def our_filters(texts: Sequence[str]) -> dict[str, Work]:
     config = QualityConfig(preset="web")
 
     def repetition() -> list[Removal | None]:
-        return [
-            gopher.repeated_lines(text, config.repetition)
-            or gopher.repeated_runs(len(text), tokens_of(text), config.repetition)
-            for text in texts
-        ]
+        lines = [gopher.repeated_lines(text, config.repetition) for text in texts]
+        left = [text for text, removal in zip(texts, lines, strict=True) if removal is None]
+        runs = (
+            removal
+            for batch in _batches(left)
+            for removal in gopher.repeated_runs(batch, tokens_of_all(batch), config.repetition)
+        )
+        return [removal or next(runs) for removal in lines]
 
     def sentences() -> list[Removal | None]:
         kept = [kept_lines(text, config.c4) for text in texts]
         return [found if isinstance(found, Removal) else None for found in kept]
 
     return {
-        "GopherQualityFilter": lambda: [gopher.quality(text, tokens_of(text), config.gopher) for text in texts],
+        "GopherQualityFilter": lambda: [
+            gopher.quality(text, tokens, config.gopher)
+            for text, tokens in zip(texts, tokens_of_all(texts), strict=True)
+        ],
         "GopherRepetitionFilter": repetition,
         "C4QualityFilter": sentences,
         "FineWebQualityFilter": lambda: [fineweb_quality(text, config.fineweb) for text in texts],
         "all four": lambda: run_stages(("quality",), texts, "web"),
     }
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if sum(map(len, batch)) >= BATCH_CHARACTERS:
+            yield batch
+            batch = []
+    yield batch
 
 
 def their_filters(texts: Sequence[str]) -> dict[str, Work]:

@@ -7,7 +7,7 @@ from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilt
 from sheepop.data.clean import gopher
 from sheepop.data.clean.quality_config import GopherConfig, RepetitionConfig
 from sheepop.data.clean.stage import Removal
-from sheepop.data.clean.words import tokens_of
+from sheepop.data.clean.words import tokens_of, tokens_of_all
 
 SENTENCE = "The cat sat with a friend of mine and they had to talk about that for some time. "
 PROSE = "".join(
@@ -78,7 +78,7 @@ def test_a_text_of_nothing_passes_where_no_length_is_asked_for():
 
 def repetition(text: str) -> Removal | None:
     config = RepetitionConfig()
-    return gopher.repeated_lines(text, config) or gopher.repeated_runs(len(text), tokens_of(text), config)
+    return gopher.repeated_lines(text, config) or gopher.repeated_runs([text], [tokens_of(text)], config)[0]
 
 
 PARAGRAPHS = PROSE.replace(". ", ".\n\n")
@@ -116,9 +116,9 @@ def test_what_is_not_repeated_passes():
 
 def test_both_filters_judge_documentation_as_datatrove_does(prose: list[str]):
     config = RepetitionConfig()
-    tokens = [tokens_of(text) for text in prose]
+    tokens = tokens_of_all(prose)
     lines = [gopher.repeated_lines(text, config) for text in prose]
-    runs = [gopher.repeated_runs(len(text), its, config) for text, its in zip(prose, tokens, strict=True)]
+    runs = gopher.repeated_runs(prose, tokens, config)
     for step, ours in (
         (GopherQualityFilter(), [gopher.quality(t, its, GopherConfig()) for t, its in zip(prose, tokens, strict=True)]),
         (GopherRepetitionFilter(), [first or second for first, second in zip(lines, runs, strict=True)]),

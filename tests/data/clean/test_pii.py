@@ -62,8 +62,8 @@ PLANTED = [
     ("iban", "iban", "Virement : {}", "FR14 2004 1010 0505 0001 3M02 606"),
     ("iban", "iban", "Konto {}, danke", "NO93 8601 1117 947"),
     ("iban", "iban", "Rekening {}.", "MT84 MALT 0110 0001 2345 MTLC AST0 01S"),
-    ("national_id", "us_ssn", "Her SSN is {}.", "212-09-9998"),
-    ("national_id", "us_ssn", "Social Security {}", "212099998"),
+    ("national_id", "us_ssn", "Her SSN is {}.", "078-05-1120"),
+    ("national_id", "us_ssn", "Social Security {}", "078051120"),
     ("national_id", "us_itin", "Number {} on the form", "911-70-1234"),
     ("national_id", "uk_nino", "National Insurance {}.", "AB 12 34 56 C"),
     ("national_id", "uk_nino", "Nino {}.", "AB123456C"),
@@ -88,12 +88,13 @@ PLANTED = [
     ("national_id", "ch_ahv", "AHV {}", "756.9217.0769.85"),
     ("national_id", "at_svnr", "SVNr {}", "1237 010180"),
     ("national_id", "pt_nif", "contribuinte {}", "501442600"),
-    ("national_id", "ca_sin", "Social insurance {}", "130 692 544"),
+    ("national_id", "ca_sin", "Social insurance {}", "046 454 286"),
     ("national_id", "au_tfn", "Tax File Number {}", "123 456 782"),
     ("national_id", "kr_rrn", "RRN {}", "971013-9019902"),
     ("national_id", "cn_resident_id", "身份证 {}", "11010519491231002X"),
     ("national_id", "mx_curp", "CURP {}", "BOXW310820HNERXN09"),
     ("national_id", "za_id", "ID number {}", "8001015009087"),
+    ("national_id", "sg_nric", "NRIC {}", "S1234567D"),
     ("national_id", "tr_kimlik", "T.C. Kimlik {}", "17291716060"),
 ]
 
@@ -259,7 +260,7 @@ def test_many_values_share_a_placeholder_so_that_none_can_be_read_off():
 def test_what_was_replaced_is_counted_and_placeholders_are_not_replaced_again():
     ledger = Ledger(1)
     stage = PiiReplacement(ledger, EVERYTHING, seed=1)
-    text = "a.b@gmail.com, c.d@gmail.com, SSN 212-09-9998, 91.198.174.192."
+    text = "a.b@gmail.com, c.d@gmail.com, SSN 078-05-1120, 91.198.174.192."
     document = Draft(text, "a.txt", 0)
     (document,) = stage.run([document])
     account = ledger.account("pii").as_record()
@@ -279,7 +280,7 @@ def test_marks_stay_where_their_pages_begin():
 
 
 def test_only_the_configured_kinds_are_replaced():
-    text = "a.b@gmail.com 212-09-9998 91.198.174.192 4111 1111 1111 1111"
+    text = "a.b@gmail.com 078-05-1120 91.198.174.192 4111 1111 1111 1111"
     assert [name for _, name, _ in names_and_values(text, config=PiiConfig(kinds=("card",)))] == ["card"]
     assert [name for _, name, _ in names_and_values(text, config=PiiConfig(kinds=()))] == []
 

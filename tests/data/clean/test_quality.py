@@ -142,7 +142,7 @@ def test_the_web_rules_for_prose_judge_prose_only(document: Make):
         assert judged([document(text, kind)], preset="web")[0]
     kept, removed, _ = judged([document(text)], preset="web")
     assert kept == []
-    assert removed[0]["detail"] == "c4: 1 sentence in lines that end like one, fewer than 5"
+    assert removed[0]["detail"] == "gopher: 4 words, fewer than 50"
 
 
 def test_order_and_account_are_kept_over_many_documents(document: Make, prose: list[str]):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sheepop.data.clean.words import DIGIT, LETTER, SPACE, codes_and_kinds
+from sheepop.data.clean.characters import DIGIT, LETTER, PADDING, SPACE, codes_and_kinds
 
 LONG_LINE = 1000
 # For shorter texts deleting characters is faster than working on arrays.
@@ -54,7 +54,7 @@ def _of_short(data: bytes) -> CharacterCounts:
 
 def _of_any(text: str) -> CharacterCounts:
     codes, kinds = codes_and_kinds(text)
-    spaces = int(np.count_nonzero(kinds & SPACE))
+    spaces = int(np.count_nonzero(kinds & SPACE)) - 2 * PADDING
     unprintable = ((codes < 0x20) & ((kinds & SPACE) == 0)) | (codes == 0x7F)
     # The codes of ASCII text are bytes, which cannot be compared with what is larger.
     if not text.isascii():

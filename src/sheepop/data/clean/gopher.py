@@ -9,7 +9,7 @@ import numpy as np
 
 from sheepop.core.facts import counted
 from sheepop.data.clean.quality_config import GopherConfig, RepetitionConfig
-from sheepop.data.clean.repeats import RepeatedRuns
+from sheepop.data.clean.repeats import RepeatedRuns, screened
 from sheepop.data.clean.stage import Removal
 from sheepop.data.clean.words import Tokens
 
@@ -104,11 +104,16 @@ def duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return len(parts) - len(distinct), sum(map(len, parts)) - sum(map(len, distinct))
 
 
-def repeated_runs(size: int, tokens: Tokens, config: RepetitionConfig) -> Removal | None:
-    """How much of a text of `size` characters is runs of words that it repeats, when it is too much."""
-    if not size:
-        return None
-    runs = RepeatedRuns(tokens)
+def repeated_runs(texts: Sequence[str], tokens: Sequence[Tokens], config: RepetitionConfig) -> list[Removal | None]:
+    """For each text how much of it is runs of words that it repeats, when it is too much."""
+    suspects = screened(tokens, [len(text) for text in texts], config)
+    return [
+        _repeated_runs(len(text), RepeatedRuns(its), config) if suspect else None
+        for text, its, suspect in zip(texts, tokens, suspects, strict=True)
+    ]
+
+
+def _repeated_runs(size: int, runs: RepeatedRuns, config: RepetitionConfig) -> Removal | None:
     for n, most in sorted(config.top_ngrams):
         share = runs.most_frequent(n, most * size) / size
         if share > most:

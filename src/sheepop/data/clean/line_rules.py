@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sheepop.core.facts import counted
+from sheepop.data.clean.characters import ENDS_SENTENCE
 from sheepop.data.clean.gopher import duplicates
 from sheepop.data.clean.quality_config import C4Config, FineWebConfig
 from sheepop.data.clean.stage import Removal
-from sheepop.data.clean.words import ENDS_SENTENCE, tokens_of
+from sheepop.data.clean.words import tokens_of
 
 _LINE_ENDS = frozenset(".?!\"'")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")

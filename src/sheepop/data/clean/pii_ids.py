@@ -7,6 +7,7 @@ Check digits, dates and ranges that were never issued are judged by python-stdnu
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from functools import cache
@@ -18,6 +19,7 @@ from stdnum.no import fodselsnummer
 from sheepop.data.clean.pii_scan import Candidates, Finding, Run
 
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 48, 16
+_LEAP_YEAR = 2000
 
 
 class Proof(IntEnum):
@@ -30,7 +32,7 @@ class Proof(IntEnum):
 
 # For each number the module of stdnum that checks it, unless the check is in _CHECKS, and the words that announce it.
 _IDS = {
-    "us_ssn": ("us.ssn", r"ssns?(?![a-z])|social security|soc\.? sec"),
+    "us_ssn": (None, r"ssns?(?![a-z])|social security|soc\.? sec"),
     "us_itin": ("us.itin", r"itin(?![a-z])|taxpayer"),
     "uk_nino": (None, r"national insurance|nino(?![a-z])|ni (?:no|number)"),
     "uk_nhs": ("gb.nhs", r"nhs(?![a-z])"),
@@ -52,12 +54,13 @@ _IDS = {
     "ch_ahv": ("ch.ssn", r"(?:ahv|avs|oasi)(?![a-z])"),
     "at_svnr": ("at.vnr", r"svnr|sv-?n|sozialversicherung"),
     "pt_nif": ("pt.nif", r"nif(?![a-z])|contribuinte"),
-    "ca_sin": ("ca.sin", r"(?-i:SIN|NAS)(?![a-z])|social insurance"),
+    "ca_sin": (None, r"(?-i:SIN|NAS)(?![a-z])|social insurance"),
     "au_tfn": ("au.tfn", r"tfn(?![a-z])|tax file"),
     "kr_rrn": ("kr.rrn", r"rrn(?![a-z])|resident registration|주민등록"),
     "cn_resident_id": ("cn.ric", r"身份证|resident id"),
     "mx_curp": ("mx.curp", r"curp"),
     "za_id": ("za.idnr", r"south african|id (?:no|number)|identity"),
+    "sg_nric": (None, r"nric|fin(?![a-z])"),
     "tr_kimlik": ("tr.tckimlik", r"kimlik|t\.?c\.?(?![a-z])|tckn"),
 }
 _WORDS = {name: re.compile(rf"(?<![a-z])(?:{words})", re.IGNORECASE) for name, (_, words) in _IDS.items()}
@@ -86,6 +89,7 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, Proof], ...]], ...] = (
     (r"#{17}X", (("cn_resident_id", _F),)),
     (r"#{8}-?[A-Z]", (("es_dni", _P),)),
     (r"[XYZ]-?#{7}-?[A-Z]", (("es_nie", _P),)),
+    (r"[STFG]#{7}[A-Z]", (("sg_nric", _P),)),
     (_NINO + r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] #{2} #{2} #{2} [A-D]", (("uk_nino", _F),)),
     (_NINO + r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]#{6}[A-D]", (("uk_nino", _P),)),
     (r"[A-Z]{6}#{2}[ABCDEHLMPRST]#{2}[A-Z]#{3}[A-Z]", (("it_codice_fiscale", _F),)),
@@ -166,20 +170,33 @@ def _is_announced(text: str, start: int, end: int, name: str) -> bool:
 def _is_valid(name: str, value: str) -> bool:
     module, _ = _IDS[name]
     compact = value.translate(_SEPARATORS)
+    if module is None:
+        return _CHECKS[name](compact)
     # A number of one digit throughout passes some checks, and is nobody's.
-    if len(set(compact)) == 1:
-        return False
-    return _CHECKS[name](compact) if module is None else bool(_checker(module).is_valid(value))
+    return len(set(compact)) > 1 and bool(_checker(module).is_valid(value))
 
 
 def _is_date(day: str, month: str) -> bool:
     """Whether the day exists; that of a Swedish coordination number is 60 higher."""
-    return 1 <= int(day) % 60 <= 31 and 1 <= int(month) <= 12
+    return 1 <= int(month) <= 12 and 1 <= int(day) % 60 <= monthrange(_LEAP_YEAR, int(month))[1]
 
 
-# Those of which stdnum asks whether the person is born yet: a corpus must not depend on the day on which it is built.
+def _is_nric(value: str) -> bool:
+    """Singapore's identity card number: a weighted sum modulo 11 gives the letter at its end, by series."""
+    total = sum(int(digit) * weight for digit, weight in zip(value[1:8], (2, 7, 6, 5, 4, 3, 2), strict=True))
+    letters = "JZIHGFEDCBA" if value[0] in "ST" else "XWUTRQPNMLK"
+    return letters[(total + 4 * (value[0] in "TG")) % 11] == value[8]
+
+
+# Those that stdnum does not have or is stricter about, refusing numbers that stand in texts as examples; and those of
+# which it asks whether the person is born yet: a corpus must not depend on the day on which it is built.
 _CHECKS: Mapping[str, Callable[[str], bool]] = {
+    "us_ssn": lambda value: (
+        value[:3] not in ("000", "666") and value[0] != "9" and value[3:5] != "00" and value[5:] != "0000"
+    ),
     "uk_nino": lambda value: True,
+    "ca_sin": lambda value: len(set(value)) > 2 and luhn.is_valid(value),
+    "sg_nric": _is_nric,
     "se_personnummer": lambda value: _is_date(value[-6:-4], value[-8:-6]) and luhn.is_valid(value[-10:]),
     "dk_cpr": lambda value: _is_date(value[:2], value[2:4]),
     "no_fodselsnummer": lambda value: (
