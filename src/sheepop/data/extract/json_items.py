@@ -10,15 +10,14 @@ from typing import Any
 from sheepop.data.extract.interface import RecordError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-# To the next mark, and to the end of a string; the group is empty where the text ends before.
-_MARK = re.compile(r'[^"\[\]{},]*+(["\[\]{},]?)')
-_STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
-# A number this near to the end of what was read may go on behind it: 1.5e+ is 1.5 and something else.
-_LONGEST_TAIL = 16
+_STRUCTURE = re.compile(r'["\[\]{},]')
+_IN_STRING = re.compile(r'["\\]')
+# An error, or a number, this near to the end of what was read may come from the end.
+_NEAR_END = 16
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises `RecordError` where it is invalid, names a key twice or is nested too deeply."""
+    """The value of a JSON text; raises `RecordError` where it is not valid, names a key twice or nests too deeply."""
     try:
         return _decoder.decode(text)
     except RecursionError:
@@ -32,13 +31,14 @@ def parse_json(text: str) -> Any:
 class JsonItems:
     """The items of the list that the blocks of text hold, numbered from 1; to be read once.
 
-    An item that is not valid, or longer than `max_characters`, comes as a `RecordError`, and reading goes on behind
+    An item that is not valid, or longer than `max_characters`, comes as an `RecordError`, and reading goes on behind
     it. Raises `RecordError` where the list itself breaks off or goes wrong.
     """
 
     def __init__(self, blocks: Iterator[str], max_characters: int) -> None:
         self._blocks, self._max = blocks, max_characters
-        self._text, self._at, self._number = "", 0, 0
+        self._text, self._at, self._is_ended = "", 0, False
+        self._number = 0
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         if self._mark() != "[":
@@ -61,49 +61,62 @@ class JsonItems:
     def _item(self) -> Any:
         if self._at >= len(self._text):
             raise RecordError("invalid", f"the list breaks off before item {self._number}")
-        try:
-            value, end = _decoder.raw_decode(self._text, self._at)
-        except (ValueError, RecursionError):
-            return self._item_by_its_marks()
-        if isinstance(value, int | float) and end > len(self._text) - _LONGEST_TAIL:
-            return self._item_by_its_marks()
-        self._at = end
-        return value
-
-    def _item_by_its_marks(self) -> Any:
-        """An item that is not valid, too long, or not read to its end: brackets and quotes tell where it ends."""
-        text, is_whole = self._passed_over()
-        try:
-            if text is None:
-                raise RecordError("oversized", f"the item is over {self._max:,} characters")
-            return parse_json(text)
-        except RecordError as error:
-            if not is_whole:
-                raise RecordError(error.reason, f"item {self._number}: {error.detail}") from None
-            return error
-
-    def _passed_over(self) -> tuple[str | None, bool]:
-        """The text of the next item, None when it is too long to be held, and whether it ends before the blocks do."""
-        begin, depth, is_long, pattern = self._at, 0, False, _MARK
         while True:
-            match = pattern.match(self._text, self._at)
-            assert match is not None
-            self._at = match.end()
-            is_long = is_long or self._at - begin > self._max
-            if not match[1]:
-                begin = self._at if is_long else begin
-                if not self._read(begin):
-                    return None if is_long else self._text[begin:], False
-                begin = 0
-            elif match[1] == '"':
-                pattern = _STRING if pattern is _MARK else _MARK
-            elif match[1] in "[{":
+            try:
+                value, end = _decoder.raw_decode(self._text, self._at)
+            except RecursionError:
+                return self._skipped(RecordError("invalid", "nested too deeply"))
+            except json.JSONDecodeError as error:
+                if not self._may_go_on(error):
+                    return self._skipped(RecordError("invalid", f"{error.msg}, character {error.pos - self._at + 1:,}"))
+            except ValueError as error:
+                return self._skipped(RecordError("invalid", str(error)))
+            else:
+                # A number near the end of what was read may go on behind it.
+                is_whole = not isinstance(value, int | float) or len(self._text) - end >= _NEAR_END
+                if is_whole or self._is_ended:
+                    self._at = end
+                    return value
+            if len(self._text) - self._at > self._max:
+                return self._skipped(RecordError("oversized", f"the item is over {self._max:,} characters"))
+            # Twice as much each time, so that a long item is not parsed from its beginning again and again.
+            self._read(len(self._text) - self._at)
+
+    def _may_go_on(self, error: json.JSONDecodeError) -> bool:
+        if self._is_ended:
+            return False
+        return error.pos >= len(self._text) - _NEAR_END or error.msg.startswith("Unterminated string")
+
+    def _skipped(self, error: RecordError) -> RecordError:
+        """`error`, after passing over the item by its brackets and quotes alone."""
+        depth = 0
+        while True:
+            match = self._next(_STRUCTURE)
+            if match is None:
+                raise RecordError(error.reason, f"item {self._number}: {error.detail}; its end was not found")
+            if match == '"':
+                while (mark := self._next(_IN_STRING)) == "\\":
+                    if self._at >= len(self._text):
+                        self._read()
+                    self._at += 1
+                if mark is None:
+                    raise RecordError(error.reason, f"item {self._number}: {error.detail}; a string is not closed")
+            elif match in "[{":
                 depth += 1
             elif depth == 0:
                 self._at -= 1
-                return None if is_long else self._text[begin : self._at], True
-            elif match[1] != ",":
+                return error
+            elif match != ",":
                 depth -= 1
+
+    def _next(self, pattern: re.Pattern[str]) -> str | None:
+        """The next character that fits, passed over together with all before it."""
+        while (match := pattern.search(self._text, self._at)) is None:
+            self._at = len(self._text)
+            if not self._read():
+                return None
+        self._at = match.end()
+        return match[0]
 
     def _mark(self) -> str:
         """The next character that is no white space, or nothing at the end; it is not passed over."""
@@ -111,16 +124,21 @@ class JsonItems:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._read(self._at):
+            if not self._read():
                 return ""
 
-    def _read(self, begin: int) -> bool:
-        """Reads a block more and forgets the text before `begin`; False when there was none."""
-        block = next(self._blocks, None)
-        if block is None:
-            return False
-        self._text, self._at = self._text[begin:] + block, self._at - begin
-        return True
+    def _read(self, least: int = 1) -> bool:
+        """Reads at least so many characters more, and forgets those passed over; False when there were none."""
+        blocks, size = [self._text[self._at :]], 0
+        while size < least:
+            block = next(self._blocks, None)
+            if block is None:
+                self._is_ended = True
+                break
+            blocks.append(block)
+            size += len(block)
+        self._text, self._at = "".join(blocks), 0
+        return size > 0
 
 
 def _found(mark: str) -> str:

@@ -29,7 +29,6 @@ LANGUAGE_FIELDS = ("programming_language", "language", "lang")
 _SAME_LANGUAGES = {"bash": "shell", "cpp": "c++", "csharp": "c#", "lisp": "common lisp", "html": "html"}
 # In tables these are as often a country code, a number of stars or a kind of article: they count when they hold words.
 _NEEDS_WORDS = frozenset({"code", "article", "document", "story", "review", "passage", "sentence"})
-_CHAT_FIELDS = frozenset({"messages", "conversations", "conversation"})
 _MOST_NAMES, _MOST_LETTERS = 20, 60
 _MISSING = object()
 _ABOUT_PAIRS = (
