@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import sheepop
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.checkpoint.weight_files import read_all_weights
 
-from ..command_line import Started
+from ..command_line import COMMAND, Started
 from ..faults.conftest import DISTURBED
 from .conftest import ENDS, Together, rows
+
+_SMALL = ["tokenizer.algorithm=char", "data.clean.stages=[]"]
 
 
 def require_same_course(one: Path, other: Path) -> None:
@@ -154,6 +159,32 @@ def test_ranks_that_were_given_different_settings_do_not_start(together: Togethe
     said = one_error(ends)
     assert "Rank 1 of 2" in said
     assert "settings given here are not those of the first rank" in said
+
+
+def test_ranks_of_other_code_do_not_start(together: Together, tmp_path: Path) -> None:
+    package = tmp_path / "sheepop"
+    shutil.copytree(Path(sheepop.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    changed, measured = package / "core" / "facts.py", package / "jobs" / "layout.py"
+    changed.write_text(f"{changed.read_text()}# otherwise\n")
+    program = f"import sheepop.jobs.layout as layout; layout.__file__ = {str(measured)!r}; {COMMAND}"
+    said = one_error(together.run(2, together.options(tmp_path / "run"), program_1=program))
+    assert "Rank 1 of 2" in said and "The files of SheepOp here are not those of the first rank" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_data_do_not_start(together: Together, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("one", "other")]
+    for number, place in enumerate(places):
+        text = place / "text"
+        text.mkdir(parents=True)
+        for file in range(30):
+            (text / f"{file}.txt").write_text(f"Sheep {file} of flock {number} are here.\n" * 9)
+        built = together.alone(["data", "build", str(text), "--output", str(place / "corpus"), "--quiet", *_SMALL])
+        assert built.code == 0, built.err
+    options = replace(together, text=Path("corpus")).options(tmp_path / "run")
+    programs = {f"program_{n}": f"import os; os.chdir({str(place)!r}); {COMMAND}" for n, place in enumerate(places)}
+    said = one_error(together.run(2, options, **programs))
+    assert re.search(r"Rank 1 of 2.*The data in .*corpus is not what this run was started with", said), said
 
 
 def test_a_checkpoint_without_one_of_its_files_is_passed_over(together: Together, alone: Path, tmp_path: Path) -> None:
