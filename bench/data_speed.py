@@ -44,15 +44,11 @@ from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
 from sheepop.data.mixing import Mixture
-from sheepop.data.pipeline.account import Account
-from sheepop.data.pipeline.assignment import decide_assignment
-from sheepop.data.pipeline.engine import LocalEngine, Task
-from sheepop.data.pipeline.parts import FinishedPart, part_path, write_part
+from sheepop.data.pipeline.engine import LocalEngine, make_part
+from sheepop.data.pipeline.parts import finished_parts, write_part
 from sheepop.data.pipeline.passes import clean_documents
-from sheepop.data.pipeline.removals import kept_masks
-from sheepop.data.pipeline.shuffle import Gather, Scatter
-from sheepop.data.pipeline.source import SourceSettings
-from sheepop.data.pipeline.workplace import Found, find_inputs, take_inventory
+from sheepop.data.pipeline.shuffle import Gather, Scatter, decide_assignment
+from sheepop.data.pipeline.workplace import find_inputs, take_inventory
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from texts import code_files, corpora, prose
 from timing import Work, processor_seconds
@@ -119,20 +115,17 @@ def run_stage(name: str, documents: Iterable[Document]) -> list[Draft]:
 
 def write_documents(documents: Iterable[Document], work: Path) -> None:
     """Writes the documents as the only part of a pass."""
-    Task(work / "written", lambda rank, staging: write_part(staging, documents, Mixture(())))(0)
+    make_part(work / "written", lambda rank, staging: write_part(staging, documents, Mixture(())), 0)
 
 
 def shuffle(work: Path) -> None:
     """Puts the part that `write_documents` left in a random order."""
-    parts = [FinishedPart(part_path(work / "written", 0))]
-    masks = list(kept_masks(parts, None))
-    assignment = decide_assignment(parts, masks, Mixture(()), mode="document", fraction=0.05, shuffle=True, seed=SEED)
+    parts = finished_parts(work / "written", 1)
+    assignment = decide_assignment(parts, Mixture(()), mode="document", fraction=0.05, shuffle=True, seed=SEED)
     buckets = sum(assignment.buckets)
-    scatter = Task(work / "scattered", Scatter(work / "written", None, assignment, SEED))
-    gather = Task(work / "gathered", Gather(work / "scattered", 1, buckets, SEED))
-    for task, parts_of_it in ((scatter, 1), (gather, buckets)):
-        for rank in range(parts_of_it):
-            task(rank)
+    make_part(work / "scattered", Scatter(work / "written", assignment), 0)
+    for rank in range(buckets):
+        make_part(work / "gathered", Gather(work / "scattered", 1, buckets, SEED), rank)
 
 
 def encode(documents: Iterable[Document], tokenizer: Tokenizer, directory: Path) -> None:
@@ -185,10 +178,9 @@ def clean(paths: tuple[str, ...], work: Path, stages: tuple[str, ...]) -> float:
     """Seconds from files to clean documents."""
     config = DataConfig(paths=paths, clean=CleanConfig(stages=stages))
     started = time.perf_counter()
-    plan, _ = take_inventory(work, find_inputs(config, None), {}, Found())
-    source = SourceSettings(config.extract, config.documents)
+    plan, _ = take_inventory(work, find_inputs(config, None), {})
     engine = LocalEngine(WORKERS)
-    clean_documents(plan, config, source, SEED, engine, Account(stages), Console.silent())
+    clean_documents(plan, config, None, SEED, engine, Console.silent())
     engine.release()
     return time.perf_counter() - started
 

@@ -10,12 +10,14 @@ of all texts are compared before anything is timed; a difference ends the benchm
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from record import add_json_option, write_record
 from sheepop.core.console import Console
 from sheepop.data.documents import Document, StoredDocument, batched_by_size
 from sheepop.data.encoding import DocumentEncoder
-from sheepop.data.workers import ordered_map
 from sheepop.tokenizer import ByteLevelBPE, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from sheepop.tokenizer.backend import BackendTokenizer
 
@@ -84,13 +85,12 @@ def measure_workers(texts: Sequence[str], tokenizer: Tokenizer, num_workers: int
         tokenizer.save(directory)
         encoder = DocumentEncoder(directory)
         start: list[StoredDocument] = [Document.of("start", "bench", 0).stored()]
-        results = ordered_map(encoder, [*[start] * (4 * num_workers), *tasks], num_workers=num_workers)
-        for _ in range(4 * num_workers):
-            next(results)
-        began = time.perf_counter()
-        for _ in results:
-            pass
-        return megabytes / (time.perf_counter() - began)
+        with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as workers:
+            list(workers.map(encoder, [start] * (4 * num_workers)))
+            began = time.perf_counter()
+            for _ in workers.map(encoder, tasks):
+                pass
+            return megabytes / (time.perf_counter() - began)
 
 
 def load_copy(tokenizer: ByteLevelBPE) -> ByteLevelBPE:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.data.discovery import FoundFile, Skipped, discover
+from sheepop.data.discovery import Entry, Skipped, discover
 
 Tree = Callable[..., Path]
 
@@ -18,7 +18,7 @@ def walk(*paths: Path, ignore: tuple[str, ...] = (), limit: int = 1000) -> tuple
     """The sources found, in order, and the reason of each source skipped (folders end in a slash)."""
     found, skipped = [], {}
     for item in discover([str(path) for path in paths], max_file_bytes=limit, ignore=ignore):
-        if isinstance(item, FoundFile):
+        if isinstance(item, Entry):
             found.append(item.source)
         else:
             skipped[item.as_record()["file"]] = item.reason
@@ -144,7 +144,7 @@ def test_unreadable_folders_are_listed(tree: Tree) -> None:
 def test_names_with_newlines_and_foreign_bytes_become_printable(tree: Tree) -> None:
     root = tree({"two\nlines.txt": "x"})
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.txt")).write_text("y")
-    found = [item for item in discover([str(root)], max_file_bytes=1000) if isinstance(item, FoundFile)]
+    found = [item for item in discover([str(root)], max_file_bytes=1000) if isinstance(item, Entry)]
     assert [item.source for item in found] == ["caf\\xe9.txt", "two\nlines.txt"]
     assert [Path(item.path).read_text() for item in found] == ["y", "x"]
 
@@ -169,7 +169,7 @@ def test_depth_is_not_limited_by_recursion(tmp_path: Path) -> None:
                 (tmp_path / f"{number}" / "d").rename(tmp_path / "d")
     assert len(items) == 1
     # Systems limit the length of a path: the file is either found, or its folder is listed as unreadable.
-    assert isinstance(items[0], FoundFile) or items[0].reason == "unreadable"
+    assert isinstance(items[0], Entry) or items[0].reason == "unreadable"
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -10,23 +11,34 @@ from hypothesis import strategies as st
 from sheepop.core.errors import DataError
 from sheepop.data.config import SplitMode
 from sheepop.data.documents import Document
-from sheepop.data.split import Census, Splitter, split_key
+from sheepop.data.split import Splitter, split_key
+
+
+class Split(NamedTuple):
+    """What a splitter made of documents."""
+
+    splitter: Splitter
+    cut_documents: int
 
 
 def split(
     texts: list[str], fraction: float, mode: SplitMode = "document", seed: int = 0
-) -> tuple[dict[str, list[str]], Splitter]:
+) -> tuple[dict[str, list[str]], Split]:
     documents = [Document.of(text, f"{i}.txt", 0) for i, text in enumerate(texts)]
-    census = Census(seed)
+    splitter = Splitter(mode, fraction, seed)
     for document in documents:
-        census.add(document.id, document.num_bytes)
-    splitter = Splitter(mode, fraction, census)
+        splitter.count(document.id, document.num_bytes)
     result: dict[str, list[str]] = {"train": [], "validation": []}
-    for name, stored in splitter.assign(document.stored() for document in documents):
-        document = stored.document()
-        assert document == Document.of(document.text, document.source, document.part)
-        result[name].append(document.text)
-    return result, splitter
+    passed = cut_documents = 0
+    for document in documents:
+        pieces = splitter.pieces(document.stored(), passed)
+        passed += document.num_bytes
+        cut_documents += len(pieces) - 1
+        for name, stored in pieces:
+            piece = stored.document()
+            assert piece == Document.of(piece.text, piece.source, piece.part)
+            result[name].append(piece.text)
+    return result, Split(splitter, cut_documents)
 
 
 def test_the_key_is_a_hash_of_seed_and_content() -> None:
@@ -37,13 +49,13 @@ def test_the_key_is_a_hash_of_seed_and_content() -> None:
 
 @given(st.permutations([f"document {i}" for i in range(40)]), st.integers(0, 5))
 def test_order_does_not_matter_and_nothing_is_lost(texts: list[str], seed: int) -> None:
-    result, splitter = split(texts, 0.2, seed=seed)
+    result, done = split(texts, 0.2, seed=seed)
     reference, _ = split(sorted(texts), 0.2, seed=seed)
     assert {name: set(part) for name, part in result.items()} == {name: set(part) for name, part in reference.items()}
     assert result["train"] and result["validation"]
     assert [t for t in texts if t in set(result["train"])] == result["train"]
     assert Counter(result["train"] + result["validation"]) == Counter(texts)
-    assert splitter.method == "document" and splitter.cut_documents == 0
+    assert done.splitter.method == "document" and done.cut_documents == 0
 
 
 def test_the_share_is_about_the_fraction() -> None:
@@ -60,30 +72,30 @@ def test_other_documents_do_not_change_where_one_goes() -> None:
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_an_empty_side_gets_the_nearest_document(fraction: float) -> None:
-    result, splitter = split([f"document {i}" for i in range(30)], fraction)
+    result, done = split([f"document {i}" for i in range(30)], fraction)
     assert min(len(result["train"]), len(result["validation"])) == 1
-    assert "so the " in splitter.words
+    assert "so the " in done.splitter.words
 
 
 class TestTail:
     def test_few_documents_are_cut_at_a_line_end(self) -> None:
         # 40 bytes; a quarter is 10, so the cut is wanted at 30; line ends are at 4, 12, 24 and 32.
         text = "abc\n" + "defghij\n" + "k" * 11 + "\n" + "l" * 7 + "\n" + "m" * 8
-        result, splitter = split([text], 0.25)
+        result, done = split([text], 0.25)
         assert result == {"train": [text[:32]], "validation": [text[32:]]}
-        assert splitter.cut_documents == 1
-        assert "fewer than 20 documents (1)" in splitter.words
+        assert done.cut_documents == 1
+        assert "fewer than 20 documents (1)" in done.splitter.words
 
     def test_it_is_contiguous_over_documents(self) -> None:
         texts = ["a\n" * 10, "b\n" * 10, "c\n" * 10]
-        result, splitter = split(texts, 0.5, mode="tail")
+        result, done = split(texts, 0.5, mode="tail")
         assert result == {"train": ["a\n" * 10, "b\n" * 5], "validation": ["b\n" * 5, "c\n" * 10]}
-        assert splitter.words.endswith("because data.split is tail.")
+        assert done.splitter.words.endswith("because data.split is tail.")
 
     def test_the_boundary_of_a_document_is_a_place_to_cut(self) -> None:
-        result, splitter = split(["one line", "another line"], 0.01)
+        result, done = split(["one line", "another line"], 0.01)
         assert result == {"train": ["one line"], "validation": ["another line"]}
-        assert splitter.cut_documents == 0
+        assert done.cut_documents == 0
 
     def test_old_macintosh_line_ends_count(self) -> None:
         result, _ = split(["a\rb\rc\r"], 0.3)
@@ -104,18 +116,18 @@ class TestTail:
     )
     def test_nothing_is_lost_and_no_side_is_empty(self, texts: list[str], fraction: float) -> None:
         try:
-            result, splitter = split(texts, fraction)
+            result, done = split(texts, fraction)
         except DataError:
             assert len(texts) == 1 and "\n" not in texts[0][:-1]
             return
         assert "".join(result["train"] + result["validation"]) == "".join(texts)
         assert result["train"] and result["validation"]
-        assert len(result["train"]) + len(result["validation"]) == len(texts) + splitter.cut_documents
-        if splitter.cut_documents:
+        assert len(result["train"]) + len(result["validation"]) == len(texts) + done.cut_documents
+        if done.cut_documents:
             assert result["train"][-1].endswith("\n")
 
 
 def test_a_fraction_of_zero_holds_nothing_out() -> None:
-    result, splitter = split(["only text"], 0.0)
+    result, done = split(["only text"], 0.0)
     assert result == {"train": ["only text"], "validation": []}
-    assert splitter.method == "none"
+    assert done.splitter.method == "none"

@@ -10,7 +10,7 @@ import pytest
 
 from sheepop.core.errors import ConfigError, TokenizerError
 from sheepop.data import Corpus
-from sheepop.data.discovery import FoundFile, discover
+from sheepop.data.discovery import Entry, discover
 from sheepop.data.documents import Document
 from sheepop.jobs.quickstart import library_paths, quickstart, render_outcome
 from sheepop.jobs.training_samples import held_out_prompts
@@ -21,7 +21,7 @@ def test_the_library_is_read_without_its_tests_and_without_what_is_installed_bes
     found = [
         Path(item.path).relative_to(sysconfig.get_path("stdlib")).as_posix()
         for item in discover(paths, max_file_bytes=2**30, ignore=ignore)
-        if isinstance(item, FoundFile)
+        if isinstance(item, Entry)
     ]
     assert {"argparse.py", "json/decoder.py", "pydoc_data/topics.py"} <= set(found)
     assert not [path for path in found if path.startswith(("test/", "site-packages/")) or "/tests/" in path]

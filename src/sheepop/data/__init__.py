@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sheepop.data.packing import PackedBatches
     from sheepop.data.pair_batches import PairBatches
     from sheepop.data.pipeline.engine import Engine, LocalEngine, RayEngine
-    from sheepop.data.pipeline.inventory import Query
+    from sheepop.data.pipeline.workplace import Query
     from sheepop.data.shards import TokenSplit
     from sheepop.data.stages import Stages
     from sheepop.data.step_plan import RowSource, StepPlan

@@ -10,8 +10,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pathspec
 
@@ -23,24 +24,27 @@ IGNORE_FILES = (".gitignore", ".sheepopignore")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file to read: where it is, its printable path relative to the input, its size in bytes, its age.
+class Entry:
+    """One input: a file at `path`; a blob `revision` of the git repository at `path`; or the rows of the query.
 
-    `path` may also name what is no file of its own: see `sheepop.data.pipeline.inventory`.
+    `source` is its printable name, relative to what was given, `size` its length in bytes (0 for a query),
+    `modified_ns` its age. `facts` are handed on to its documents.
     """
 
+    type: Literal["file", "git", "query"]
     path: str
     source: str
     size: int
     modified_ns: int = 0
+    revision: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, or with `is_directory` a whole folder, that is left out: at which stage, and why."""
+    """A file, or with `is_directory` a whole folder, that is left out, and why."""
 
     source: str
-    stage: str
     reason: str
     detail: str
     is_directory: bool = False
@@ -48,7 +52,7 @@ class Skipped:
     def as_record(self) -> dict[str, str]:
         """The line of ``quarantine.jsonl``; the name of a folder ends in a slash."""
         name = f"{self.source}/" if self.is_directory else self.source
-        return {"file": name, "stage": self.stage, "reason": self.reason, "detail": self.detail}
+        return {"file": name, "stage": "discover", "reason": self.reason, "detail": self.detail}
 
 
 def require_paths(paths: Iterable[Path]) -> None:
@@ -60,7 +64,7 @@ def require_paths(paths: Iterable[Path]) -> None:
 
 def discover(
     paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = (), leave_out: Iterable[Path] = ()
-) -> Iterator[FoundFile | Skipped]:
+) -> Iterator[Entry | Skipped]:
     """Every file below `paths`, sorted by name within each folder, either to be read or skipped with a reason.
 
     Skipped are hidden names, names matched by `ignore` or by a ``.gitignore`` or ``.sheepopignore`` inside the
@@ -116,20 +120,30 @@ def ignore_spec(patterns: Iterable[str]) -> pathspec.GitIgnoreSpec:
     """Compiled ``.gitignore`` patterns; raises ValueError naming the one that is not valid."""
     lines = list(patterns)
     for line in lines:
-        try:
-            pathspec.GitIgnoreSpec.from_lines([line])
-        except (ValueError, re.error):
-            raise ValueError(f"the ignore pattern {line!r} is not a valid .gitignore pattern") from None
+        if not _is_pattern(line):
+            raise ValueError(f"the ignore pattern {line!r} is not a valid .gitignore pattern")
     return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
+def _is_pattern(line: str) -> bool:
+    try:
+        pathspec.GitIgnoreSpec.from_lines([line])
+    except (ValueError, re.error):
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder being walked: where it is, its path relative to the input, and the rule files in force."""
+    """A folder being walked: where it is, how names in it begin, its path relative to the input, the rules in force."""
 
     path: str
-    relative: str
-    rules: tuple[tuple[str, pathspec.GitIgnoreSpec], ...]
+    prefix: str
+    relative: str = ""
+    rules: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()
+
+    def source(self, name: str) -> str:
+        return self.prefix + printable(self.relative + name)
 
     def is_ignored(self, name: str, is_directory: bool, configured: pathspec.GitIgnoreSpec) -> bool:
         """Whether `name` is excluded: the configured patterns win, then, as in git, the deepest rule file."""
@@ -143,116 +157,95 @@ class _Folder:
 
 class _Walk:
     def __init__(self, max_file_bytes: int, ignore: pathspec.GitIgnoreSpec, leave_out: Iterable[Path]) -> None:
-        self._max_file_bytes = max_file_bytes
-        self._ignore = ignore
+        self._max_file_bytes, self._ignore = max_file_bytes, ignore
         self._entered: set[tuple[int, int]] = set()
-        self._left_out = {(s.st_dev, s.st_ino) for s in (path.stat() for path in leave_out if path.exists())}
+        self._left_out = {_identity(path.stat()) for path in leave_out if path.exists()}
 
-    def below(self, path: Path, label: str, *, alone: bool) -> Iterator[FoundFile | Skipped]:
+    def below(self, path: Path, label: str, *, alone: bool) -> Iterator[Entry | Skipped]:
         try:
             status = path.stat()
         except OSError as error:
-            yield Skipped(label, "discover", "unreadable", _reason(error))
+            yield Skipped(label, "unreadable", _reason(error))
             return
         if not stat.S_ISDIR(status.st_mode):
             yield self._file(str(path), label, status)
             return
-        self._entered.add((status.st_dev, status.st_ino))
-        prefix = "" if alone else f"{label}/"
+        self._entered.add(_identity(status))
         # A stack of half-walked folders: memory is that of the open path, not of the tree.
-        stack = [self._entries(_Folder(str(path), "", ()), prefix)]
+        stack = [self._items(_Folder(str(path), "" if alone else f"{label}/"))]
         while stack:
             item = next(stack[-1], None)
             if item is None:
                 stack.pop()
             elif isinstance(item, _Folder):
-                stack.append(self._entries(item, prefix))
+                stack.append(self._items(item))
             else:
                 yield item
 
-    def _entries(self, folder: _Folder, prefix: str) -> Iterator[FoundFile | Skipped | _Folder]:
+    def _items(self, folder: _Folder) -> Iterator[Entry | Skipped | _Folder]:
         try:
             with os.scandir(folder.path) as scan:
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
-            source = prefix + printable(folder.relative.rstrip("/"))
-            yield Skipped(source, "discover", "unreadable", _reason(error), is_directory=True)
+            source = folder.prefix + printable(folder.relative.rstrip("/"))
+            yield Skipped(source, "unreadable", _reason(error), is_directory=True)
             return
-        folder, problems = self._with_rules(folder, {entry.name for entry in entries}, prefix)
+        names, problems = {entry.name for entry in entries}, {}
+        for name in IGNORE_FILES:
+            if name in names:
+                try:
+                    rules = (*folder.rules, (folder.relative, _read_rules(f"{folder.path}/{name}")))
+                    folder = replace(folder, rules=rules)
+                except OSError as error:
+                    problems[name] = f"ignore rules: {_reason(error)}"
         for entry in entries:
-            if not self._is_left_out(entry):
-                yield problems.get(entry.name) or self._entry(entry, folder, prefix)
+            if entry.name in problems:
+                yield Skipped(folder.source(entry.name), "unreadable", problems[entry.name])
+            elif (item := self._item(entry, folder)) is not None:
+                yield item
 
-    def _is_left_out(self, entry: os.DirEntry[str]) -> bool:
-        if not self._left_out:
-            return False
-        try:
-            status = entry.stat()
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) in self._left_out
-
-    def _entry(self, entry: os.DirEntry[str], folder: _Folder, prefix: str) -> FoundFile | Skipped | _Folder:
-        source = prefix + printable(folder.relative + entry.name)
+    def _item(self, entry: os.DirEntry[str], folder: _Folder) -> Entry | Skipped | _Folder | None:
+        source = folder.source(entry.name)
         try:
             status = entry.stat()
         except OSError as error:
             # A link that leads nowhere, or round in a circle, cannot be examined.
-            return Skipped(source, "discover", "unreadable", _reason(error))
-        is_directory = stat.S_ISDIR(status.st_mode)
-        refusal = name_refusal(entry.name, is_directory=is_directory)
-        if refusal:
-            return Skipped(source, "discover", *refusal, is_directory)
+            return Skipped(source, "unreadable", _reason(error))
+        identity, is_directory = _identity(status), stat.S_ISDIR(status.st_mode)
+        if identity in self._left_out:
+            return None
+        if refusal := name_refusal(entry.name, is_directory=is_directory):
+            return Skipped(source, *refusal, is_directory)
         if folder.is_ignored(entry.name, is_directory, self._ignore):
-            return Skipped(source, "discover", "ignored", "it matches an ignore pattern", is_directory)
+            return Skipped(source, "ignored", "it matches an ignore pattern", is_directory)
         if not is_directory:
             return self._file(entry.path, source, status)
-        identity = (status.st_dev, status.st_ino)
         if identity in self._entered:
-            return Skipped(source, "discover", "repeated", "this folder was already read under another path", True)
+            return Skipped(source, "repeated", "this folder was already read under another path", True)
         if is_corpus(entry.path):
-            return Skipped(source, "discover", "corpus", "it is a finished corpus, not text", True)
+            return Skipped(source, "corpus", "it is a finished corpus, not text", True)
         self._entered.add(identity)
-        return _Folder(entry.path, f"{folder.relative}{entry.name}/", folder.rules)
+        return replace(folder, path=entry.path, relative=f"{folder.relative}{entry.name}/")
 
-    def _file(self, path: str, source: str, status: os.stat_result) -> FoundFile | Skipped:
+    def _file(self, path: str, source: str, status: os.stat_result) -> Entry | Skipped:
         if not stat.S_ISREG(status.st_mode):
-            return Skipped(source, "discover", "special", "it is a pipe, socket or device, not a regular file")
-        refusal = size_refusal(status.st_size, self._max_file_bytes)
-        if refusal:
-            return Skipped(source, "discover", *refusal)
-        return FoundFile(path, source, status.st_size, status.st_mtime_ns)
-
-    def _with_rules(self, folder: _Folder, names: set[str], prefix: str) -> tuple[_Folder, dict[str, Skipped]]:
-        rules, problems = folder.rules, {}
-        for name in IGNORE_FILES:
-            if name not in names:
-                continue
-            try:
-                rules = (*rules, (folder.relative, _valid_rules(_read_rules(f"{folder.path}/{name}"))))
-            except OSError as error:
-                source = prefix + printable(folder.relative + name)
-                problems[name] = Skipped(source, "discover", "unreadable", f"ignore rules: {_reason(error)}")
-        return _Folder(folder.path, folder.relative, rules), problems
+            return Skipped(source, "special", "it is a pipe, socket or device, not a regular file")
+        if refusal := size_refusal(status.st_size, self._max_file_bytes):
+            return Skipped(source, *refusal)
+        return Entry("file", path, source, status.st_size, status.st_mtime_ns)
 
 
-def _read_rules(path: str) -> list[str]:
+def _read_rules(path: str) -> pathspec.GitIgnoreSpec:
+    """The patterns of an ignore file; like git, a line that is not a pattern matches nothing."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - the path may hold bytes that are not UTF-8
         raise OSError(0, "it is not a regular file")
     with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-        return file.read(2**20).splitlines()
+        lines = file.read(2**20).splitlines()
+    return pathspec.GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
 
 
-def _valid_rules(lines: Iterable[str]) -> pathspec.GitIgnoreSpec:
-    """The patterns of an ignore file; like git, a line that is not a pattern matches nothing."""
-    valid = []
-    for line in lines:
-        try:
-            ignore_spec([line])
-        except ValueError:
-            continue
-        valid.append(line)
-    return pathspec.GitIgnoreSpec.from_lines(valid)
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _reason(error: OSError) -> str:

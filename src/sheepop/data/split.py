@@ -8,8 +8,6 @@ misses the share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from sheepop.core.errors import DataError
@@ -19,6 +17,7 @@ from sheepop.data.documents import Document, StoredDocument
 from sheepop.data.extract.pair import KIND
 
 SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "validation")
 FEWEST_FOR_DOCUMENT_SPLIT = 20
 
 
@@ -27,106 +26,83 @@ def split_key(seed: int, document_id: str) -> float:
     return derive_seed(seed, "validation split", document_id) / 2.0**63
 
 
-@dataclass
-class Census:
-    """What a split must know of all documents before the first is assigned, gathered one by one."""
+class Splitter:
+    """Assigns the documents of a corpus to splits, when all of them have been counted."""
 
-    seed: int
-    documents: int = 0
-    num_bytes: int = 0
-    lowest: tuple[float, str] = (1.0, "")
-    highest: tuple[float, str] = (-1.0, "")
+    def __init__(self, mode: SplitMode, fraction: float, seed: int) -> None:
+        self.mode, self.fraction, self.seed = mode, fraction, seed
+        self.documents = self.num_bytes = 0
+        self._lowest, self._highest = (1.0, ""), (-1.0, "")
 
-    def add(self, document_id: str, num_bytes: int) -> None:
-        """Counts a document of `num_bytes` UTF-8 bytes."""
+    def count(self, document_id: str, num_bytes: int) -> None:
+        """Takes note of a document of `num_bytes` UTF-8 bytes."""
         self.documents += 1
         self.num_bytes += num_bytes
         key = (split_key(self.seed, document_id), document_id)
-        self.lowest, self.highest = min(self.lowest, key), max(self.highest, key)
+        self._lowest, self._highest = min(self._lowest, key), max(self._highest, key)
 
+    @property
+    def method(self) -> Literal["document", "tail", "none"]:
+        """How the corpus is split; ``none`` holds nothing out."""
+        if self.fraction == 0:
+            return "none"
+        return "tail" if self.mode == "tail" or self.documents < FEWEST_FOR_DOCUMENT_SPLIT else "document"
 
-class Splitter:
-    """Assigns the documents of a corpus, in order, to splits; `words` says in a sentence how.
+    @property
+    def words(self) -> str:
+        """A sentence that says how."""
+        if self.method == "none":
+            return "Nothing is held out, because validation_fraction is 0."
+        if self.method == "tail":
+            words = f"The last {self.fraction:.2%} of the text, cut at a line end, is held out, because "
+            if self.mode == "tail":
+                return f"{words}data.split is tail."
+            return (
+                f"{words}there are fewer than {FEWEST_FOR_DOCUMENT_SPLIT} documents ({self.documents}) to choose from."
+            )
+        words = (
+            f"A document is held out when its content hash, keyed by the seed {self.seed}, is below {self.fraction:g}"
+        )
+        if self._lowest[0] >= self.fraction:
+            return f"{words}; none was, so the lowest one is held out."
+        if self._highest[0] < self.fraction:
+            return f"{words}; all were, so the highest one is not."
+        return f"{words}."
 
-    `cut_documents` counts the documents that a tail split cut in two (0 or 1), so that counts reconcile.
-    """
+    def side(self, document_id: str, num_bytes: int, passed: int) -> SplitName | None:
+        """Where a document goes that stands behind `passed` bytes of the corpus; None where a tail begins at it."""
+        if self.method == "none":
+            return "train"
+        if self.method == "tail":
+            if 0 < passed >= self._tail_start:
+                return "validation"
+            return "train" if passed + num_bytes < self._tail_start else None
+        # The extremes of the keys keep both splits from being empty.
+        if document_id in (self._lowest[1], self._highest[1]):
+            return "validation" if document_id == self._lowest[1] else "train"
+        return "validation" if split_key(self.seed, document_id) < self.fraction else "train"
 
-    def __init__(self, mode: SplitMode, fraction: float, census: Census) -> None:
-        self._census, self._fraction = census, fraction
-        self.cut_documents = 0
-        self.method: Literal["document", "tail", "none"]
-        if fraction == 0:
-            self.method, self.words = "none", "Nothing is held out, because validation_fraction is 0."
-        elif mode == "tail" or census.documents < FEWEST_FOR_DOCUMENT_SPLIT:
-            self.method, self.words = "tail", self._tail_words(mode)
-        else:
-            self.method, self.words = "document", self._document_words()
-
-    def assign(
-        self, documents: Iterable[StoredDocument], passed: int = 0
-    ) -> Iterator[tuple[SplitName, StoredDocument]]:
-        """Each document with its split; `passed` counts the bytes of the corpus that stand before these documents.
+    def pieces(self, document: StoredDocument, passed: int) -> list[tuple[SplitName, StoredDocument]]:
+        """The document with its split, or its two pieces with theirs; `passed` as in `side`.
 
         Raises `DataError` when there is no place to cut a tail.
         """
-        if self.method == "tail":
-            yield from self._assign_tail(documents, passed)
-        elif self.method == "document":
-            for document in documents:
-                yield self._by_key(document.id), document
-        else:
-            for document in documents:
-                yield "train", document
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all documents to be split."""
-        return self._census.num_bytes
-
-    def trains(self, documents: Iterable[tuple[str, int]], passed: int) -> list[bool]:
-        """For each document (id, bytes) whether it, or its beginning, is trained on; `passed` as in `assign`."""
-        if self.method == "document":
-            return [self._by_key(document_id) == "train" for document_id, _ in documents]
-        end, answers = self._tail_start if self.method == "tail" else self._census.num_bytes, []
-        for _, num_bytes in documents:
-            answers.append(passed < end)
-            passed += num_bytes
-        return answers
+        side = self.side(document.id, document.num_bytes, passed)
+        return [(side, document)] if side else self._cut(document.document(), passed)
 
     @property
     def _tail_start(self) -> int:
-        total = self._census.num_bytes
-        return total - max(1, round(total * self._fraction))
+        return self.num_bytes - max(1, round(self.num_bytes * self.fraction))
 
-    def _by_key(self, document_id: str) -> SplitName:
-        # The extremes of the keys keep both splits from being empty.
-        if document_id == self._census.lowest[1]:
-            return "validation"
-        if document_id == self._census.highest[1]:
-            return "train"
-        return "validation" if split_key(self._census.seed, document_id) < self._fraction else "train"
-
-    def _assign_tail(
-        self, documents: Iterable[StoredDocument], passed: int
-    ) -> Iterator[tuple[SplitName, StoredDocument]]:
-        total, target = self._census.num_bytes, self._tail_start
-        is_validation = 0 < passed >= target
-        for document in documents:
-            end = passed + document.num_bytes
-            if is_validation:
-                yield "validation", document
-            elif end < target:
-                yield "train", document
-            else:
-                is_validation = True
-                whole = document.document()
-                data = whole.text.encode("utf-8")
-                nearest = _nearest_edge if whole.kind == KIND else _nearest_cut
-                cut = nearest(data, target - passed, may_start=passed > 0, may_end=end < total)
-                yield from self._cut(whole, data, cut)
-            passed = end
-
-    def _cut(self, document: Document, data: bytes, cut: int | None) -> Iterator[tuple[SplitName, StoredDocument]]:
+    def _cut(self, document: Document, passed: int) -> list[tuple[SplitName, StoredDocument]]:
+        data = document.text.encode("utf-8")
+        target = self._tail_start - passed
+        places = _edges_of_lines(data, target) if document.kind != KIND else {0, len(data)}
+        if passed == 0:
+            places.discard(0)
+        if passed + len(data) == self.num_bytes:
+            places.discard(len(data))
+        cut = min(sorted(places), key=lambda place: abs(place - target), default=None)
         if cut is None:
             if document.kind == KIND:
                 raise DataError(
@@ -137,35 +113,13 @@ class Splitter:
                 f"The text cannot be split: {document.source} is one long line, and a validation split is cut at a "
                 "line end. Add more documents, or set data.validation_fraction=0 to train without validation."
             )
-        if cut == 0:
-            yield "validation", document.stored()
-        elif cut == len(data):
-            yield "train", document.stored()
-        else:
-            self.cut_documents = 1
-            pieces: tuple[tuple[SplitName, bytes], ...] = (("train", data[:cut]), ("validation", data[cut:]))
-            for name, piece in pieces:
-                yield name, _piece(document, piece.decode("utf-8"), from_start=name == "train").stored()
-
-    def _tail_words(self, mode: SplitMode) -> str:
-        words = f"The last {self._fraction:.2%} of the text, cut at a line end, is held out"
-        if mode == "tail":
-            return f"{words}, because data.split is tail."
-        return (
-            f"{words}, because there are fewer than {FEWEST_FOR_DOCUMENT_SPLIT} documents "
-            f"({self._census.documents}) to choose from."
-        )
-
-    def _document_words(self) -> str:
-        words = (
-            f"A document is held out when its content hash, keyed by the seed {self._census.seed}, is below "
-            f"{self._fraction:g}"
-        )
-        if self._census.lowest[0] >= self._fraction:
-            return f"{words}; none was, so the lowest one is held out."
-        if self._census.highest[0] < self._fraction:
-            return f"{words}; all were, so the highest one is not."
-        return f"{words}."
+        if cut in (0, len(data)):
+            return [("validation" if cut == 0 else "train", document.stored())]
+        pieces: tuple[tuple[SplitName, bytes], ...] = (("train", data[:cut]), ("validation", data[cut:]))
+        return [
+            (split, _piece(document, piece.decode("utf-8"), from_start=split == "train").stored())
+            for split, piece in pieces
+        ]
 
 
 def _piece(document: Document, text: str, *, from_start: bool) -> Document:
@@ -185,20 +139,7 @@ def _piece(document: Document, text: str, *, from_start: bool) -> Document:
     )
 
 
-def _nearest_cut(data: bytes, target: int, *, may_start: bool, may_end: bool) -> int | None:
-    """The place in `data` nearest to `target` where a line ends, or its start or end where those are allowed."""
+def _edges_of_lines(data: bytes, target: int) -> set[int]:
+    """The places before and after `target` where a line ends; the start and the end of `data` count as such."""
     line_end = b"\n" if b"\n" in data else b"\r"
-    before = data.rfind(line_end, 0, target) + 1
-    after = data.find(line_end, target) + 1 or len(data)
-    places = [place for place in (before, after) if _is_inside(place, data, may_start, may_end)]
-    return min(places, key=lambda place: abs(place - target), default=None)
-
-
-def _nearest_edge(data: bytes, target: int, *, may_start: bool, may_end: bool) -> int | None:
-    """The start or the end of `data`, whichever is allowed and nearer to `target`."""
-    places = [*([0] if may_start else []), *([len(data)] if may_end else [])]
-    return min(places, key=lambda place: abs(place - target), default=None)
-
-
-def _is_inside(place: int, data: bytes, may_start: bool, may_end: bool) -> bool:
-    return (place > 0 or may_start) and (place < len(data) or may_end)
+    return {data.rfind(line_end, 0, target) + 1, data.find(line_end, target) + 1 or len(data)}

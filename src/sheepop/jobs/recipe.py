@@ -13,7 +13,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
 from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
-from sheepop.data.discovery import FoundFile, discover
+from sheepop.data.discovery import Entry, discover
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model.presets import PRESETS
 from sheepop.report import data_size
@@ -203,7 +203,7 @@ def text_bytes(data: DataConfig) -> int:
         [path for path in places if path not in corpora], max_file_bytes=data.max_file_bytes, ignore=data.ignore
     )
     return sum(Corpus.open(path, verify=False).train.num_bytes for path in corpora) + sum(
-        file.size for file in found if isinstance(file, FoundFile)
+        file.size for file in found if isinstance(file, Entry)
     )
 
 

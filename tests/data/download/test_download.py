@@ -402,12 +402,12 @@ def test_a_password_in_the_address_is_not_recorded(hub: LoopbackHub, tmp_path: P
 
 
 def test_a_corpus_is_built_of_the_data_and_not_of_the_record(hub: LoopbackHub, tmp_path: Path):
-    from sheepop.data.discovery import FoundFile, discover
+    from sheepop.data.discovery import Entry, discover
 
     hub.repository("o/d", {"train.txt": b"hello\n", "x/test.txt": b"world\n"})
     download_dataset("hub:o/d", tmp_path)
     found = list(discover([str(tmp_path / "o--d")], max_file_bytes=10**6))
-    assert [item.source for item in found if isinstance(item, FoundFile)] == ["train.txt", "x/test.txt"]
+    assert [item.source for item in found if isinstance(item, Entry)] == ["train.txt", "x/test.txt"]
 
 
 def test_the_command_says_where_the_files_are_and_what_to_run_next(hub: LoopbackHub, tmp_path: Path):

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.data.discovery import Skipped
+from sheepop.data.discovery import Entry, Skipped
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
 from sheepop.data.extract.git import parse_spec, repository_entries
 from sheepop.data.extract.git_program import BlobReader
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
-from sheepop.data.pipeline.inventory import Entry
 
 MIT = (
     "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy of this software.\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ class Noted:
             calls.write(f"{rank}\n")
         order = self.control / f"order-{rank}"
         what = order.read_text() if order.is_file() else ""
+        if what == "wait":
+            time.sleep(5)
         (staging / "square").write_text(str(rank * rank))
         if what == "refuse":
             raise TokenizerError(f"part {rank} cannot be had. Take another.")

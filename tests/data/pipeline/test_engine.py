@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -151,6 +155,21 @@ def test_a_worker_that_dies_is_told_from_a_task_that_fails(squares: Squares) -> 
     squares.run(LocalEngine(2))
     assert squares.squares()[5] == 25
     assert not list(squares.directory.glob(".*"))
+
+
+def test_an_interrupt_does_not_wait_for_work_that_is_going_on(squares: Squares) -> None:
+    def interrupt() -> None:
+        while 1 not in squares.called():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    squares.order(1, "wait")
+    before = set(multiprocessing.active_children())
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        squares.run(LocalEngine(2))
+    assert not set(multiprocessing.active_children()) - before
+    assert 1 not in squares.squares()
 
 
 @WORKERS

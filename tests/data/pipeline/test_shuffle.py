@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from sheepop.core.files import read_json
 from sheepop.data.documents import Document, read_stored
 from sheepop.data.mixing import MixedSource, Mixture
-from sheepop.data.pipeline.assignment import Assignment, decide_assignment
-from sheepop.data.pipeline.parts import FinishedPart, part_path, write_part
-from sheepop.data.pipeline.removals import PartRemoval, kept_masks, write_removals
-from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX, Gather, Scatter
+from sheepop.data.pipeline.parts import FinishedPart, Removal, part_path, write_part, write_removals
+from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX, Assignment, Gather, Scatter, decide_assignment
 
 
 def write_parts(directory: Path, texts: list[list[str]], mixture: Mixture | None = None) -> list[FinishedPart]:
@@ -26,22 +24,19 @@ def write_parts(directory: Path, texts: list[list[str]], mixture: Mixture | None
         path = part_path(directory, number)
         path.mkdir(parents=True)
         write_part(path, (Document.of(text, f"{number}/{n}.txt", 0) for n, text in enumerate(part_texts)), mixture)
-        parts.append(FinishedPart(path))
+        parts.append(FinishedPart(directory, number))
     return parts
 
 
-def ordered(
-    directory: Path, parts: list[FinishedPart], removals: Path | None = None, **settings: object
-) -> tuple[list[str], list[str], Assignment]:
+def ordered(directory: Path, parts: list[FinishedPart], **settings: object) -> tuple[list[str], list[str], Assignment]:
     """The documents of both splits in their order, through both passes."""
     chosen = {"mode": "document", "fraction": 0.0, "shuffle": True, "seed": 3, "mixture": Mixture([]), **settings}
     mixture = chosen.pop("mixture")
-    masks = list(kept_masks(parts, removals))
-    assignment = decide_assignment(parts, masks, mixture, **chosen)  # type: ignore[arg-type]
+    assignment = decide_assignment(parts, mixture, **chosen)  # type: ignore[arg-type]
     scattered, gathered = directory / "scattered", directory / "gathered"
     for rank in range(len(parts)):
         part_path(scattered, rank).mkdir(parents=True)
-        Scatter(parts[0].path.parent, removals, assignment, 3)(rank, part_path(scattered, rank))
+        Scatter(parts[0].directory, assignment)(rank, part_path(scattered, rank))
     texts: list[list[str]] = [[], []]
     for bucket in range(sum(assignment.buckets)):
         target = part_path(gathered, bucket)
@@ -96,21 +91,20 @@ def test_text_over_a_bucket_is_spread_over_files_in_the_order_of_keys(tmp_path: 
 
 def test_removed_documents_are_gone_and_accounted_for(tmp_path: Path) -> None:
     parts = write_parts(tmp_path / "parts", [["a", "b", "c"], ["d", "e"]])
-    removals = tmp_path / "removals"
     write_removals(
-        removals,
+        tmp_path / "parts",
         [
-            PartRemoval(0, 1, "exact_duplicates", "exact copy", "of x"),
-            PartRemoval(1, 0, "near_duplicates", "near copy", "of y"),
+            Removal(0, 1, "exact_duplicates", "exact copy", "of x"),
+            Removal(1, 0, "near_duplicates", "near copy", "of y"),
         ],
     )
-    train, _, assignment = ordered(tmp_path / "work", parts, removals, shuffle=False)
+    train, _, assignment = ordered(tmp_path / "work", parts, shuffle=False)
     assert train == ["a", "c", "e"]
-    assert assignment.census.documents == 3
+    assert assignment.splitter.documents == 3
     records = [read_json(part_path(tmp_path / "work" / "scattered", rank) / "account.json") for rank in (0, 1)]
     assert records[0]["stages"]["exact_duplicates"]["removed"] == {"exact copy": 1}
     assert records[1]["stages"]["near_duplicates"]["removed"] == {"near copy": 1}
-    assert records[1]["removed_samples"][0]["excerpt"] == "d"
+    assert records[1]["samples"][0]["excerpt"] == "d"
 
 
 def test_a_mixture_repeats_training_documents_and_no_held_out_ones(tmp_path: Path) -> None:
@@ -136,3 +130,6 @@ def test_a_tail_is_cut_at_the_same_place_whatever_the_parts(tmp_path: Path) -> N
     assert whole[:2] == parted[:2]
     assert "".join(whole[0] + whole[1]) == "".join(texts)
     assert len("".join(whole[1])) / len("".join(texts)) == pytest.approx(0.3, abs=0.03)
+    records = [read_json(part_path(tmp_path / "2" / "scattered", rank) / "account.json") for rank in range(3)]
+    # One assignment for all parts, as in a process that does them one after the other.
+    assert [record["cut_documents"] for record in records] == [0, 1, 0]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sheepop.core.errors import StorageError
-from sheepop.data.pipeline.inventory import Entry
-from sheepop.data.pipeline.workplace import Found, StageTimes, take_inventory
+from sheepop.data.discovery import Entry
+from sheepop.data.pipeline.workplace import StageTimes, take_inventory
 
 
 def test_a_stage_that_goes_on_after_a_kill_has_the_time_of_both_runs(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def small_files() -> Iterator[None]:
 def test_a_disk_that_fills_while_inputs_are_listed_is_named(tmp_path: Path, small_files: None) -> None:
     entries = [Entry("file", f"/in/{number}", f"{number}", 1) for number in range(200)]
     with pytest.raises(StorageError, match=f"Cannot write {tmp_path}"):
-        take_inventory(tmp_path, entries, {}, Found())
+        take_inventory(tmp_path, entries, {})

@@ -132,7 +132,7 @@ class Ledger:
         return {
             "source": self.source.as_record(),
             "stages": {name: account.as_record() for name, account in sorted(self.stages.items())},
-            "removed_samples": self.samples.as_record(),
+            "samples": self.samples.as_record(),
         }
 
     def account(self, stage: str) -> StageAccount:

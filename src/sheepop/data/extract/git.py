@@ -14,10 +14,9 @@ from pathlib import Path
 import pathspec
 
 from sheepop.core.errors import DataError
-from sheepop.data.discovery import Skipped, ignore_spec, name_refusal, printable, size_refusal
+from sheepop.data.discovery import Entry, Skipped, ignore_spec, name_refusal, printable, size_refusal
 from sheepop.data.extract.generated import is_generated_name, vendored_folder
 from sheepop.data.extract.git_program import git_output
-from sheepop.data.pipeline.inventory import Entry
 
 GIT_PREFIX = "git+"
 """What a path begins with that means a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
@@ -102,12 +101,12 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
             folder = "/".join([label, *file.name.split("/")[:depth]])
             if folder not in named:
                 named.add(folder)
-                yield Skipped(folder, "discover", *refusal, is_directory=True)
+                yield Skipped(folder, *refusal, is_directory=True)
             continue
         refusal = _left_out_file(file, ignored, max_file_bytes) or marked.get(file.raw)
         source = f"{label}/{file.name}"
         if refusal:
-            yield Skipped(source, "discover", *refusal)
+            yield Skipped(source, *refusal)
         else:
             yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
 

@@ -7,11 +7,16 @@ the engine or the number of workers, and so does the result.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +25,76 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError, SheepOpError
 from sheepop.core.files import atomic_directory, damaged_files, remove_partial
 from sheepop.data.pipeline.parts import part_path
-from sheepop.data.workers import Workers
 
 Work = Callable[[int, Path], None]
 """Fills the directory of part `rank`; it is sent to workers."""
 _MEGABYTES_PER_PROCESS = 8
 
 
-@dataclass(frozen=True)
-class Task:
-    """Does the work of a part, whose directory is whole or absent."""
+class LocalEngine:
+    """This machine: in this process with 0 workers, else in that many processes, which serve all passes.
 
-    directory: Path
-    work: Work
-
-    def __call__(self, rank: int) -> int:
-        """The rank itself."""
-        with atomic_directory(part_path(self.directory, rank), replace=True) as staging:
-            self.work(rank, staging)
-        return rank
-
-
-class Engine(ABC):
-    """Does tasks, at most `num_workers` at a time."""
-
-    num_workers: int
-
-    @abstractmethod
-    def execute(self, task: Task, ranks: Sequence[int], useful: int) -> Iterator[int]:
-        """Does the task of every rank and yields those that are done; the first error ends all.
-
-        More than `useful` processes would not be faster.
-        """
-
-    @abstractmethod
-    def release(self) -> None:
-        """Ends processes that are kept for the next pass."""
-
-
-class LocalEngine(Engine):
-    """This machine: in this process with 0 workers, else in that many processes, which serve all passes."""
+    Work is pickled to freshly started (spawned) processes, so a script that uses workers needs the guard
+    ``if __name__ == "__main__":``.
+    """
 
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
-        self._workers = Workers(num_workers)
+        self._pool: ProcessPoolExecutor | None = None
+        self._wanted: Connection | None = None  # the processes live as long as it is open
 
-    def execute(self, task: Task, ranks: Sequence[int], useful: int) -> Iterator[int]:
-        """The ranks in their order."""
-        if min(self.num_workers, useful) < 2:
+    def execute(self, task: Callable[[int], int], ranks: Sequence[int]) -> Iterator[int]:
+        """Does the task of every rank and yields the ranks in their order; raises `DataError` when a worker dies."""
+        if self.num_workers < 2:
             yield from map(task, ranks)
             return
-        with closing(self._workers.ordered_map(task, ranks)) as done:
-            yield from done
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            theirs, self._wanted = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(self.num_workers, context, _prepare_worker, (theirs,))
+        try:
+            # Not with its `map`, which cancels what remains: a pool that is ended stumbles over that.
+            results = deque([self._pool.submit(task, rank) for rank in ranks])
+            while results:
+                yield results.popleft().result()
+        except BrokenProcessPool:
+            self.release()
+            raise DataError(
+                "A worker process ended abruptly, most likely because memory ran out. Lower data.num_workers or "
+                "data.max_file_bytes and run the command again."
+            ) from None
+        except BaseException as end:
+            # When a task fails the others under way are finished, which saves their work. An interrupt must not wait
+            # for work that may take minutes, and nobody takes the results any more.
+            if self._wanted is not None and not isinstance(end, Exception):
+                self._wanted.close()
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Ends the worker processes."""
-        self._workers.release()
+        """Ends the processes after what they are doing; work that has not begun is dropped."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if self._wanted is not None:
+            self._wanted.close()
 
 
-class RayEngine(Engine):
+def _prepare_worker(wanted: Connection) -> None:
+    # Ctrl-C reaches the whole process group; only the parent answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Each worker is one thread of work: the tokenizer library would start one per core in every worker.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_when_unwanted, args=(wanted,), daemon=True).start()
+
+
+def _end_when_unwanted(wanted: Connection) -> None:
+    """Ends this process when the other end of `wanted` is closed, which a killed parent cannot ask for otherwise."""
+    wait([wanted])
+    os._exit(1)
+
+
+class RayEngine:
     """The Ray cluster that was started with ``ray start``, or one of this machine's own when there is none.
 
     Every node needs SheepOp installed and the input and output at the same paths. `num_workers` bounds the tasks
@@ -88,14 +104,8 @@ class RayEngine(Engine):
     def __init__(self, num_workers: int = 0) -> None:
         self.num_workers = num_workers
 
-    def execute(self, task: Task, ranks: Sequence[int], useful: int) -> Iterator[int]:
-        """The ranks as they are done; those of a node that is lost are done again on another.
-
-        Work for a single process is done here: it would be over before the cluster had started one.
-        """
-        if useful < 2:
-            yield from map(task, ranks)
-            return
+    def execute(self, task: Callable[[int], int], ranks: Sequence[int]) -> Iterator[int]:
+        """Does the task of every rank and yields the ranks as they are done; what a lost node had is done again."""
         with ray_cluster(DataError):
             import ray
 
@@ -115,7 +125,10 @@ class RayEngine(Engine):
         """Nothing is kept: the cluster belongs to whoever started it."""
 
 
-def _done(task: Task, rank: int) -> int:
+Engine = LocalEngine | RayEngine
+
+
+def _done(task: Callable[[int], int], rank: int) -> int:
     return task(rank)
 
 
@@ -137,6 +150,13 @@ def _result(finished: Any) -> int:
         ) from None
 
 
+def make_part(directory: Path, work: Work, rank: int) -> int:
+    """Does the work of part `rank`, whose directory is whole or absent; the rank itself."""
+    with atomic_directory(part_path(directory, rank), replace=True) as staging:
+        work(rank, staging)
+    return rank
+
+
 def run_pass(
     engine: Engine,
     directory: Path,
@@ -149,21 +169,20 @@ def run_pass(
 ) -> None:
     """Does the work of every entry of `sizes` (megabytes, for the progress shown), unless its directory is whole.
 
-    Light work of a few megabytes is done before more processes have started, so it does not ask for them.
-
-    Raises the error that stopped a task; what is done stays and need not be done again.
+    Light work of a few megabytes is done before more processes have started, so it is done in this one. Raises the
+    error that stopped a task; what is done stays and need not be done again.
     """
     directory.mkdir(parents=True, exist_ok=True)
     remove_partial(directory)
     todo = [rank for rank in range(len(sizes)) if not _is_whole(part_path(directory, rank))]
     megabytes = sum(sizes[rank] for rank in todo)
+    task, processes = partial(make_part, directory, work), megabytes / _MEGABYTES_PER_PROCESS
     with console.progress(description, sum(sizes), "MB") as progress:
         if len(todo) < len(sizes):
             progress.advance(sum(sizes) - megabytes)
-        if todo:
-            useful = len(todo) if not is_light else round(megabytes / _MEGABYTES_PER_PROCESS)
-            for rank in engine.execute(Task(directory, work), todo, useful):
-                progress.advance(sizes[rank])
+        is_for_one = len(todo) < 2 or (is_light and round(processes) < 2)
+        for rank in map(task, todo) if is_for_one else engine.execute(task, todo):
+            progress.advance(sizes[rank])
 
 
 def _is_whole(path: Path) -> bool:

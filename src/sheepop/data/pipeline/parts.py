@@ -1,28 +1,84 @@
-"""Finished parts on disk: documents with the arrays that later passes decide by, and the part's account."""
+"""Finished parts on disk: documents, what later passes decide by, what was decided since, and what was counted."""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import read_json
+from sheepop.core.files import atomic_directory, read_json
+from sheepop.data.clean.ledger import Ledger, Samples
 from sheepop.data.documents import Document, DocumentWriter, StoredDocument, read_stored
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.signature_files import SignatureWriter
 from sheepop.data.mixing import Mixture
 
-PREFIX = "part"
 ACCOUNT = "account.json"
 SIGNATURES = "signatures"
-_ID_BYTES = 16
-_SIZE_TYPE = np.dtype("<i8")
+_PREFIX, _INDEX, _NAMES, _REMOVALS = "part", "index.bin", "names.txt", "removals"
+# Of each document its content id, its size in UTF-8 bytes, and the number of its mixed source, -1 for none.
+_INDEX_TYPE = np.dtype([("id", "u1", 16), ("size", "<i8"), ("mixed", "<i2")])
+_INDEX_ENTRY = struct.Struct("<16sqh")
+
+
+class Removal(NamedTuple):
+    """Of part `part` the document `index` goes, by a stage of the configuration, for a reason."""
+
+    part: int
+    index: int
+    stage: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class FinishedPart:
+    """Part `number` of the pass in `directory`, and what a look at all its parts decided afterwards."""
+
+    directory: Path
+    number: int
+
+    @property
+    def path(self) -> Path:
+        """Where the part stands."""
+        return part_path(self.directory, self.number)
+
+    def documents(self) -> Iterator[StoredDocument]:
+        """The documents, one in memory at a time."""
+        return read_stored(self.path, _PREFIX)
+
+    def names(self) -> list[str]:
+        """What each document is called in words: its file, and its number there when it is not the first."""
+        # Not as text: names may hold other characters that would end a line there.
+        return (self.path / _NAMES).read_bytes().decode("utf-8").split("\n")[:-1]
+
+    def kept_index(self) -> NDArray[np.void]:
+        """An entry for each document that stays, ``(N,)``, with the columns ``id`` (16 bytes), ``size``, ``mixed``."""
+        index = np.fromfile(self.path / _INDEX, _INDEX_TYPE)
+        return np.delete(index, list(self._removals()))
+
+    def kept(self, ledger: Ledger) -> Iterator[StoredDocument]:
+        """The documents that stay; the others are noted in `ledger`."""
+        removals = self._removals()
+        for index, stored in enumerate(self.documents()):
+            if (removal := removals.get(index)) is None:
+                yield stored
+            else:
+                ledger.removed(removal.stage, stored.document().draft(), removal.reason, removal.detail)
+
+    def _removals(self) -> dict[int, Removal]:
+        path = self.directory / _REMOVALS / f"{self.number:05d}.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        return {removal.index: removal for removal in (Removal(*json.loads(line)) for line in lines)}
 
 
 def part_path(directory: Path, number: int) -> Path:
@@ -30,37 +86,9 @@ def part_path(directory: Path, number: int) -> Path:
     return directory / f"{number:05d}"
 
 
-@dataclass(frozen=True)
-class FinishedPart:
-    """One part that a pass wrote: its documents in order, and for each its id and its size in bytes."""
-
-    path: Path
-
-    def documents(self) -> Iterator[StoredDocument]:
-        """The documents, one in memory at a time."""
-        return read_stored(self.path, PREFIX)
-
-    def ids(self) -> NDArray[np.uint8]:
-        """Content ids, ``(N, 16)``."""
-        return np.fromfile(self.path / "ids.bin", np.uint8).reshape(-1, _ID_BYTES)
-
-    def sizes(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of each document, ``(N,)``."""
-        return np.fromfile(self.path / "sizes.bin", _SIZE_TYPE)
-
-    def names(self) -> list[str]:
-        """What each document is called in words: its file, and its number there when it is not the first."""
-        # Not as text: names may hold other characters that would end a line there.
-        return (self.path / "names.txt").read_bytes().decode("utf-8").split("\n")[:-1]
-
-    def mixed(self) -> NDArray[np.int16]:
-        """The number of the mixed source that each document belongs to, ``(N,)``; -1 for none."""
-        return np.fromfile(self.path / "mixed.bin", np.int16)
-
-    def account(self) -> dict[str, Any]:
-        """What became of the part's input."""
-        record: dict[str, Any] = read_json(self.path / ACCOUNT, DataError)
-        return record
+def finished_parts(directory: Path, count: int) -> list[FinishedPart]:
+    """All parts of the pass in `directory`."""
+    return [FinishedPart(directory, number) for number in range(count)]
 
 
 def write_part(
@@ -70,32 +98,25 @@ def write_part(
     *,
     sign: bool = False,
     near: NearDuplicatesConfig | None = None,
-) -> dict[str, int]:
-    """Writes the documents of a part with their arrays; the number of documents and of bytes.
+) -> None:
+    """Writes the documents of a part and what later passes decide by.
 
     With `sign` what equal documents are found by is written too, and with `near` what nearly equal ones are found by.
     """
-    num_documents = num_bytes = 0
     with (
-        (directory / "ids.bin").open("wb") as ids,
-        (directory / "sizes.bin").open("wb") as sizes,
-        (directory / "mixed.bin").open("wb") as mixed,
-        (directory / "names.txt").open("w", encoding="utf-8", newline="\n") as names,
+        (directory / _INDEX).open("wb") as index,
+        (directory / _NAMES).open("w", encoding="utf-8", newline="\n") as names,
         ExitStack() as stack,
-        DocumentWriter(directory, PREFIX) as writer,
+        DocumentWriter(directory, _PREFIX) as writer,
     ):
         signatures = stack.enter_context(closing(SignatureWriter(directory / SIGNATURES, near))) if sign else None
         for document in documents:
             writer.write(document.stored())
-            ids.write(bytes.fromhex(document.id))
-            sizes.write(np.int64(document.num_bytes).astype(_SIZE_TYPE).tobytes())
-            mixed.write(np.int16(mixture.number(document.source)).tobytes())
+            number = mixture.number(document.source)
+            index.write(_INDEX_ENTRY.pack(bytes.fromhex(document.id), document.num_bytes, number))
             names.write(document_name(document).replace("\n", " ") + "\n")
             if signatures is not None:
                 signatures.add(document)
-            num_documents += 1
-            num_bytes += document.num_bytes
-    return {"documents": num_documents, "bytes": num_bytes}
 
 
 def document_name(document: Document) -> str:
@@ -103,3 +124,34 @@ def document_name(document: Document) -> str:
     if document.place:
         return f"{document.source}, {document.place}"
     return f"{document.source}, document {document.part}" if document.part else document.source
+
+
+def write_removals(directory: Path, removals: Iterable[Removal]) -> None:
+    """Notes in the directory of a pass which of its documents go; what was noted before is replaced as a whole."""
+    with atomic_directory(directory / _REMOVALS, replace=True) as staging:
+        for part, group in groupby(removals, lambda removal: removal.part):
+            with (staging / f"{part:05d}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                file.writelines(json.dumps(removal, ensure_ascii=False) + "\n" for removal in group)
+
+
+def added_accounts(directories: Iterable[Path]) -> dict[str, Any]:
+    """The accounts of several parts as one: numbers are added, lists joined, tables go entry by entry.
+
+    Of the samples those stay that would if all documents stood in one part. Raises `DataError` for one that is damaged.
+    """
+    total: dict[str, Any] = {}
+    samples = Samples()
+    for directory in directories:
+        account = read_json(directory / ACCOUNT, DataError)
+        for sample in account.pop("samples", ()):
+            samples.offer(sample.pop("key"), sample)
+        _add(total, account)
+    return {**total, "samples": samples.as_record()}
+
+
+def _add(total: dict[str, Any], account: dict[str, Any]) -> None:
+    for key, value in account.items():
+        if isinstance(value, dict):
+            _add(total.setdefault(key, {}), value)
+        else:
+            total[key] = total[key] + value if key in total else value

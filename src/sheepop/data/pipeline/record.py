@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
-from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.core.files import sha256_file, write_json
 from sheepop.core.machine import installed_versions
 from sheepop.data.clean.decontamination import EvaluationFile
+from sheepop.data.clean.ledger import SourceAccount, StageAccount
 from sheepop.data.config import DataConfig
-from sheepop.data.discovery import input_labels
+from sheepop.data.discovery import input_labels, printable
+from sheepop.data.extract.pair import KIND
 from sheepop.data.manifest import CORPUS_FORMAT, FORMAT_VERSION, MANIFEST
-from sheepop.data.pipeline.account import Account, Flow
-from sheepop.data.pipeline.assignment import Assignment
-from sheepop.data.pipeline.contents import Contents
-from sheepop.data.pipeline.inventory import Query
-from sheepop.data.pipeline.workplace import Found
+from sheepop.data.pipeline.shuffle import Assignment
+from sheepop.data.pipeline.workplace import Plan, Query
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
@@ -39,32 +40,27 @@ _NOT_IN_MANIFEST: Any = {
 }
 
 
-def plan_settings(
-    config: DataConfig,
-    tokenizer_config: TokenizerConfig,
-    given: Tokenizer | None,
-    seed: int,
-    query: Query | None,
-) -> dict[str, Any]:
-    """Everything beside the inputs that decides the result of a build, as JSON."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "data": config.model_dump(mode="json", exclude=_NOT_IN_RESULT),
-        "tokenizer": tokenizer_config.model_dump(mode="json", exclude={"path"}),
-        "given_tokenizer": given.fingerprint() if given is not None else None,
-        "seed": seed,
-        "query": repr(query),
-        "versions": installed_versions(_LIBRARIES.split()),
-        "files": [list(entry) for entry in _named_files(config.clean.named_paths())],
-    }
+@dataclass(frozen=True)
+class BuildRequest:
+    """What a build is asked for."""
 
+    config: DataConfig
+    tokenizer_config: TokenizerConfig
+    seed: int
+    query: Query | None
 
-def built_fingerprint(corpus: Path) -> str | None:
-    """The fingerprint of the plan that made a finished corpus; None for one that does not say."""
-    try:
-        return str(read_json(corpus / BUILD, DataError)["fingerprint"])
-    except (DataError, KeyError, TypeError):
-        return None
+    def settings(self, given: Tokenizer | None) -> dict[str, Any]:
+        """Everything beside the inputs that decides the result, as JSON; `given` is the tokenizer that is named."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "data": self.config.model_dump(mode="json", exclude=_NOT_IN_RESULT),
+            "tokenizer": self.tokenizer_config.model_dump(mode="json", exclude={"path"}),
+            "given_tokenizer": given.fingerprint() if given is not None else None,
+            "seed": self.seed,
+            "query": repr(self.query),
+            "versions": installed_versions(_LIBRARIES.split()),
+            "files": [list(entry) for entry in _named_files(self.config.clean.named_paths())],
+        }
 
 
 def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -81,47 +77,44 @@ def _named_files(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """Everything counted during a build."""
+    """Everything counted during a build: `account` by reading, cleaning and shuffling, `contents` of what was kept."""
 
-    config: DataConfig
-    tokenizer_config: TokenizerConfig
-    seed: int
-    found: Found
-    account: Account
+    request: BuildRequest
+    plan: Plan
+    account: Mapping[str, Any]
+    contents: Mapping[str, Any]
     assignment: Assignment
-    counted: dict[str, Any]
-    contents: Contents
     tokenizer: Tokenizer
-    tokens: dict[str, Any]
-    query: Query | None
+    tokens: Mapping[str, Any]
     evaluation_files: Sequence[EvaluationFile]
 
     def write_manifest(self, directory: Path) -> dict[str, Any]:
         """Writes and returns the manifest: neither times nor absolute paths nor the way the work was spread."""
         self._reconcile()
+        request = self.request
         manifest = {
             "format": CORPUS_FORMAT,
             "format_version": FORMAT_VERSION,
-            "inputs": input_labels([Path(path) for path in self.config.paths]),
-            "query": self.query.text if self.query is not None else None,
+            "inputs": input_labels([Path(path) for path in request.config.paths]),
+            "query": request.query.text if request.query is not None else None,
             "config": {
-                "data": self.config.model_dump(mode="json", exclude=_NOT_IN_MANIFEST),
-                "tokenizer": self.tokenizer_config.model_dump(mode="json", exclude={"path"}),
-                "seed": self.seed,
+                "data": request.config.model_dump(mode="json", exclude=_NOT_IN_MANIFEST),
+                "tokenizer": request.tokenizer_config.model_dump(mode="json", exclude={"path"}),
+                "seed": request.seed,
             },
-            "reproducible": not self.account.source.limits,
-            "files": self._files(),
-            "documents": self._documents(),
+            "reproducible": not self.account["source"]["limits"],
+            "files": self._files,
+            "documents": self._documents,
             "evaluation_sets": [asdict(file) for file in self.evaluation_files],
             "split": {
                 "method": self.assignment.splitter.method,
                 "words": self.assignment.splitter.words,
-                "cut_documents": self.counted["cut_documents"],
+                "cut_documents": self.account["cut_documents"],
             },
             "tokenizer": {
                 "fingerprint": self.tokenizer.fingerprint(),
                 "vocab_size": self.tokenizer.vocab_size,
-                "origin": "trained" if self.tokenizer_config.path is None else "given",
+                "origin": "trained" if request.tokenizer_config.path is None else "given",
             },
             "tokens": self.tokens,
             "versions": installed_versions(_LIBRARIES.split()),
@@ -131,31 +124,32 @@ class BuildRecord:
 
     def report(self) -> dict[str, Any]:
         """What the report shows beside the manifest."""
+        source, contents = _in_order(self.account["source"]), _in_order(self.contents)
+        contents["lengths"] = dict(sorted(contents["lengths"].items(), key=lambda item: int(item[0])))
+        kept_samples = contents.pop("samples")
         return {
-            "stages": self.account.flows(),
-            "limits": self.account.source.limits,
-            "refused": dict(sorted(self.account.source.refused.items())),
-            "kinds_in": dict(sorted(self.account.source.kinds.items())),
-            "input_bytes": self.found.num_bytes,
-            "splits": self.counted["splits"],
-            "mix": self._mix(),
-            "contents": {k: v for k, v in self.contents.as_record().items() if k != "samples"},
-            "kept_samples": self.contents.as_record()["samples"],
-            "removed_samples": self.account.removed_samples(),
+            "stages": list(self._flows()),
+            "limits": source["limits"],
+            "refused": source["refused"],
+            "kinds_in": source["kinds"],
+            "input_bytes": self.plan.num_bytes,
+            "splits": self.account["splits"],
+            "mix": list(self._mix()),
+            "contents": contents,
+            "kept_samples": kept_samples,
+            "removed_samples": self.account["samples"],
         }
 
     def in_words(self) -> str:
         """One paragraph for the console."""
-        files, documents, splits = self._files(), self._documents(), self.tokens["splits"]
+        files, documents, splits = self._files, self._documents, self.tokens["splits"]
         skipped = sum(files["skipped"].values())
-        refused = ", ".join(f"{reason} {count:,}" for reason, count in files["refused_parts"].items())
-        removed = ", ".join(f"{name} {count:,}" for name, count in documents["removed"].items() if count)
+        removed = {name: count for name, count in documents["removed"].items() if count}
         return (
             f"Corpus: {counted(files['found'], 'file')} found, {files['read']:,} read, {skipped:,} left out"
-            + (f"; parts that could not be used: {refused}" if refused else "")
-            + ". "
-            + f"{counted(documents['in'], 'document')}, {documents['kept']:,} kept"
-            + (f"; removed: {removed}" if removed else "")
+            + _listed("; parts that could not be used: ", files["refused_parts"])
+            + f". {counted(documents['in'], 'document')}, {documents['kept']:,} kept"
+            + _listed("; removed: ", removed)
             + (f"; {documents['empty']:,} empty" if documents["empty"] else "")
             + f". {splits['train']['tokens']:,} training and {splits['validation']['tokens']:,} validation tokens. "
             + self.assignment.splitter.words
@@ -165,60 +159,126 @@ class BuildRecord:
     def _replaced_in_words(self) -> str:
         """What a reader of the model's texts will meet: placeholders where personal data and keys stood."""
         words = ""
-        others = ",".join(name for name in self.config.clean.stages if name != "secrets")
+        others = ",".join(name for name in self._stages if name != "secrets")
         for name, what, switch in (
             ("pii", "Personal data", "data.clean.pii.kinds=[]"),
             ("secrets", "Keys and passwords", f"data.clean.stages=[{others}]"),
         ):
-            stage = self.account.stages.get(name)
-            if stage is not None and stage.changes:
-                kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(stage.changes.items()))
-                documents = counted(stage.changed_documents, "document")
+            stage = self._stages.get(name)
+            if stage is not None and stage["changes"]:
+                documents = counted(stage["changed_documents"], "document")
                 words += (
-                    f" {what} in {documents} became placeholders ({kinds}); {shlex.quote(switch)} leaves them as they "
-                    "are."
+                    f" {what} in {documents} became placeholders{_listed(' (', stage['changes'])}); "
+                    f"{shlex.quote(switch)} leaves them as they are."
                 )
         return words
 
+    @cached_property
+    def _stages(self) -> dict[str, dict[str, Any]]:
+        """What every stage did, in the order in which documents went through them."""
+        nothing, found = StageAccount().as_record(), self.account["stages"]
+        return {name: _in_order(found.get(name, nothing)) for name in self.request.config.clean.stages}
+
+    @cached_property
     def _files(self) -> dict[str, Any]:
-        source = self.account.source
+        source = _in_order(self.account["source"])
         return {
-            "found": self.found.files,
-            "read": source.read,
-            "skipped": dict(sorted((self.found.skipped + source.skipped).items())),
-            "folders_skipped": dict(sorted(self.found.folders_skipped.items())),
-            "refused_parts": dict(sorted(source.refused.items())),
-            "encodings": dict(sorted(source.encodings.items())),
+            "found": self.plan.files,
+            "read": source["read"],
+            "skipped": dict(sorted((self.plan.skipped + Counter(source["skipped"])).items())),
+            "folders_skipped": dict(sorted(self.plan.folders_skipped.items())),
+            "refused_parts": source["refused"],
+            "encodings": source["encodings"],
         }
 
+    @cached_property
     def _documents(self) -> dict[str, Any]:
-        source = self.account.source
+        source, splitter = self.account["source"], self.assignment.splitter
         return {
-            "in": source.documents + source.empty,
-            "empty": source.empty,
-            "removed": {name: stage.removed.total() for name, stage in self.account.stages.items()},
-            "kept": self.assignment.census.documents,
-            "bytes": self.assignment.census.num_bytes,
+            "in": source["documents"] + source["empty"],
+            "empty": source["empty"],
+            "removed": {name: sum(stage["removed"].values()) for name, stage in self._stages.items()},
+            "kept": splitter.documents,
+            "bytes": splitter.num_bytes,
         }
 
-    def _mix(self) -> list[dict[str, Any]]:
-        records = []
-        for number, source in enumerate(self.config.mix):
-            documents, num_bytes, occurring = self.counted["mixed"].get(str(number), [0, 0, 0])
-            epochs = self.assignment.epochs[number]
-            record = {"pattern": source.pattern, "epochs": epochs, "documents": documents, "bytes": num_bytes}
-            records.append({**record, "bytes_after": occurring})
-        return records
+    def _flows(self) -> Iterator[dict[str, Any]]:
+        """One record per stage: documents and bytes in and out, removed and changed by reason.
+
+        Raises AssertionError unless what went in equals what came out plus what was removed.
+        """
+        documents, num_bytes = self.account["source"]["documents"], self.account["source"]["bytes"]
+        for name, stage in self._stages.items():
+            before = {"stage": name, "documents_in": documents, "bytes_in": num_bytes}
+            documents -= sum(stage["removed"].values())
+            num_bytes += stage["added_bytes"] - sum(stage["removed_bytes"].values())
+            yield {**before, "documents_out": documents, "bytes_out": num_bytes, **stage}
+        written = self._documents["kept"], self._documents["bytes"]
+        assert (documents, num_bytes) == written, f"{documents, num_bytes} after the stages, {written} written"
+
+    def _mix(self) -> Iterator[dict[str, Any]]:
+        for number, source in enumerate(self.request.config.mix):
+            counts = self.account["mixed"].get(str(number), {})
+            yield {
+                "pattern": source.pattern,
+                "epochs": self.assignment.epochs[number],
+                "documents": counts.get("documents", 0),
+                "bytes": counts.get("bytes", 0),
+                "bytes_after": counts.get("occurring_bytes", 0),
+            }
 
     def _reconcile(self) -> None:
         """Files, documents and bytes add up from the first to the last, or the build is wrong."""
-        files, documents, splits = self._files(), self._documents(), self.counted["splits"]
+        files, documents, splits = self._files, self._documents, self.account["splits"]
         assert files["found"] == files["read"] + sum(files["skipped"].values())
         assert documents["in"] == documents["kept"] + documents["empty"] + sum(documents["removed"].values())
-        in_splits = sum(split.get("documents", 0) for split in splits.values())
-        assert in_splits == documents["kept"] + self.counted["cut_documents"]
-        self.account.written = Flow(documents["kept"], documents["bytes"])
-        self.account.flows()
+        in_splits = sum(split["documents"] for split in splits.values())
+        assert in_splits == documents["kept"] + self.account["cut_documents"]
+        list(self._flows())
         for name, split in self.tokens["splits"].items():
-            assert split["documents"] == splits[name].get("occurrences", 0)
-            assert split["bytes"] == splits[name].get("occurring_bytes", 0)
+            assert split["documents"] == splits[name]["occurrences"]
+            assert split["bytes"] == splits[name]["occurring_bytes"]
+
+
+def nothing_to_read(config: DataConfig, plan: Plan, account: Mapping[str, Any]) -> str:
+    """The message for a build in which no document is left: what was found, what became of it, and what to give."""
+    places = ", ".join(printable(path) for path in config.paths) or "the rows of the query"
+    source = account.get("source") or SourceAccount().as_record()
+    left_out = {
+        "files left out": plan.skipped + Counter(source["skipped"]),
+        "folders left out": plan.folders_skipped,
+        "refused in files": source["refused"],
+    }
+    removed = sum(sum(stage["removed"].values()) for stage in account.get("stages", {}).values())
+    return (
+        f"There is no text in {places}: {counted(plan.files, 'file')} found, {source['read']:,} read"
+        + "".join(_listed(f"; {what}: ", reasons) for what, reasons in _in_order(left_out).items())
+        + (f", {counted(source['empty'], 'empty document')}" if source["empty"] else "")
+        + (f", {counted(removed, 'document')} removed by data.clean" if removed else "")
+        + f". {_what_to_give(config, source['refused'])}; files over data.max_file_bytes ({config.max_file_bytes:,}) "
+        "are skipped, and hidden or ignored files are read only when you name them."
+    )
+
+
+def _what_to_give(config: DataConfig, refused: Mapping[str, int]) -> str:
+    if (pair := config.extract.pair) is not None:
+        return (
+            "An encoder-decoder learns from pairs: give JSON lines, or another file of records, with the "
+            f"fields {pair[0]!r} and {pair[1]!r} (data.extract.pair), each a non-empty text"
+        )
+    if KIND in refused:
+        return (
+            "Pairs of source and target are for model.architecture=encoder_decoder; for a decoder, set "
+            "data.extract.template to make one text from each record"
+        )
+    return "Give files or folders with text"
+
+
+def _listed(words: str, counts: Mapping[str, int]) -> str:
+    """The counts in words behind `words`; nothing when there are none."""
+    return words + ", ".join(f"{name} {count:,}" for name, count in counts.items()) if counts else ""
+
+
+def _in_order(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its tables sorted, so that equal counts give equal bytes."""
+    return {key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in record.items()}

@@ -1,33 +1,115 @@
-"""The order of the corpus, made by two passes that never hold more than one file's worth of documents.
+"""The order of the corpus: decided in one look at what parts say of their documents, and made by two passes.
 
 `Scatter` reads a part and writes its documents grouped by the bucket they belong to; `Gather` collects one bucket
 from all parts, sorts it by key and writes a file of the corpus. Buckets are ranges of keys, so one after the other
-they are the whole corpus in the order of the keys.
+they are the whole corpus in the order of the keys. Neither holds more than one file's worth of documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sheepop.core.files import write_json
-from sheepop.data.clean.ledger import Ledger
-from sheepop.data.documents import DocumentWriter, StoredDocument
-from sheepop.data.pipeline.assignment import SPLITS, Assignment, Placed
-from sheepop.data.pipeline.contents import Contents
+from sheepop.core.random import derive_seed
+from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
+from sheepop.data.documents import Document, DocumentWriter, StoredDocument
+from sheepop.data.extract.pair import KIND
+from sheepop.data.mixing import Mixture, copies
+from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, FinishedPart, part_path
-from sheepop.data.pipeline.removals import read_removals
+from sheepop.data.split import SPLITS, SplitName, Splitter
 
 DOCUMENTS_PREFIX = "documents"
+_MOST_BUCKETS = 256
+_SMALLEST_BUCKET, _LARGEST_BUCKET = 2**21, 2**26
+_KEY_BITS, _KEY_LENGTH = 63, 20
 _CHUNK_BYTES = 2**26
-_KEY_LENGTH = 20
-_OFFSET = np.dtype("<i8")
+_CHUNK, _OFFSETS, _OFFSET = "chunk-{:05d}.bin", "offsets.bin", np.dtype("<i8")
+_COUNTED = ("documents", "bytes", "occurrences", "occurring_bytes")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What decides the split, the copies and the order of documents.
+
+    `epochs` has one entry per mixed source. `buckets` is the number of files that each split is written to; `starts`
+    has the bytes and the number of kept documents before each part.
+    """
+
+    splitter: Splitter
+    shuffle: bool
+    epochs: tuple[float, ...]
+    buckets: tuple[int, int]
+    starts: tuple[tuple[int, int], ...]
+
+    def times(self, split: SplitName, mixed: int, document_id: str) -> int:
+        """How often a document of the source `mixed` occurs."""
+        if mixed < 0 or (split == "validation" and self.epochs[mixed] > 0):
+            return 1
+        return copies(self.epochs[mixed], self.splitter.seed, document_id)
+
+    def place(self, split: SplitName, document_id: str, copy: int, passed: int, ordinal: int) -> tuple[int, bytes]:
+        """The bucket of one occurrence among those of both splits, and the key that orders it there."""
+        count = self.buckets[SPLITS.index(split)]
+        if self.shuffle:
+            position = derive_seed(self.splitter.seed, "shuffle", f"{document_id} {copy}")
+            bucket = position * count >> _KEY_BITS
+        else:
+            position = ordinal
+            bucket = passed * count // max(1, self.splitter.num_bytes)
+        return bucket + self.buckets[0] * SPLITS.index(split), b"%016x%04x" % (position, copy)
+
+
+def decide_assignment(
+    parts: Sequence[FinishedPart], mixture: Mixture, *, mode: str, fraction: float, shuffle: bool, seed: int
+) -> Assignment:
+    """Decides by the ids and sizes of the documents that stay; raises `DataError` when the mixture cannot be had."""
+    splitter = Splitter(mode, fraction, seed)  # type: ignore[arg-type]
+    starts: list[tuple[int, int]] = []
+    for part in parts:
+        starts.append((splitter.num_bytes, splitter.documents))
+        for identity, size in _kept_documents(part):
+            splitter.count(identity, size)
+    epochs, train_bytes = _epochs(parts, mixture, splitter)
+    held_out = splitter.num_bytes * fraction
+    buckets = (_num_buckets(train_bytes), _num_buckets(held_out) if fraction else 0)
+    return Assignment(splitter, shuffle, epochs, buckets, tuple(starts))
+
+
+def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter) -> tuple[tuple[float, ...], float]:
+    """The epochs of every mixed source, and about how many bytes of training text there will be."""
+    if not mixture.sources:
+        return (), float(splitter.num_bytes)
+    *sizes, others = [0] * (len(mixture.sources) + 1)
+    passed = 0
+    for part in parts:
+        for (identity, size), mixed in zip(_kept_documents(part), part.kept_index()["mixed"].tolist(), strict=True):
+            trains = splitter.side(identity, size, passed) != "validation"
+            passed += size
+            if mixed < 0:
+                others += size * trains
+            else:
+                sizes[mixed] += size * trains
+    epochs = mixture.epochs(sizes, others)
+    return tuple(epochs), float(np.dot(sizes, epochs)) + others
+
+
+def _kept_documents(part: FinishedPart) -> Iterator[tuple[str, int]]:
+    index = part.kept_index()
+    for identity, size in zip(index["id"], index["size"].tolist(), strict=True):
+        yield identity.tobytes().hex(), size
+
+
+def _num_buckets(num_bytes: float) -> int:
+    target = min(max(num_bytes / _MOST_BUCKETS, _SMALLEST_BUCKET), _LARGEST_BUCKET)
+    return max(1, round(num_bytes / target))
 
 
 @dataclass(frozen=True)
@@ -35,48 +117,40 @@ class Scatter:
     """Work on part `rank` of the pass in `source`: its kept documents, grouped by bucket."""
 
     source: Path
-    removals: Path | None
     assignment: Assignment
-    seed: int
 
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes ``chunk-N.bin``, each with the documents of every bucket together, and the offsets of the buckets."""
-        ledger = Ledger(self.seed)
+        ledger = Ledger(self.assignment.splitter.seed)
         ledger.begin(staging)
         with closing(ledger), closing(_Chunks(staging, sum(self.assignment.buckets))) as chunks:
             record = self._scatter(rank, ledger, chunks)
-        write_json(staging / ACCOUNT, {**ledger.as_record(), **record, "source": None})
+        write_json(staging / ACCOUNT, {**ledger.as_record(), **record})
 
     def _scatter(self, rank: int, ledger: Ledger, chunks: _Chunks) -> dict[str, Any]:
         """Places the documents of part `rank`; the account of what went where."""
-        splits = {name: {"documents": 0, "bytes": 0, "occurrences": 0, "occurring_bytes": 0} for name in SPLITS}
-        mixed_counts: dict[int, list[int]] = {}
-        for mixed, split, document, occurrences in self.assignment.place(rank, self._kept(rank, ledger)):
-            counts = splits[split]
-            counts["documents"] += 1
-            counts["bytes"] += document.num_bytes
-            counts["occurrences"] += len(occurrences)
-            counts["occurring_bytes"] += len(occurrences) * document.num_bytes
-            if split == "train":
-                entry = mixed_counts.setdefault(mixed, [0, 0, 0])
-                entry[0] += 1
-                entry[1] += document.num_bytes
-                entry[2] += len(occurrences) * document.num_bytes
-            for placed in occurrences:
-                chunks.add(placed)
-        mixed_record = {str(number): counts for number, counts in sorted(mixed_counts.items())}
-        return {"splits": splits, "mixed": mixed_record, "cut_documents": self.assignment.splitter.cut_documents}
+        assignment, part, cut_documents = self.assignment, FinishedPart(self.source, rank), 0
+        splits = {name: dict.fromkeys(_COUNTED, 0) for name in SPLITS}
+        mixed_sources: dict[int, dict[str, int]] = {}
+        passed, ordinal = assignment.starts[rank]
+        for document, mixed in zip(part.kept(ledger), part.kept_index()["mixed"].tolist(), strict=True):
+            pieces = assignment.splitter.pieces(document, passed)
+            cut_documents += len(pieces) - 1
+            for split, piece in pieces:
+                times = assignment.times(split, mixed, piece.id)
+                _count(splits[split], piece, times)
+                if split == "train":
+                    _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
+                for copy in range(times):
+                    chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
+            passed += document.num_bytes
+            ordinal += 1
+        return {"splits": splits, "mixed": mixed_sources, "cut_documents": cut_documents}
 
-    def _kept(self, rank: int, ledger: Ledger) -> Iterator[tuple[StoredDocument, int]]:
-        removals = read_removals(self.removals, rank)
-        part = FinishedPart(part_path(self.source, rank))
-        mixed = part.mixed().tolist()
-        for index, stored in enumerate(part.documents()):
-            removal = removals.get(index)
-            if removal is None:
-                yield stored, mixed[index]
-            else:
-                ledger.removed(removal.stage, stored.document().draft(), removal.reason, removal.detail)
+
+def _count(counts: dict[str, int], document: StoredDocument, times: int) -> None:
+    for name, amount in zip(_COUNTED, (1, document.num_bytes, times, times * document.num_bytes), strict=True):
+        counts[name] += amount
 
 
 class _Chunks:
@@ -84,13 +158,13 @@ class _Chunks:
 
     def __init__(self, directory: Path, num_buckets: int) -> None:
         self._directory, self._num_buckets = directory, num_buckets
-        self._held: list[Placed] = []
+        self._held: list[tuple[int, bytes, bytes]] = []
         self._size = self._written = 0
-        self._offsets = (directory / "offsets.bin").open("wb")
+        self._offsets = (directory / _OFFSETS).open("wb")
 
-    def add(self, placed: Placed) -> None:
-        self._held.append(placed)
-        self._size += len(placed.document.line)
+    def add(self, bucket: int, key: bytes, line: bytes) -> None:
+        self._held.append((bucket, key, line))
+        self._size += len(line)
         if self._size >= _CHUNK_BYTES:
             self._flush()
 
@@ -101,9 +175,9 @@ class _Chunks:
 
     def _flush(self) -> None:
         ends = np.zeros(self._num_buckets + 1, _OFFSET)
-        with (self._directory / f"chunk-{self._written:05d}.bin").open("wb") as file:
-            for placed in sorted(self._held, key=lambda placed: placed.bucket):
-                ends[placed.bucket + 1] += file.write(placed.key + placed.document.line)
+        with (self._directory / _CHUNK.format(self._written)).open("wb") as file:
+            for bucket, key, line in sorted(self._held, key=lambda held: held[0]):
+                ends[bucket + 1] += file.write(key + line)
         self._offsets.write(np.cumsum(ends, dtype=_OFFSET).tobytes())
         self._written += 1
         self._held, self._size = [], 0
@@ -119,29 +193,52 @@ class Gather:
     seed: int
 
     def __call__(self, rank: int, staging: Path) -> None:
-        """Writes the bucket's documents and an account of what they are."""
+        """Writes the bucket's documents; the account has how many there are by length, kind and language, and a few."""
+        counts = {name: Counter[str]() for name in ("lengths", "kinds", "languages", "language_bytes")}
+        samples, num_bytes = Samples(), 0
         lines = sorted(line for number in range(self.num_parts) for line in self._lines(number, rank))
-        contents = Contents(self.seed)
         with DocumentWriter(staging, DOCUMENTS_PREFIX, file_bytes=2**62) as writer:
             for line in lines:
                 stored = StoredDocument.from_line(line[_KEY_LENGTH:])
                 writer.write(stored)
-                contents.add(stored.document())
-        write_json(staging / ACCOUNT, contents.as_record())
+                document, size = stored.document(), stored.num_bytes
+                language = document.language or "not determined"
+                num_bytes += size
+                counts["lengths"][str(size.bit_length())] += 1
+                counts["kinds"][document.kind] += 1
+                counts["languages"][language] += 1
+                counts["language_bytes"][language] += size
+                key = f"{derive_seed(self.seed, 'kept sample', document.id):016x}"
+                if samples.would_take(key):
+                    samples.offer(key, _excerpt(document))
+        sums = {"documents": len(lines), "bytes": num_bytes, **counts}
+        write_json(staging / ACCOUNT, {**sums, "samples": samples.as_record()})
 
     def _lines(self, number: int, bucket: int) -> Iterator[bytes]:
         directory = part_path(self.source, number)
-        offsets = _offsets(directory, self.num_buckets)
-        for chunk, (start, stop) in enumerate(offsets[:, bucket : bucket + 2].tolist()):
+        # Where each bucket begins in each chunk of the part, (chunks, buckets + 1); nothing is kept of some parts.
+        is_filled = (directory / _OFFSETS).stat().st_size > 0
+        offsets = np.memmap(directory / _OFFSETS, _OFFSET, "r") if is_filled else np.zeros(0, _OFFSET)
+        begins = offsets.reshape(-1, self.num_buckets + 1)[:, bucket : bucket + 2]
+        for chunk, (start, stop) in enumerate(begins.tolist()):
             if stop > start:
-                with (directory / f"chunk-{chunk:05d}.bin").open("rb") as file:
+                with (directory / _CHUNK.format(chunk)).open("rb") as file:
                     file.seek(start)
                     yield from file.read(stop - start).splitlines(keepends=True)
 
 
-def _offsets(directory: Path, num_buckets: int) -> NDArray[np.int64]:
-    """Where each bucket begins in each chunk of a part, ``(chunks, buckets + 1)``."""
-    path = directory / "offsets.bin"
-    if path.stat().st_size == 0:
-        return np.zeros((0, num_buckets + 1), np.int64)
-    return np.memmap(path, dtype=_OFFSET, mode="r").reshape(-1, num_buckets + 1)
+def _excerpt(document: Document) -> dict[str, Any]:
+    return {
+        "file": document.source,
+        "part": document.part,
+        "place": document.place,
+        "kind": document.kind,
+        "language": document.language,
+        "bytes": document.num_bytes,
+        "excerpt": "\n".join(texts_of(document))[:EXCERPT_CHARACTERS],
+    }
+
+
+def texts_of(document: Document) -> tuple[str, ...]:
+    """The text of a document; of a pair first the one and then the other."""
+    return Pair.of(document).texts if document.kind == KIND else (document.text,)

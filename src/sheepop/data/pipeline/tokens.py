@@ -17,10 +17,8 @@ from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import StoredDocument, batched_by_size, read_stored
 from sheepop.data.encoding import DocumentEncoder
-from sheepop.data.extract.pair import KIND
-from sheepop.data.pairs import Pair
 from sheepop.data.pipeline.parts import ACCOUNT, part_path
-from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX
+from sheepop.data.pipeline.shuffle import DOCUMENTS_PREFIX, texts_of
 from sheepop.data.shards import TokenWriter
 
 _ENCODE_BYTES = 2**20
@@ -60,7 +58,7 @@ def place_documents(source: Path, files: Sequence[int], directory: Path, prefix:
     for number, bucket in enumerate(files):
         gathered = part_path(source, bucket)
         name = f"{prefix}-{number:05d}.jsonl.zst"
-        place_file(gathered / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", directory / name)
+        _place_file(gathered / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", directory / name)
         documents = read_json(gathered / ACCOUNT)["documents"]
         entries.append({"file": name, "documents": documents, "sha256": sha256_file(directory / name)})
     return entries
@@ -68,9 +66,7 @@ def place_documents(source: Path, files: Sequence[int], directory: Path, prefix:
 
 def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: str) -> dict[str, Any]:
     """Puts the shards that `Encode` wrote in place and joins the rest; returns the split's manifest entry."""
-    sources: list[DocumentSources] = []
-    licenses = Counter[str]()
-    shards: list[dict[str, Any]] = []
+    sources, shards, licenses = list[DocumentSources](), list[dict[str, Any]](), Counter[str]()
     total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
     index = directory / f"{prefix}.idx"
     with index.open("wb") as file:
@@ -80,25 +76,32 @@ def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: st
             account = read_json(encoded / ACCOUNT)
             name = f"{prefix}-{number:05d}.bin"
             (shard,) = account["shards"]
-            place_file(encoded / shard["file"], directory / name)
+            _place_file(encoded / shard["file"], directory / name)
             shards.append({**shard, "file": name})
             offsets = np.fromfile(encoded / account["index"]["file"], _INDEX_TYPE)
             file.write((offsets[1:] + total["tokens"]).astype(_INDEX_TYPE).tobytes())
             sources.append(DocumentSources.read(encoded, account["sources"], account["documents"]))
             licenses.update(account["licenses"])
-            for key in total:
-                total[key] += account[key]
-    entry = {"file": index.name, "sha256": sha256_file(index)}
+            total = {key: count + account[key] for key, count in total.items()}
     return {
         "documents": total["documents"],
         "tokens": total["tokens"],
         "bytes": total["bytes"],
         "shards": shards,
-        "index": entry,
+        "index": {"file": index.name, "sha256": sha256_file(index)},
         "sources": DocumentSources.joined(sources).write(directory, prefix),
         "unknown": total["unknown"],
         "licenses": dict(sorted(licenses.items())),
     }
+
+
+def _place_file(source: Path, target: Path) -> None:
+    """A second name for a finished file, or a copy where the file system knows no second names."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _license(document: StoredDocument) -> str:
@@ -109,18 +112,8 @@ def _license(document: StoredDocument) -> str:
     return str(orjson.loads(document.line).get("facts", {}).get("license", ""))
 
 
-def place_file(source: Path, target: Path) -> None:
-    """A second name for a finished file, or a copy where the file system knows no second names."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def documents_in(source: Path, files: Sequence[int]) -> Iterator[str]:
-    """The texts of gathered documents, in order; of a pair first the one and then the other."""
+def texts_in(source: Path, files: Sequence[int]) -> Iterator[str]:
+    """The texts of gathered documents, in order."""
     for bucket in files:
         for stored in read_stored(part_path(source, bucket), DOCUMENTS_PREFIX):
-            document = stored.document()
-            yield from Pair.of(document).texts if document.kind == KIND else (document.text,)
+            yield from texts_of(stored.document())

@@ -1,7 +1,11 @@
-"""The directory in which a corpus is built: it outlives a build that is stopped, so that the next one goes on."""
+"""The directory in which a corpus is built: it outlives a build that is stopped, so that the next one goes on.
+
+Every input is a line of a file there, cut into parts that depend on nothing but the input and take about as long each.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -9,49 +13,96 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
-from sheepop.core.files import read_json, remove_tree, storage_errors, write_json
+from sheepop.core.files import atomic_file, read_json, remove_tree, storage_errors, write_json
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.config import DataConfig
-from sheepop.data.discovery import FoundFile, Skipped, discover
+from sheepop.data.discovery import Entry, Skipped, discover
 from sheepop.data.extract.git import GIT_PREFIX, repository_entries
-from sheepop.data.pipeline.inventory import INVENTORY, PLAN, Entry, Plan, Query, read_plan, write_plan
 
 DISCOVERED = "discovered.jsonl"
-_LOCK, _NEXT, _SECONDS = "lock", "next", "seconds.json"
+_INVENTORY, _PLAN, _LOCK, _SECONDS = "inventory.jsonl", "plan.json", "lock", "seconds.json"
 _EACH_SECONDS = 1.0
+_MOST_PARTS = 256
+# Seconds of work: what a kill may cost, and what a task is worth starting for.
+_SHORTEST_PART, _LONGEST_PART = 0.8, 100.0
+_MOST_FILES = 2000
+# Megabytes of file that one process gets through in a second, from reading to tokens (bench/data_speed.py).
+_SPEEDS = {
+    **dict.fromkeys((".pdf",), 1.0),
+    **dict.fromkeys((".html", ".htm", ".xhtml", ".warc", ".epub"), 0.8),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".heic", ".avif"), 0.05),
+    **dict.fromkeys((".docx", ".pptx", ".xlsx", ".xlsb", ".xls", ".odt", ".odp", ".ods", ".doc", ".ppt"), 0.5),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz", ".parquet"), 0.8),
+}
+_TEXT_SPEED = 2.5
 # Of every byte of text: compressed documents twice, the shuffle's plain copy, tokens twice, checked against builds.
 _ROOM = 2.5
 _SHOWN_FROM_BYTES = 10**8
 
 
-@dataclass
-class Found:
-    """What was found: files and folders, those left out counted by reason."""
+class Query:
+    """A database address and what is asked of it; its text never shows the password."""
 
+    def __init__(self, url: str, text: str) -> None:
+        self.url, self.text = url, text
+
+    def __repr__(self) -> str:
+        return f"Query({self.text!r})"
+
+
+@dataclass(slots=True)
+class PlannedPart:
+    """Consecutive lines of the inventory: where they begin in the file and how many, their bytes and seconds."""
+
+    offset: int
+    entries: int = 0
+    size: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Plan:
+    """The inputs of a build in `directory`, cut into parts; `fingerprint` stands for them and for the settings.
+
+    `files` and `num_bytes` were found; `skipped` and `folders_skipped` count what was left out by reason.
+    """
+
+    directory: Path
+    fingerprint: str = ""
+    parts: list[PlannedPart] = field(default_factory=list)
     files: int = 0
     num_bytes: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     folders_skipped: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def megabytes(self) -> list[float]:
+        """The size of each part, for the progress shown."""
+        return [max(part.size, 1) / 1e6 for part in self.parts]
 
-def workplace_of(output: Path) -> Path:
-    """Where `output` is built: a hidden directory beside it."""
-    return output.with_name(f".{output.name}.building")
+    def entries(self, number: int) -> Iterator[Entry]:
+        """The inputs of a part, in order."""
+        part = self.parts[number]
+        with (self.directory / _INVENTORY).open("rb") as file:
+            file.seek(part.offset)
+            for _ in range(part.entries):
+                record = json.loads(file.readline())
+                yield Entry(**{**record, "facts": tuple((k, v) for k, v in record["facts"])})
 
 
 @contextmanager
 def locked_workplace(output: Path) -> Iterator[Path]:
-    """The workplace of `output`, held by this process alone; raises `DataError` when another build holds it.
+    """A hidden directory beside `output`, held by this process alone; raises `DataError` when another build holds it.
 
     It stays when there are finished parts in it, with which the next build goes on.
     """
-    path = workplace_of(output)
+    path = output.with_name(f".{output.name}.building")
     with storage_errors(output):
         path.mkdir(parents=True, exist_ok=True)
     refusal = DataError(
@@ -65,9 +116,14 @@ def locked_workplace(output: Path) -> Iterator[Path]:
                 remove_tree(path)
 
 
-def find_inputs(
-    config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()
-) -> Iterator[FoundFile | Skipped | Entry]:
+def clear(workplace: Path, *keep: str) -> None:
+    """Empties the workplace, the lock apart and what is to be kept."""
+    for entry in workplace.iterdir():
+        if entry.name not in (_LOCK, *keep):
+            remove_tree(entry)
+
+
+def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()) -> Iterator[Entry | Skipped]:
     """Every input in a fixed order: the files below the plain paths, then repositories, then the query.
 
     The directories `leave_out` are not read even when they lie below an input. Raises `DataError` for a path that
@@ -85,52 +141,90 @@ def find_inputs(
         yield Entry("query", "", f"{source_label(query.url)}: {query.text}", 0)
 
 
-def take_inventory(
-    workplace: Path, items: Iterable[FoundFile | Skipped | Entry], settings: Any, found: Found
-) -> tuple[Plan, bool]:
+def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Plan, bool]:
     """Lists the inputs and cuts them into parts; returns the plan, and whether a stopped build of it is here.
 
-    What a build with another plan left is removed. Raises `StorageError` where the workplace cannot be written.
+    Parts are of about the total work over 256, within 0.8 and 100 seconds. `settings` (JSON) is everything else that
+    decides the result. What a build with another plan left is removed. Raises `StorageError` where the workplace
+    cannot be written.
     """
-    before = _fingerprint(workplace)
-    coming = workplace / _NEXT
-    with storage_errors(workplace):
-        remove_tree(coming)
-        coming.mkdir()
-        with (coming / DISCOVERED).open("w", encoding="utf-8", newline="\n") as quarantine:
-            plan = write_plan(coming, _entries(items, found, quarantine), settings)
-        same = plan.fingerprint == before
-        if not same:
-            clear(workplace, keep=_NEXT)
-        for name in (INVENTORY, DISCOVERED, PLAN):
-            (coming / name).replace(workplace / name)
-        coming.rmdir()
-    read_plan.cache_clear()
-    return Plan(workplace, plan.fingerprint, plan.parts), same
+    plan = Plan(workplace)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8"))
+    listed: list[tuple[PlannedPart, bool]] = []
+    with (
+        atomic_file(workplace / _INVENTORY, replace=True) as inventory,
+        atomic_file(workplace / DISCOVERED, replace=True) as discovered,
+        storage_errors(workplace),
+        inventory.open("wb") as file,
+        discovered.open("w", encoding="utf-8", newline="\n") as quarantine,
+    ):
+        for item in items:
+            if isinstance(item, Skipped):
+                (plan.folders_skipped if item.is_directory else plan.skipped)[item.reason] += 1
+                plan.files += not item.is_directory
+                quarantine.write(json.dumps(item.as_record(), ensure_ascii=False) + "\n")
+                continue
+            plan.files += 1
+            plan.num_bytes += item.size
+            # Names may hold bytes that are not UTF-8; as escapes they go through JSON unharmed.
+            line = json.dumps(asdict(item)).encode("ascii") + b"\n"
+            digest.update(line)
+            speed = _SPEEDS.get(PurePath(item.source).suffix.lower(), _TEXT_SPEED)
+            listed.append((PlannedPart(file.tell(), 1, item.size, item.size / 1e6 / speed), item.type == "query"))
+            file.write(line)
+    plan.fingerprint, plan.parts = digest.hexdigest(), _joined(listed)
+    is_here = fingerprint_in(workplace / _PLAN) == plan.fingerprint
+    if not is_here:
+        clear(workplace, _INVENTORY, DISCOVERED)
+        write_json(workplace / _PLAN, {"fingerprint": plan.fingerprint})
+    return plan, is_here
 
 
-def clear(workplace: Path, *, keep: str = "") -> None:
-    """Empties the workplace, the lock apart."""
-    for entry in workplace.iterdir():
-        if entry.name not in (_LOCK, keep):
-            remove_tree(entry)
+def _joined(listed: list[tuple[PlannedPart, bool]]) -> list[PlannedPart]:
+    """Parts of one input each joined into those of the plan; some have to stand alone."""
+    total = sum(each.seconds for each, _ in listed)
+    most = min(max(total / _MOST_PARTS, _SHORTEST_PART), _LONGEST_PART)
+    parts: list[PlannedPart] = []
+    for each, alone in listed:
+        last = parts[-1] if parts else None
+        if last is None or alone or last.seconds + each.seconds > most or last.entries == _MOST_FILES:
+            parts.append(last := PlannedPart(each.offset))
+        last.entries += 1
+        last.size += each.size
+        last.seconds += each.seconds
+    return parts
 
 
-def announce(plan: Plan, found: Found, num_workers: int, workplace: Path, console: Console) -> None:
+def fingerprint_in(path: Path) -> str | None:
+    """The fingerprint of the plan that a JSON file names; None for one that does not."""
+    try:
+        return str(read_json(path, DataError)["fingerprint"])
+    except (DataError, KeyError, TypeError):
+        return None
+
+
+def announce(plan: Plan, num_workers: int, console: Console) -> None:
     """Says what will be read, about how long it takes and what room it needs; warns when there is less."""
-    room = int(found.num_bytes * _ROOM)
-    free = shutil.disk_usage(workplace).free
-    if found.num_bytes >= _SHOWN_FROM_BYTES:
+    room = int(plan.num_bytes * _ROOM)
+    free = shutil.disk_usage(plan.directory).free
+    if plan.num_bytes >= _SHOWN_FROM_BYTES:
+        seconds = sum(part.seconds for part in plan.parts) / max(1, num_workers)
         console.info(
-            f"{found.num_bytes / 1e6:,.0f} MB in {sum(part.entries for part in plan.parts):,} inputs: about "
-            f"{_in_words(plan.seconds / max(1, num_workers))} and {room / 1e9:,.1f} GB of room, most of it until the "
-            f"build is done ({free / 1e9:,.1f} GB is free)."
+            f"{plan.num_bytes / 1e6:,.0f} MB in {sum(part.entries for part in plan.parts):,} inputs: about "
+            f"{_in_words(seconds)} and {room / 1e9:,.1f} GB of room, most of it until the build is done "
+            f"({free / 1e9:,.1f} GB is free)."
         )
     if room > free:
         console.warn(
-            f"{workplace.parent} has {free / 1e9:,.1f} GB free, and the build may need {room / 1e9:,.1f} GB. If it "
-            "fills up, free some space and run the same command again: it continues from what is done."
+            f"{plan.directory.parent} has {free / 1e9:,.1f} GB free, and the build may need {room / 1e9:,.1f} GB. "
+            "If it fills up, free some space and run the same command again: it continues from what is done."
         )
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60):,} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 class StageTimes:
@@ -162,32 +256,3 @@ class StageTimes:
             ended.set()
             watcher.join()
             note()
-
-
-def _in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60):,} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
-
-
-def _fingerprint(workplace: Path) -> str | None:
-    path = workplace / PLAN
-    try:
-        return str(read_json(path, DataError)["fingerprint"]) if path.is_file() else None
-    except (DataError, KeyError, TypeError):
-        return None
-
-
-def _entries(items: Iterable[FoundFile | Skipped | Entry], found: Found, quarantine: Any) -> Iterator[Entry]:
-    for item in items:
-        if isinstance(item, Skipped):
-            (found.folders_skipped if item.is_directory else found.skipped)[item.reason] += 1
-            found.files += not item.is_directory
-            quarantine.write(json.dumps(item.as_record(), ensure_ascii=False) + "\n")
-            continue
-        found.files += 1
-        found.num_bytes += item.size
-        if isinstance(item, Entry):
-            yield item
-        else:
-            yield Entry("file", item.path, item.source, item.size, item.modified_ns)
