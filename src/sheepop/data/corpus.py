@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from sheepop.core.errors import DataError
 from sheepop.core.files import damaged_files
 from sheepop.data.document_sources import DocumentSources
-from sheepop.data.documents import Document, read_documents
+from sheepop.data.documents import Document, read_documents_file
 from sheepop.data.manifest import read_manifest
 from sheepop.data.shards import FILE_PREFIX, TokenSplit
 from sheepop.data.split import SplitName
@@ -82,19 +83,20 @@ class Corpus:
                 f"{self.directory / TOKENIZER}."
             )
 
-    def documents(self, split: SplitName) -> Iterator[Document]:
-        """The documents of a split, in the order of its tokens."""
-        return read_documents(self.directory / DOCUMENTS, FILE_PREFIX[split])
+    def documents(self, split: SplitName, first: int = 0, last: int | None = None) -> Iterator[Document]:
+        """Documents ``first .. last - 1`` of a split, in the order of its tokens; files before them are not read."""
+        directory, passed = self.directory / DOCUMENTS, 0
+        paths = sorted(directory.glob(f"{FILE_PREFIX[split]}-*.jsonl.zst"))
+        counts = {file["file"]: file["documents"] for file in self._summary(split).get("files", ())}
+        while paths and passed + counts.get(paths[0].name, first + 1) <= first:  # format 1 says nothing of its files
+            passed += counts[paths.pop(0).name]
+        documents = chain.from_iterable(map(read_documents_file, paths))
+        return islice(documents, first - passed, None if last is None else last - passed)
 
     @property
     def licenses(self) -> dict[str, int]:
         """The licences that the origins of training documents state, and how many state each."""
         return dict(self._summary("train").get("licenses", {}))
-
-    def documents_files(self, split: SplitName) -> list[tuple[str, int]] | None:
-        """The files of a split's documents and how many each holds; None for a corpus of format 1, without them."""
-        files = self._summary(split).get("files")
-        return None if files is None else [(str(file["file"]), int(file["documents"])) for file in files]
 
     def sources(self, split: SplitName) -> DocumentSources:
         """The file that every document of a split comes from; an older corpus is read through for it."""

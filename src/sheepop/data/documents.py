@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, cast
 
 import orjson
 import zstandard
@@ -143,65 +144,52 @@ def is_empty(text: str) -> bool:
 
 
 class DocumentWriter:
-    """Writes documents to ``PREFIX-00000.jsonl.zst`` and on, a new file after `file_bytes` of uncompressed lines."""
+    """Writes documents, one line of JSON each, to the compressed file ``PREFIX-00000.jsonl.zst`` of a directory."""
 
-    def __init__(self, directory: Path, prefix: str, *, level: int = 3, file_bytes: int = 2**28) -> None:
-        self._directory, self._prefix, self._level, self._file_bytes = directory, prefix, level, file_bytes
-        self._file: IO[bytes] | None = None
-        self._lines: list[bytes] = []
-        self._files = self._size = self._waiting = 0
+    def __init__(self, directory: Path, prefix: str) -> None:
+        path = directory / f"{prefix}-00000{_SUFFIX}"
+        compressed = zstandard.ZstdCompressor().stream_writer(path.open("wb"), closefd=True)
+        # The compressor is given many lines at once: a call for every line would cost more than short lines do.
+        self._file = io.BufferedWriter(cast(io.RawIOBase, compressed), _WRITE_BYTES)
 
     def write(self, document: StoredDocument) -> None:
         """Appends one document."""
-        self._lines.append(document.line)
-        self._waiting += len(document.line)
-        self._size += len(document.line)
-        if self._size >= self._file_bytes:
-            self.close()
-        elif self._waiting >= _WRITE_BYTES:
-            self._flush()
-
-    def close(self) -> None:
-        """Finishes the current file."""
-        self._flush()
-        if self._file is not None:
-            self._file.close()
-        self._file, self._size = None, 0
-
-    def _flush(self) -> None:
-        # The compressor is given many lines at once: a call for every line would cost more than short lines do.
-        if self._lines:
-            self._file = self._file or self._open()
-            self._file.write(b"".join(self._lines))
-        self._lines, self._waiting = [], 0
-
-    def _open(self) -> IO[bytes]:
-        path = self._directory / f"{self._prefix}-{self._files:05d}{_SUFFIX}"
-        self._files += 1
-        compressor = zstandard.ZstdCompressor(level=self._level)
-        return compressor.stream_writer(path.open("wb"), closefd=True)
+        self._file.write(document.line)
 
     def __enter__(self) -> DocumentWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._file.close()
 
 
 def read_stored(directory: Path, prefix: str) -> Iterator[StoredDocument]:
-    """What a `DocumentWriter` wrote, in order, one at a time; raises `DataError` naming a damaged file."""
-    for path in sorted(directory.glob(f"{prefix}-*{_SUFFIX}")):
-        yield from _read_stored_file(path)
+    """The documents in the files with this prefix, in order, one in memory at a time.
 
-
-def read_documents(directory: Path, prefix: str) -> Iterator[Document]:
-    """The documents that a `DocumentWriter` wrote, in order, one in memory at a time."""
-    return (stored.document() for stored in read_stored(directory, prefix))
+    Raises `DataError` naming a damaged file.
+    """
+    return chain.from_iterable(map(_read_stored_file, sorted(directory.glob(f"{prefix}-*{_SUFFIX}"))))
 
 
 def read_documents_file(path: Path) -> Iterator[Document]:
-    """The documents of one file that a `DocumentWriter` wrote; raises `DataError` when it is damaged."""
+    """The documents of one file, in order; raises `DataError` when it is damaged."""
     return (stored.document() for stored in _read_stored_file(path))
+
+
+def _read_stored_file(path: Path) -> Iterator[StoredDocument]:
+    decompressor, rest = zstandard.ZstdDecompressor().decompressobj(), list[bytes]()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_COMPRESSED_BLOCK):
+                *lines, tail = decompressor.decompress(block).split(b"\n")
+                for line in lines:
+                    yield StoredDocument.from_line(b"".join([*rest, line, b"\n"]))
+                    rest = []
+                rest.append(tail)
+        if not decompressor.eof or any(rest):
+            raise ValueError("it ends too early")
+    except (zstandard.ZstdError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}). Build the corpus again.") from None
 
 
 def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iterator[list[StoredDocument]]:
@@ -216,38 +204,3 @@ def batched_by_size(documents: Iterable[StoredDocument], num_bytes: int) -> Iter
         size += document.num_bytes
     if batch:
         yield batch
-
-
-def _read_stored_file(path: Path) -> Iterator[StoredDocument]:
-    with _damage_named(path):
-        for line in _lines(_decompressed(path)):
-            yield StoredDocument.from_line(line)
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (zstandard.ZstdError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}). Build the corpus again.") from None
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    with path.open("rb") as file:
-        while block := file.read(_COMPRESSED_BLOCK):
-            yield decompressor.decompress(block)
-    if not decompressor.eof:
-        raise ValueError("it ends too early")
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []
-    for block in blocks:
-        *lines, tail = block.split(b"\n")
-        for line in lines:
-            yield b"".join([*rest, line, b"\n"])
-            rest = []
-        rest.append(tail)
-    if any(rest):
-        raise ValueError("its last line is incomplete")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from sheepop.core.errors import UsageError
-from sheepop.data.corpus import DOCUMENTS, Corpus
-from sheepop.data.documents import Document, read_documents, read_documents_file
-from sheepop.data.shards import FILE_PREFIX, TokenSplit
+from sheepop.data.corpus import Corpus
+from sheepop.data.documents import Document
 from sheepop.data.split import SplitName
-from sheepop.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +54,32 @@ def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Ite
     first = int(np.searchsorted(tokens.offsets, start, side="right")) - 1
     last = int(np.searchsorted(tokens.offsets, stop, side="left"))
     tokenizer = corpus.tokenizer()
-    for number, document in zip(range(first, last), _documents(corpus, split, first, last), strict=True):
-        yield _origin(tokens, tokenizer, split, number, document, start, stop)
-
-
-def _origin(
-    tokens: TokenSplit, tokenizer: Tokenizer, split: str, number: int, document: Document, start: int, stop: int
-) -> Origin:
-    begin, end = int(tokens.offsets[number]), int(tokens.offsets[number + 1])
-    inside = max(start, begin), min(stop, end)
-    before = len(tokenizer.decode(tokens.tokens(begin, inside[0]).tolist())) if inside[0] > begin else 0
-    text = tokenizer.decode(tokens.tokens(*inside).tolist(), continues=before > 0)
-    return Origin(
-        split=split,
-        start=inside[0],
-        stop=inside[1],
-        document=number,
-        file=document.source,
-        part=document.part,
-        place=document.place,
-        pages=_pages(document, before, before + len(text)),
-        kind=document.kind,
-        language=document.language,
-        facts=dict(document.facts),
-        text=text,
-    )
+    for number, document in zip(range(first, last), corpus.documents(split, first, last), strict=True):
+        begin = max(start, int(tokens.offsets[number]))
+        end = min(stop, int(tokens.offsets[number + 1]))
+        before = len(tokenizer.decode(tokens.tokens(int(tokens.offsets[number]), begin).tolist()))
+        text = tokenizer.decode(tokens.tokens(begin, end).tolist(), continues=before > 0)
+        yield Origin(
+            split=split,
+            start=begin,
+            stop=end,
+            document=number,
+            file=document.source,
+            part=document.part,
+            place=document.place,
+            pages=_pages(document, before, before + len(text)),
+            kind=document.kind,
+            language=document.language,
+            facts=dict(document.facts),
+            text=text,
+        )
 
 
 def _pages(document: Document, start: int, stop: int) -> tuple[str, ...]:
     """The marks in force between two offsets in characters."""
-    offsets = [offset for offset, _ in document.marks]
-    ends = [*offsets[1:], len(document.text)] if offsets else []
+    ends = [*(offset for offset, _ in document.marks[1:]), len(document.text)]
     return tuple(
         name
-        for (offset, name), end in zip(document.marks, ends, strict=True)
+        for (offset, name), end in zip(document.marks, ends, strict=False)
         if offset < max(stop, start + 1) and end > start
     )
-
-
-def _documents(corpus: Corpus, split: SplitName, first: int, last: int) -> Iterator[Document]:
-    """Documents ``first .. last - 1`` of a split; files before them are not read."""
-    directory, files = corpus.directory / DOCUMENTS, corpus.documents_files(split)
-    if files is None:
-        yield from islice(read_documents(directory, FILE_PREFIX[split]), first, last)
-        return
-    passed = 0
-    for name, count in files:
-        if passed + count > first and passed < last:
-            yield from islice(read_documents_file(directory / name), max(0, first - passed), last - passed)
-        passed += count

@@ -197,7 +197,7 @@ class Gather:
         counts = {name: Counter[str]() for name in ("lengths", "kinds", "languages", "language_bytes")}
         samples, num_bytes = Samples(), 0
         lines = sorted(line for number in range(self.num_parts) for line in self._lines(number, rank))
-        with DocumentWriter(staging, DOCUMENTS_PREFIX, file_bytes=2**62) as writer:
+        with DocumentWriter(staging, DOCUMENTS_PREFIX) as writer:
             for line in lines:
                 stored = StoredDocument.from_line(line[_KEY_LENGTH:])
                 writer.write(stored)
