@@ -17,7 +17,7 @@ from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import Document, read_documents_file
 from sheepop.data.manifest import read_manifest
 from sheepop.data.shards import FILE_PREFIX, TokenSplit
-from sheepop.data.split import SplitName
+from sheepop.data.split import SPLITS, SplitName
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 DOCUMENTS, TOKENS, TOKENIZER = "documents", "tokens", "tokenizer"
@@ -32,9 +32,10 @@ class Corpus:
         self.directory = directory
         self.manifest = manifest
         try:
-            self._dtype = _TYPES[manifest["tokens"]["type"]]
-            self.train = self._open_split("train")
-            self.validation = self._open_split("validation")
+            dtype = _TYPES[manifest["tokens"]["type"]]
+            self.train, self.validation = (
+                TokenSplit.open(directory / TOKENS, self._summary(name), dtype) for name in SPLITS
+            )
             self._tokenizer_fingerprint = str(manifest["tokenizer"]["fingerprint"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
@@ -58,8 +59,11 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the content of all token files and the tokenizer: equal for equal training data."""
-        content = {"tokenizer": self._tokenizer_fingerprint, "splits": {}}
-        content["splits"] = {name: _hashes(self._summary(name)) for name in FILE_PREFIX}
+        hashes = {
+            name: [file["sha256"] for file in (summary["index"], *summary["shards"])]
+            for name, summary in ((name, self._summary(name)) for name in SPLITS)
+        }
+        content = {"tokenizer": self._tokenizer_fingerprint, "splits": hashes}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
 
     @property
@@ -109,10 +113,3 @@ class Corpus:
     def _summary(self, split: str) -> Mapping[str, Any]:
         summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]
         return summary
-
-    def _open_split(self, split: SplitName) -> TokenSplit:
-        return TokenSplit.open(self.directory / TOKENS, self._summary(split), self._dtype)
-
-
-def _hashes(summary: Mapping[str, Any]) -> list[str]:
-    return [summary["index"]["sha256"], *(shard["sha256"] for shard in summary["shards"])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,17 @@ from sheepop.report.page import Page
 
 REPORT_JSON, REPORT_HTML = "report.json", "report.html"
 _SPLIT_NAMES = {"train": "Training", "validation": "Held out"}
+_COUNTS = ("documents", "bytes", "tokens", "unknown")
+_STAGE_COLUMNS = {
+    "Stage": "stage",
+    "Documents in": "documents_in",
+    "Bytes in": "bytes_in",
+    "Tokens in (approx.)": "tokens_in_about",
+    "Removed": "removed_documents",
+    "Changed": "changed_documents",
+    "Documents out": "documents_out",
+    "Bytes out": "bytes_out",
+}
 _MOST_BARS = 25
 _WORDS = {
     "formatting": "Formatting",
@@ -30,66 +41,34 @@ _WORDS = {
 
 
 def write_reports(
-    directory: Path,
-    manifest: Mapping[str, Any],
-    counted: Mapping[str, Any],
-    words: str,
-    seconds: Mapping[str, float],
+    directory: Path, manifest: Mapping[str, Any], counted: Mapping[str, Any], words: str, seconds: Mapping[str, float]
 ) -> None:
     """Writes both reports into the corpus; the JSON holds no times and is the same for the same input.
 
     `words` say what became of the input. The page names every input that the corpus's quarantine does.
     """
-    tokens_per_byte = _tokens_per_byte(manifest)
-    stages = [_with_tokens(stage, tokens_per_byte) for stage in counted["stages"]]
+    splits = manifest["tokens"]["splits"]
+    num_bytes = sum(split["bytes"] for split in splits.values())
+    tokens = sum(split["tokens"] - split["documents"] for split in splits.values())
+    tokens_per_byte = tokens / num_bytes if num_bytes else 0.0
     report = {
         "files": manifest["files"],
         "documents": manifest["documents"],
         "reproducible": manifest["reproducible"],
         **counted,
-        "stages": stages,
+        # Tokens before the end of the build are bytes times the corpus's own tokens per byte.
+        "stages": [
+            stage | {f"tokens_{end}_about": round(stage[f"bytes_{end}"] * tokens_per_byte) for end in ("in", "out")}
+            for stage in counted["stages"]
+        ],
         "tokens_per_byte": tokens_per_byte,
-        "tokens": {name: _counts(split) for name, split in manifest["tokens"]["splits"].items()},
+        "tokens": {name: {key: split[key] for key in _COUNTS} for name, split in splits.items()},
     }
     write_json(directory / REPORT_JSON, report)
-    page = _page(manifest, report, words, seconds, list(_left_out(directory / QUARANTINE)))
-    page.write(directory / REPORT_HTML)
-
-
-def _left_out(quarantine: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Every input, or place in one, that could not be used: its name, the place, why, and details."""
-    with quarantine.open(encoding="utf-8") as lines:
-        for record in map(json.loads, lines):
-            yield record["file"], record.get("place", ""), record["reason"].replace("_", " "), record["detail"]
-
-
-def _tokens_per_byte(manifest: Mapping[str, Any]) -> float:
-    splits = manifest["tokens"]["splits"].values()
-    num_bytes = sum(split["bytes"] for split in splits)
-    return sum(split["tokens"] - split["documents"] for split in splits) / num_bytes if num_bytes else 0.0
-
-
-def _with_tokens(stage: Mapping[str, Any], tokens_per_byte: float) -> dict[str, Any]:
-    """Tokens before the end of the build are bytes times the corpus's own tokens per byte."""
-    about = {name: round(stage[f"bytes_{name}"] * tokens_per_byte) for name in ("in", "out")}
-    return {**stage, "tokens_in_about": about["in"], "tokens_out_about": about["out"]}
-
-
-def _counts(split: Mapping[str, Any]) -> dict[str, int]:
-    return {name: split[name] for name in ("documents", "bytes", "tokens", "unknown")}
-
-
-def _page(
-    manifest: Mapping[str, Any],
-    report: Mapping[str, Any],
-    words: str,
-    seconds: Mapping[str, float],
-    left_out: Sequence[tuple[str, str, str, str]],
-) -> Page:
     page = Page(f"Corpus: {', '.join(manifest['inputs']) or 'a query'}", footer="Made by sheepop data build.")
-    _add_overview(page, manifest, report, words, seconds)
-    _add_left_out(page, report, left_out)
-    _add_stages(page, report)
+    _add_overview(page, report, manifest["tokenizer"]["vocab_size"], words, sum(seconds.values()))
+    _add_left_out(page, report["files"], directory / QUARANTINE)
+    _add_stages(page, report["stages"])
     _add_contents(page, report)
     _add_samples(page, "Kept documents", report["kept_samples"])
     _add_samples(page, "Removed documents", report["removed_samples"])
@@ -97,12 +76,10 @@ def _page(
         page.add_section("Time")
         times = {name: round(value, 1) for name, value in seconds.items()}
         page.add_bars(times, "Time by stage", unit="Seconds")
-    return page
+    page.write(directory / REPORT_HTML)
 
 
-def _add_overview(
-    page: Page, manifest: Mapping[str, Any], report: Mapping[str, Any], words: str, seconds: Mapping[str, float]
-) -> None:
+def _add_overview(page: Page, report: Mapping[str, Any], vocab_size: int, words: str, seconds: float) -> None:
     files, documents = report["files"], report["documents"]
     page.add_section("Overview")
     page.add_text(words)
@@ -114,16 +91,16 @@ def _add_overview(
             "Documents found": documents["in"],
             "Documents kept": documents["kept"],
             "Text kept": data_size(documents["bytes"]),
-            "Vocabulary": manifest["tokenizer"]["vocab_size"],
-            "Time": duration(sum(seconds.values())) if seconds else None,
+            "Vocabulary": vocab_size,
+            "Time": duration(seconds) if seconds else None,
         }
     )
-    rows = [(_SPLIT_NAMES[name], *_counts(split).values()) for name, split in manifest["tokens"]["splits"].items()]
+    rows = [(_SPLIT_NAMES[name], *counts.values()) for name, counts in report["tokens"].items()]
     page.add_table(["Split", "Documents", "Bytes", "Tokens", "Unknown tokens"], rows)
     if report["mix"]:
         page.add_table(
             ["Source", "Epochs", "Documents", "Bytes", "Bytes in the mixture"],
-            [(m["pattern"], m["epochs"], m["documents"], m["bytes"], m["bytes_after"]) for m in report["mix"]],
+            [tuple(source.values()) for source in report["mix"]],
             caption="Mixture of the training text",
         )
     if report["limits"]:
@@ -134,61 +111,42 @@ def _add_overview(
         page.add_table(["Place"], [(limit,) for limit in report["limits"]])
 
 
-def _add_stages(page: Page, report: Mapping[str, Any]) -> None:
-    page.add_section("Stages")
-    if not report["stages"]:
-        page.add_text("No cleaning stage ran.")
-        return
-    page.add_table(
-        [
-            "Stage",
-            "Documents in",
-            "Bytes in",
-            "Tokens in (approx.)",
-            "Removed",
-            "Changed",
-            "Documents out",
-            "Bytes out",
-        ],
-        [
-            (
-                _WORDS[s["stage"]],
-                s["documents_in"],
-                s["bytes_in"],
-                s["tokens_in_about"],
-                sum(s["removed"].values()),
-                s["changed_documents"],
-                s["documents_out"],
-                s["bytes_out"],
-            )
-            for s in report["stages"]
-        ],
-        caption="Documents at each stage, in order; tokens are bytes times the corpus's tokens per byte",
-    )
-    removed = [
-        (_WORDS[s["stage"]], reason, count, s["removed_bytes"][reason])
-        for s in report["stages"]
-        for reason, count in s["removed"].items()
-    ]
-    if removed:
-        page.add_table(
-            ["Stage", "Why", "Documents", "Bytes"], removed, caption="Removed; each one is in removed.jsonl.zst"
-        )
-    changes = [(_WORDS[s["stage"]], name, count) for s in report["stages"] for name, count in s["changes"].items()]
-    if changes:
-        page.add_table(["Stage", "What", "Times"], changes, caption="Changed")
-
-
-def _add_left_out(page: Page, report: Mapping[str, Any], left_out: Sequence[tuple[str, str, str, str]]) -> None:
+def _add_left_out(page: Page, files: Mapping[str, Any], quarantine: Path) -> None:
+    """How many inputs, or places in one, could not be used, and each one: its name, the place, why, and details."""
     page.add_section("Left out")
+    with quarantine.open(encoding="utf-8") as lines:
+        left_out = [
+            (record["file"], record.get("place", ""), record["reason"].replace("_", " "), record["detail"])
+            for record in map(json.loads, lines)
+        ]
     if not left_out:
         page.add_text("Every file that was found was read in full.")
         return
-    files = report["files"]
     kinds = (("file", "skipped"), ("folder", "folders_skipped"), ("place in a file", "refused_parts"))
     rows = [(kind, reason.replace("_", " "), count) for kind, key in kinds for reason, count in files[key].items()]
     page.add_table(["What", "Why it was left out", "Number"], rows)
     page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Each one, as quarantine.jsonl has it")
+
+
+def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:
+    page.add_section("Stages")
+    if not stages:
+        page.add_text("No cleaning stage ran.")
+        return
+    shown = [{**s, "stage": _WORDS[s["stage"]], "removed_documents": sum(s["removed"].values())} for s in stages]
+    page.add_table(
+        list(_STAGE_COLUMNS),
+        [[s[name] for name in _STAGE_COLUMNS.values()] for s in shown],
+        caption="Documents at each stage, in order; tokens are bytes times the corpus's tokens per byte",
+    )
+    removed = [
+        (s["stage"], reason, count, s["removed_bytes"][reason]) for s in shown for reason, count in s["removed"].items()
+    ]
+    if removed:
+        header = ["Stage", "Why", "Documents", "Bytes"]
+        page.add_table(header, removed, caption="Removed; each one is in removed.jsonl.zst")
+    if changes := [(s["stage"], name, count) for s in shown for name, count in s["changes"].items()]:
+        page.add_table(["Stage", "What", "Times"], changes, caption="Changed")
 
 
 def _add_contents(page: Page, report: Mapping[str, Any]) -> None:

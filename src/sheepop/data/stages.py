@@ -33,10 +33,7 @@ class Stages:
 
     def at(self, step: int) -> int:
         """The value of one step."""
-        for until, value in self.stages:
-            if step < until:
-                return value
-        return self.final
+        return next(value for _, end, value in self._spans() if step < end)
 
     def total(self, steps: int) -> int:
         """The sum of the values of the steps ``0 .. steps - 1``."""

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data.shards import Tokens, TokenSplit
-
-
-class TokenSource(Protocol):
-    """Documents end to end, document i at ``offsets[i]:offsets[i + 1]``."""
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Where each document begins, and the number of all tokens as the last entry."""
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens there are."""
-
-    def tokens(self, start: int, stop: int) -> Tokens:
-        """Tokens ``start:stop``, ``(stop - start,)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +56,7 @@ class DocumentView:
                 begin = found.pop()[0]
             found.append((begin, end))
         return found
+
+
+TokenSource = TokenSplit | DocumentView
+"""Documents end to end, document i at ``offsets[i]:offsets[i + 1]``."""

@@ -31,10 +31,10 @@ _INDEX_ENTRY = struct.Struct("<16sqh")
 
 
 class Removal(NamedTuple):
-    """Of part `part` the document `index` goes, by a stage of the configuration, for a reason."""
+    """Of part `part` the document with this number goes, by a stage of the configuration, for a reason."""
 
     part: int
-    index: int
+    document: int
     stage: str
     reason: str
     detail: str
@@ -78,7 +78,7 @@ class FinishedPart:
     def _removals(self) -> dict[int, Removal]:
         path = self.directory / _REMOVALS / f"{self.number:05d}.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-        return {removal.index: removal for removal in (Removal(*json.loads(line)) for line in lines)}
+        return {removal.document: removal for removal in (Removal(*json.loads(line)) for line in lines)}
 
 
 def part_path(directory: Path, number: int) -> Path:

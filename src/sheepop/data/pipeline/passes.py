@@ -98,9 +98,8 @@ def clean_documents(
         what = "Cleaning" if number else "Reading and cleaning"
         run_pass(engine, directory, work, plan.megabytes, console, what)
         if decided:
-            near = config.clean.near_duplicates
-            removals = _decide(finished_parts(directory, len(plan.parts)), decided, near, directory, console)
-            write_removals(directory, removals)
+            parts = finished_parts(directory, len(plan.parts))
+            write_removals(directory, _decide(parts, decided, config.clean.near_duplicates, directory, console))
         directories.append(directory)
     return directories
 

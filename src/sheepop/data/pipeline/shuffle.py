@@ -75,7 +75,7 @@ def decide_assignment(
     starts: list[tuple[int, int]] = []
     for part in parts:
         starts.append((splitter.num_bytes, splitter.documents))
-        for identity, size in _kept_documents(part):
+        for identity, size, _ in _kept_documents(part):
             splitter.count(identity, size)
     epochs, train_bytes = _epochs(parts, mixture, splitter)
     held_out = splitter.num_bytes * fraction
@@ -90,7 +90,7 @@ def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter)
     *sizes, others = [0] * (len(mixture.sources) + 1)
     passed = 0
     for part in parts:
-        for (identity, size), mixed in zip(_kept_documents(part), part.kept_index()["mixed"].tolist(), strict=True):
+        for identity, size, mixed in _kept_documents(part):
             trains = splitter.side(identity, size, passed) != "validation"
             passed += size
             if mixed < 0:
@@ -101,10 +101,12 @@ def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter)
     return tuple(epochs), float(np.dot(sizes, epochs)) + others
 
 
-def _kept_documents(part: FinishedPart) -> Iterator[tuple[str, int]]:
+def _kept_documents(part: FinishedPart) -> Iterator[tuple[str, int, int]]:
+    """Id, size and mixed source of every document that stays."""
     index = part.kept_index()
-    for identity, size in zip(index["id"], index["size"].tolist(), strict=True):
-        yield identity.tobytes().hex(), size
+    ids = index["id"].tobytes().hex()
+    for number, (size, mixed) in enumerate(index[["size", "mixed"]].tolist()):
+        yield ids[32 * number : 32 * (number + 1)], size, mixed
 
 
 def _num_buckets(num_bytes: float) -> int:

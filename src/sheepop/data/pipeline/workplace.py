@@ -24,6 +24,7 @@ from sheepop.core.locks import exclusive_lock
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import Entry, Skipped, discover
 from sheepop.data.extract.git import GIT_PREFIX, repository_entries
+from sheepop.report.formatting import data_size, duration
 
 DISCOVERED = "discovered.jsonl"
 _INVENTORY, _PLAN, _LOCK, _SECONDS = "inventory.jsonl", "plan.json", "lock", "seconds.json"
@@ -46,14 +47,12 @@ _ROOM = 2.5
 _SHOWN_FROM_BYTES = 10**8
 
 
+@dataclass(frozen=True)
 class Query:
-    """A database address and what is asked of it; its text never shows the password."""
+    """A database address, which may hold a password and is never shown, and what is asked of it."""
 
-    def __init__(self, url: str, text: str) -> None:
-        self.url, self.text = url, text
-
-    def __repr__(self) -> str:
-        return f"Query({self.text!r})"
+    url: str = field(repr=False)
+    text: str
 
 
 @dataclass(slots=True)
@@ -205,26 +204,19 @@ def fingerprint_in(path: Path) -> str | None:
 
 def announce(plan: Plan, num_workers: int, console: Console) -> None:
     """Says what will be read, about how long it takes and what room it needs; warns when there is less."""
-    room = int(plan.num_bytes * _ROOM)
-    free = shutil.disk_usage(plan.directory).free
+    room, free = int(plan.num_bytes * _ROOM), shutil.disk_usage(plan.directory).free
     if plan.num_bytes >= _SHOWN_FROM_BYTES:
         seconds = sum(part.seconds for part in plan.parts) / max(1, num_workers)
         console.info(
-            f"{plan.num_bytes / 1e6:,.0f} MB in {sum(part.entries for part in plan.parts):,} inputs: about "
-            f"{_in_words(seconds)} and {room / 1e9:,.1f} GB of room, most of it until the build is done "
-            f"({free / 1e9:,.1f} GB is free)."
+            f"{data_size(plan.num_bytes)} in {sum(part.entries for part in plan.parts):,} inputs: about "
+            f"{duration(seconds)} and {data_size(room)} of room, most of it until the build is done "
+            f"({data_size(free)} is free)."
         )
     if room > free:
         console.warn(
-            f"{plan.directory.parent} has {free / 1e9:,.1f} GB free, and the build may need {room / 1e9:,.1f} GB. "
-            "If it fills up, free some space and run the same command again: it continues from what is done."
+            f"{plan.directory.parent} has {data_size(free)} free, and the build may need {data_size(room)}. If it "
+            "fills up, free some space and run the same command again: it continues from what is done."
         )
-
-
-def _in_words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60):,} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 class StageTimes:
