@@ -27,11 +27,10 @@ from sheepop.data.manifest import is_corpus
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import ACCOUNT, added_accounts, finished_parts, part_path
-from sheepop.data.pipeline.passes import clean_documents
+from sheepop.data.pipeline.passes import clean_documents, close_extraction
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
 from sheepop.data.pipeline.shuffle import Assignment, Gather, Scatter, decide_assignment
-from sheepop.data.pipeline.source import close_extraction
-from sheepop.data.pipeline.tokens import Encode, place_documents, place_tokens, texts_in
+from sheepop.data.pipeline.tokens import Encode, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
     Plan,
@@ -170,7 +169,7 @@ class _Build:
                 tokenizer = self._trained_tokenizer(files["train"])
         tokenizer.save(self.corpus / TOKENIZER)
         with times.stage("tokenize"):
-            tokens = self._tokenize(tokenizer, files)
+            tokens = self._tokenize(tokenizer, files, sum(assignment.buckets))
         self._write_lists(passes, plan)
         account = added_accounts(_each_part([*passes, self.scattered], plan))
         contents = added_accounts(part_path(self.gathered, bucket) for split in SPLITS for bucket in files[split])
@@ -219,25 +218,20 @@ class _Build:
                 train_tokenizer(config, texts, special_tokens=special_tokens, console=self.console).save(staging)
         return load_tokenizer(directory)
 
-    def _tokenize(self, tokenizer: Tokenizer, files: _Files) -> dict[str, Any]:
+    def _tokenize(self, tokenizer: Tokenizer, files: _Files, num_buckets: int) -> dict[str, Any]:
         """Writes documents and token shards of both splits; returns the entry of the tokens in the manifest."""
-        buckets = (*files["train"], *files["validation"])
         dtype, config = token_type(tokenizer.vocab_size), self.request.config.infilling
         infilling = Infilling(config, self.request.seed) if config.rate else None
         unknown_id = tokenizer.special_id("unk")
         if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which leaves nothing unknown
             unknown_id = None
         encoder = DocumentEncoder(str(self.corpus / TOKENIZER), infilling)
-        encode = Encode(self.gathered, buckets, encoder, dtype.str, unknown_id)
-        megabytes = [self._gathered(bucket)["bytes"] / 1e6 for bucket in buckets]
+        encode = Encode(self.gathered, encoder, dtype.str, unknown_id)
+        megabytes = [self._gathered(bucket)["bytes"] / 1e6 for bucket in range(num_buckets)]
         run_pass(self.engine, self.encoded, encode, megabytes, self.console, "Tokenizing", is_light=True)
         splits: dict[str, Any] = {}
-        first = 0
         for split in SPLITS:
-            prefix, ranks = FILE_PREFIX[split], range(first, first + len(files[split]))
-            splits[split] = place_tokens(self.encoded, ranks, self.corpus / TOKENS, prefix)
-            splits[split]["files"] = place_documents(self.gathered, files[split], self.corpus / DOCUMENTS, prefix)
-            first += len(files[split])
+            splits[split] = place_split(self.gathered, self.encoded, files[split], self.corpus, FILE_PREFIX[split])
             if unknown := splits[split]["unknown"]:
                 self.console.warn(
                     f"{unknown:,} {'characters' if tokenizer.algorithm == 'char' else 'words or characters'} of the "

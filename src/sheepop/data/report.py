@@ -27,17 +27,6 @@ _STAGE_COLUMNS = {
     "Bytes out": "bytes_out",
 }
 _MOST_BARS = 25
-_WORDS = {
-    "formatting": "Formatting",
-    "language": "Language",
-    "quality": "Quality",
-    "toxicity": "Toxicity",
-    "pii": "Personal data",
-    "secrets": "Secrets",
-    "decontamination": "Decontamination",
-    "exact_duplicates": "Exact duplicates",
-    "near_duplicates": "Near duplicates",
-}
 
 
 def write_reports(
@@ -133,7 +122,7 @@ def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:
     if not stages:
         page.add_text("No cleaning stage ran.")
         return
-    shown = [{**s, "stage": _WORDS[s["stage"]], "removed_documents": sum(s["removed"].values())} for s in stages]
+    shown = [{**s, "stage": _stage_name(s["stage"]), "removed_documents": sum(s["removed"].values())} for s in stages]
     page.add_table(
         list(_STAGE_COLUMNS),
         [[s[name] for name in _STAGE_COLUMNS.values()] for s in shown],
@@ -147,6 +136,10 @@ def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:
         page.add_table(header, removed, caption="Removed; each one is in removed.jsonl.zst")
     if changes := [(s["stage"], name, count) for s in shown for name, count in s["changes"].items()]:
         page.add_table(["Stage", "What", "Times"], changes, caption="Changed")
+
+
+def _stage_name(stage: str) -> str:
+    return "Personal data" if stage == "pii" else stage.replace("_", " ").capitalize()
 
 
 def _add_contents(page: Page, report: Mapping[str, Any]) -> None:

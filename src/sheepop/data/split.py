@@ -8,6 +8,7 @@ misses the share.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from sheepop.core.errors import DataError
@@ -127,16 +128,7 @@ def _piece(document: Document, text: str, *, from_start: bool) -> Document:
     start = 0 if from_start else len(document.text) - len(text)
     marks = [(max(0, offset - start), name) for offset, name in document.marks if offset < start + len(text)]
     last_before = max((i for i, (offset, _) in enumerate(marks) if offset == 0), default=0)
-    return Document.of(
-        text,
-        document.source,
-        document.part,
-        kind=document.kind,
-        language=document.language,
-        place=document.place,
-        marks=tuple(marks[last_before:]),
-        facts=document.facts,
-    )
+    return replace(document.draft(), text=text, marks=marks[last_before:]).finished()
 
 
 def _edges_of_lines(data: bytes, target: int) -> set[int]:

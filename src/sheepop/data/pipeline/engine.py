@@ -174,7 +174,7 @@ def run_pass(
     """
     directory.mkdir(parents=True, exist_ok=True)
     remove_partial(directory)
-    todo = [rank for rank in range(len(sizes)) if not _is_whole(part_path(directory, rank))]
+    todo = [rank for rank in range(len(sizes)) if damaged_files(part_path(directory, rank))]
     megabytes = sum(sizes[rank] for rank in todo)
     task, processes = partial(make_part, directory, work), megabytes / _MEGABYTES_PER_PROCESS
     with console.progress(description, sum(sizes), "MB") as progress:
@@ -183,7 +183,3 @@ def run_pass(
         is_for_one = len(todo) < 2 or (is_light and round(processes) < 2)
         for rank in map(task, todo) if is_for_one else engine.execute(task, todo):
             progress.advance(sizes[rank])
-
-
-def _is_whole(path: Path) -> bool:
-    return path.is_dir() and not damaged_files(path)

@@ -232,10 +232,7 @@ class Gather:
 def _excerpt(document: Document) -> dict[str, Any]:
     return {
         "file": document.source,
-        "part": document.part,
-        "place": document.place,
-        "kind": document.kind,
-        "language": document.language,
+        **{name: getattr(document, name) for name in ("part", "place", "kind", "language")},
         "bytes": document.num_bytes,
         "excerpt": "\n".join(texts_of(document))[:EXCERPT_CHARACTERS],
     }

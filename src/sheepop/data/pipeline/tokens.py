@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.data.corpus import DOCUMENTS, TOKENS
 from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import StoredDocument, batched_by_size, read_stored
 from sheepop.data.encoding import DocumentEncoder
@@ -28,17 +29,16 @@ _INDEX_TYPE = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Encode:
-    """Work on file `rank` of `files`, directories that `Gather` wrote below `source`: its documents as token ids."""
+    """Work on the file that `Gather` wrote as part `rank` of the pass in `source`: its documents as token ids."""
 
     source: Path
-    files: tuple[int, ...]
     encoder: DocumentEncoder
     dtype: str
     unknown_id: int | None
 
     def __call__(self, rank: int, staging: Path) -> None:
         """Writes one shard with its index and the files of its documents, and what is in them."""
-        documents = read_stored(part_path(self.source, self.files[rank]), DOCUMENTS_PREFIX)
+        documents = read_stored(part_path(self.source, rank), DOCUMENTS_PREFIX)
         unknown, sources, licenses = 0, [], Counter[str]()
         with TokenWriter(staging, _PREFIX, np.dtype(self.dtype), shard_tokens=2**62) as writer:
             for batch in batched_by_size(documents, _ENCODE_BYTES):
@@ -52,46 +52,38 @@ class Encode:
         write_json(staging / ACCOUNT, {**writer.summary(), "unknown": unknown, "sources": entry, "licenses": licenses})
 
 
-def place_documents(source: Path, files: Sequence[int], directory: Path, prefix: str) -> list[dict[str, Any]]:
-    """Puts the files that `Gather` wrote under their names in the corpus; returns their entries in the manifest."""
-    entries = []
-    for number, bucket in enumerate(files):
-        gathered = part_path(source, bucket)
-        name = f"{prefix}-{number:05d}.jsonl.zst"
-        _place_file(gathered / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", directory / name)
-        documents = read_json(gathered / ACCOUNT)["documents"]
-        entries.append({"file": name, "documents": documents, "sha256": sha256_file(directory / name)})
-    return entries
-
-
-def place_tokens(source: Path, ranks: Sequence[int], directory: Path, prefix: str) -> dict[str, Any]:
-    """Puts the shards that `Encode` wrote in place and joins the rest; returns the split's manifest entry."""
-    sources, shards, licenses = list[DocumentSources](), list[dict[str, Any]](), Counter[str]()
+def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: Path, prefix: str) -> dict[str, Any]:
+    """Puts what `Gather` and `Encode` wrote of some buckets in place; returns the split's entry in the manifest."""
+    sources, licenses = list[DocumentSources](), Counter[str]()
+    shards, files = list[dict[str, Any]](), list[dict[str, Any]]()
     total = {"documents": 0, "tokens": 0, "bytes": 0, "unknown": 0}
-    index = directory / f"{prefix}.idx"
+    index = corpus / TOKENS / f"{prefix}.idx"
     with index.open("wb") as file:
         file.write(np.zeros(1, _INDEX_TYPE).tobytes())
-        for number, rank in enumerate(ranks):
-            encoded = part_path(source, rank)
-            account = read_json(encoded / ACCOUNT)
-            name = f"{prefix}-{number:05d}.bin"
+        for number, bucket in enumerate(buckets):
+            part = part_path(encoded, bucket)
+            account = read_json(part / ACCOUNT)
             (shard,) = account["shards"]
-            _place_file(encoded / shard["file"], directory / name)
-            shards.append({**shard, "file": name})
-            offsets = np.fromfile(encoded / account["index"]["file"], _INDEX_TYPE)
+            shards.append({**shard, "file": f"{prefix}-{number:05d}.bin"})
+            _place_file(part / shard["file"], corpus / TOKENS / shards[-1]["file"])
+            offsets = np.fromfile(part / account["index"]["file"], _INDEX_TYPE)
             file.write((offsets[1:] + total["tokens"]).astype(_INDEX_TYPE).tobytes())
-            sources.append(DocumentSources.read(encoded, account["sources"], account["documents"]))
+            sources.append(DocumentSources.read(part, account["sources"], account["documents"]))
             licenses.update(account["licenses"])
             total = {key: count + account[key] for key, count in total.items()}
+            documents = corpus / DOCUMENTS / f"{prefix}-{number:05d}.jsonl.zst"
+            _place_file(part_path(gathered, bucket) / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", documents)
+            entry = {"file": documents.name, "documents": account["documents"], "sha256": sha256_file(documents)}
+            files.append(entry)
+    unknown = total.pop("unknown")
     return {
-        "documents": total["documents"],
-        "tokens": total["tokens"],
-        "bytes": total["bytes"],
+        **total,
         "shards": shards,
         "index": {"file": index.name, "sha256": sha256_file(index)},
-        "sources": DocumentSources.joined(sources).write(directory, prefix),
-        "unknown": total["unknown"],
+        "sources": DocumentSources.joined(sources).write(corpus / TOKENS, prefix),
+        "unknown": unknown,
         "licenses": dict(sorted(licenses.items())),
+        "files": files,
     }
 
 
