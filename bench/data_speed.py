@@ -121,7 +121,7 @@ def write_documents(documents: Iterable[Document], work: Path) -> None:
 def shuffle(work: Path) -> None:
     """Puts the part that `write_documents` left in a random order."""
     parts = finished_parts(work / "written", 1)
-    assignment = decide_assignment(parts, Mixture(()), mode="document", fraction=0.05, shuffle=True, seed=SEED)
+    assignment = decide_assignment(parts, DataConfig(), SEED)
     buckets = sum(assignment.buckets)
     make_part(work / "scattered", Scatter(work / "written", assignment), 0)
     for rank in range(buckets):

@@ -8,7 +8,7 @@ import pytest
 
 from sheepop.core.errors import UsageError
 from sheepop.data import Corpus
-from sheepop.data.provenance import trace_tokens
+from sheepop.data.corpus import trace_tokens
 
 Tree = Callable[..., Path]
 Build = Callable[..., Corpus]

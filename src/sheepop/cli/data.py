@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -117,12 +118,12 @@ def show(
     if step is not None and split is not None:
         raise UsageError("--split is only for --tokens: a step takes its rows from the training split.")
     if tokens is not None:
-        records = [origin.as_record() for origin in show_tokens(directory, tokens, split or "train")]
+        records = [asdict(origin) for origin in show_tokens(directory, tokens, split or "train")]
     else:
         from sheepop.jobs.step_origins import show_step
 
         rows = show_step(directory, step or 0, make_console(quiet=False))
-        records = [{"row": row, **origin.as_record()} for row, origin in rows]
+        records = [{"row": row, **asdict(origin)} for row, origin in rows]
     if as_json:
         print_json(records)
     else:

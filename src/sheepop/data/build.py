@@ -16,7 +16,7 @@ import numpy as np
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.facts import counted
-from sheepop.core.files import atomic_directory, publish_directory, read_json, remove_tree, write_json
+from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
 from sheepop.data.clean.decontamination import EvaluationFile, load_evaluation_sets
 from sheepop.data.config import DataConfig
 from sheepop.data.corpus import DOCUMENTS, QUARANTINE, REMOVED, TOKENIZER, TOKENS, Corpus
@@ -24,9 +24,8 @@ from sheepop.data.discovery import printable
 from sheepop.data.encoding import DocumentEncoder
 from sheepop.data.infilling import SENTINELS, Infilling, sentinel_ids
 from sheepop.data.manifest import is_corpus
-from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
-from sheepop.data.pipeline.parts import ACCOUNT, added_accounts, finished_parts, part_path
+from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
 from sheepop.data.pipeline.shuffle import Assignment, Gather, Scatter, decide_assignment
@@ -103,9 +102,8 @@ def _check_places(config: DataConfig, output: Path, query: Query | None) -> None
             raise DataError(
                 f"{printable(path)} is already a finished corpus. Use it as it is, or give the text it was built from."
             )
-    if output.is_dir() and not any(output.iterdir()):
-        return
-    if output.exists() and not is_corpus(output):
+    is_empty = output.is_dir() and not any(output.iterdir())
+    if output.exists() and not is_empty and not is_corpus(output):
         raise OutputError(f"{output} already exists and is not a corpus. Choose another output directory.")
 
 
@@ -141,19 +139,11 @@ class _Build:
         announce(plan, self.engine.num_workers, self.console)
         with times.stage("extract and clean"):
             passes = clean_documents(plan, config, self.request.query, seed, self.engine, self.console)
-        parts = finished_parts(passes[-1], len(plan.parts))
-        assignment = decide_assignment(
-            parts,
-            Mixture(config.mix),
-            mode=config.split,
-            fraction=config.validation_fraction,
-            shuffle=config.clean.shuffle,
-            seed=seed,
-        )
+        assignment = decide_assignment(finished_parts(passes[-1], len(plan.parts)), config, seed)
         if assignment.splitter.documents == 0:
-            account = added_accounts(_each_part(passes, plan))
+            words = nothing_to_read(config, plan, added_accounts(_each_part(passes, plan)))
             clear(self.workplace)
-            raise DataError(nothing_to_read(config, plan, account))
+            raise DataError(words)
         try:
             with times.stage("shuffle"):
                 files = self._shuffle(plan, passes[-1], assignment)
@@ -173,17 +163,15 @@ class _Build:
         self._write_lists(passes, plan)
         account = added_accounts(_each_part([*passes, self.scattered], plan))
         contents = added_accounts(part_path(self.gathered, bucket) for split in SPLITS for bucket in files[split])
-        evaluation = self._evaluation_files()
-        record = BuildRecord(self.request, plan, account, contents, assignment, tokenizer, tokens, evaluation)
+        files_of_sets = self._evaluation_files()
+        record = BuildRecord(self.request, plan, account, contents, assignment, tokenizer, tokens, files_of_sets)
         self._finish(record, times.seconds)
 
     def _shuffle(self, plan: Plan, cleaned: Path, assignment: Assignment) -> _Files:
         """Puts the documents in their order; returns the files that each split consists of."""
-        megabytes = plan.megabytes
-        work = Scatter(cleaned, assignment)
-        run_pass(self.engine, self.scattered, work, megabytes, self.console, "Splitting and shuffling", is_light=True)
-        num_buckets = sum(assignment.buckets)
-        gather = Gather(self.scattered, len(megabytes), num_buckets, self.request.seed)
+        work, what, num_buckets = Scatter(cleaned, assignment), "Splitting and shuffling", sum(assignment.buckets)
+        run_pass(self.engine, self.scattered, work, plan.megabytes, self.console, what, is_light=True)
+        gather = Gather(self.scattered, len(plan.parts), num_buckets, self.request.seed)
         megabytes = [assignment.splitter.num_bytes / num_buckets / 1e6] * num_buckets
         run_pass(self.engine, self.gathered, gather, megabytes, self.console, "Writing documents", is_light=True)
         files: _Files = {split: [] for split in SPLITS}
@@ -193,8 +181,7 @@ class _Build:
         return files
 
     def _gathered(self, bucket: int) -> dict[str, Any]:
-        account: dict[str, Any] = read_json(part_path(self.gathered, bucket) / ACCOUNT, DataError)
-        return account
+        return added_accounts([part_path(self.gathered, bucket)])
 
     def _given_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the configuration names; it must have an ``<eos>``, and a ``<bos>`` for pairs."""

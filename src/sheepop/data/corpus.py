@@ -1,17 +1,21 @@
-"""A corpus directory, opened: documents, token splits, the tokenizer, and the manifest that ties them together."""
+"""A corpus directory, opened: documents, token splits, the tokenizer, the manifest that ties them together.
+
+And from a position in the tokens back to the document, the file, and the page it came from.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sheepop.core.errors import DataError
+from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import damaged_files
 from sheepop.data.document_sources import DocumentSources
 from sheepop.data.documents import Document, read_documents_file
@@ -69,8 +73,7 @@ class Corpus:
     @property
     def holds_pairs(self) -> bool:
         """Whether its documents are pairs of source and target."""
-        extract: Mapping[str, Any] = self.manifest["config"]["data"].get("extract", {})
-        return extract.get("pair") is not None
+        return self.manifest["config"]["data"].get("extract", {}).get("pair") is not None
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the tokens belong to."""
@@ -113,3 +116,70 @@ class Corpus:
     def _summary(self, split: str) -> Mapping[str, Any]:
         summary: Mapping[str, Any] = self.manifest["tokens"]["splits"][split]
         return summary
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Tokens ``start:stop`` of a split that belong to one document.
+
+    `document` is the document's number in the split; `file`, `part` and `place` say where it came from, `pages` which
+    of its pages, slides or cells the tokens stand on, and `text` is what they say.
+    """
+
+    split: str
+    start: int
+    stop: int
+    document: int
+    file: str
+    part: int
+    place: str
+    pages: tuple[str, ...]
+    kind: str
+    language: str
+    facts: dict[str, str]
+    text: str
+
+
+def trace_tokens(corpus: Corpus, split: SplitName, start: int, stop: int) -> Iterator[Origin]:
+    """The origin of the tokens ``start:stop`` of a split, one for each document they touch, in order.
+
+    Raises `UsageError` when the range does not lie in the split.
+    """
+    tokens = corpus.train if split == "train" else corpus.validation
+    if not 0 <= start < stop <= tokens.num_tokens:
+        raise UsageError(
+            f"Tokens {start}:{stop} are not in the {split} split, which has {tokens.num_tokens:,} tokens. "
+            f"Give a range A:B with 0 <= A < B <= {tokens.num_tokens}."
+        )
+    first = int(np.searchsorted(tokens.offsets, start, side="right")) - 1
+    last = int(np.searchsorted(tokens.offsets, stop, side="left"))
+    tokenizer = corpus.tokenizer()
+    for number, document in zip(range(first, last), corpus.documents(split, first, last), strict=True):
+        begin = max(start, int(tokens.offsets[number]))
+        end = min(stop, int(tokens.offsets[number + 1]))
+        before = len(tokenizer.decode(tokens.tokens(int(tokens.offsets[number]), begin).tolist()))
+        text = tokenizer.decode(tokens.tokens(begin, end).tolist(), continues=before > 0)
+        yield Origin(
+            split=split,
+            start=begin,
+            stop=end,
+            document=number,
+            file=document.source,
+            part=document.part,
+            place=document.place,
+            pages=_pages(document, before, before + len(text)),
+            kind=document.kind,
+            language=document.language,
+            facts=dict(document.facts),
+            text=text,
+        )
+
+
+def _pages(document: Document, start: int, stop: int) -> tuple[str, ...]:
+    """The marks in force between two offsets in characters."""
+    ends = [*(offset for offset, _ in document.marks[1:]), len(document.text)]
+    return tuple(
+        name
+        for (offset, name), end in zip(document.marks, ends, strict=False)
+        if offset < max(stop, start + 1) and end > start
+    )

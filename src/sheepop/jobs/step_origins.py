@@ -9,7 +9,7 @@ from sheepop.checkpoint import RunDirectory, read_counters
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
-from sheepop.data.provenance import Origin, trace_tokens
+from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.jobs.data import corpus_of_run
 from sheepop.jobs.run_record import view_run_config
 from sheepop.jobs.training_data import build_plan

@@ -26,11 +26,11 @@ from sheepop.data import (
     build_corpus,
     is_corpus,
 )
+from sheepop.data.corpus import trace_tokens
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
 from sheepop.data.mixing import ScheduledSource, SourceNumbers
 from sheepop.data.mixture_schedule import MixtureSchedule
 from sheepop.data.order import EasyToHardOrder, Order
-from sheepop.data.provenance import trace_tokens
 from sheepop.data.views import DocumentView, TokenSource
 from sheepop.jobs.architecture import reads_pairs
 from sheepop.jobs.config import SheepOpConfig

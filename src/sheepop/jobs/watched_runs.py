@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ class WatchedRuns:
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
         """The texts of a step by their rows in the batch, with their documents; the first of them where it has many."""
         found = islice(show_step(self._run(name).path, step), _ORIGINS)
-        return [{"row": row, **origin.as_record(), "text": origin.text[:_CHARACTERS]} for row, origin in found]
+        return [{"row": row, **asdict(origin), "text": origin.text[:_CHARACTERS]} for row, origin in found]
 
     def report(self, name: str, kind: str) -> bytes:
         """The page about the run (``run``) or about its corpus (``corpus``)."""

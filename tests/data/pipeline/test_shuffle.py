@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sheepop.core.files import read_json
+from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document, read_stored
 from sheepop.data.mixing import MixedSource, Mixture
 from sheepop.data.pipeline.parts import FinishedPart, Removal, part_path, write_part, write_removals
@@ -30,9 +31,9 @@ def write_parts(directory: Path, texts: list[list[str]], mixture: Mixture | None
 
 def ordered(directory: Path, parts: list[FinishedPart], **settings: object) -> tuple[list[str], list[str], Assignment]:
     """The documents of both splits in their order, through both passes."""
-    chosen = {"mode": "document", "fraction": 0.0, "shuffle": True, "seed": 3, "mixture": Mixture([]), **settings}
-    mixture = chosen.pop("mixture")
-    assignment = decide_assignment(parts, mixture, **chosen)  # type: ignore[arg-type]
+    clean, seed = {"shuffle": settings.pop("shuffle", True)}, int(str(settings.pop("seed", 3)))
+    config = DataConfig.model_validate({"validation_fraction": 0, "clean": clean, **settings})
+    assignment = decide_assignment(parts, config, seed)
     scattered, gathered = directory / "scattered", directory / "gathered"
     for rank in range(len(parts)):
         part_path(scattered, rank).mkdir(parents=True)
@@ -81,7 +82,7 @@ def test_a_shuffle_is_another_with_another_seed_and_far_from_the_order_of_the_in
 def test_text_over_a_bucket_is_spread_over_files_in_the_order_of_keys(tmp_path: Path) -> None:
     texts = [f"{n} " + "x" * 200_000 for n in range(60)]
     parts = write_parts(tmp_path / "parts", [texts[:30], texts[30:]])
-    train, held_out, assignment = ordered(tmp_path / "work", parts, fraction=0.2)
+    train, held_out, assignment = ordered(tmp_path / "work", parts, validation_fraction=0.2)
     assert assignment.buckets == (6, 1)  # 12 MB in files of about 2 MiB; a fifth of it held out
     assert sorted(train + held_out) == sorted(texts)
     unshuffled, _, assignment = ordered(tmp_path / "plain", parts, shuffle=False)
@@ -108,11 +109,13 @@ def test_removed_documents_are_gone_and_accounted_for(tmp_path: Path) -> None:
 
 
 def test_a_mixture_repeats_training_documents_and_no_held_out_ones(tmp_path: Path) -> None:
-    mixture = Mixture([MixedSource(pattern="0/", epochs=3), MixedSource(pattern="1/", epochs=0.5)])
+    mix = [MixedSource(pattern="0/", epochs=3), MixedSource(pattern="1/", epochs=0.5)]
     texts = [[f"a{n}" for n in range(200)], [f"b{n}" for n in range(200)], [f"c{n}" for n in range(200)]]
-    parts = write_parts(tmp_path / "parts", texts, mixture)
-    train, held_out, _ = ordered(tmp_path / "work", parts, mixture=mixture, fraction=0.1)
-    plain, held_out_plain, _ = ordered(tmp_path / "plain", write_parts(tmp_path / "unmixed", texts), fraction=0.1)
+    parts = write_parts(tmp_path / "parts", texts, Mixture(mix))
+    train, held_out, _ = ordered(tmp_path / "work", parts, mix=mix, validation_fraction=0.1)
+    plain, held_out_plain, _ = ordered(
+        tmp_path / "plain", write_parts(tmp_path / "unmixed", texts), validation_fraction=0.1
+    )
     assert sorted(held_out) == sorted(held_out_plain)
     times, trained = Counter(train), set(plain)
     assert {times[text] for text in texts[0] if text in trained} == {3}
@@ -123,9 +126,12 @@ def test_a_mixture_repeats_training_documents_and_no_held_out_ones(tmp_path: Pat
 
 def test_a_tail_is_cut_at_the_same_place_whatever_the_parts(tmp_path: Path) -> None:
     texts = [f"line {n} of a short text\n" * 4 for n in range(12)]
-    whole = ordered(tmp_path / "1", write_parts(tmp_path / "a", [texts]), fraction=0.3, shuffle=False)
+    whole = ordered(tmp_path / "1", write_parts(tmp_path / "a", [texts]), validation_fraction=0.3, shuffle=False)
     parted = ordered(
-        tmp_path / "2", write_parts(tmp_path / "b", [texts[:5], texts[5:9], texts[9:]]), fraction=0.3, shuffle=False
+        tmp_path / "2",
+        write_parts(tmp_path / "b", [texts[:5], texts[5:9], texts[9:]]),
+        validation_fraction=0.3,
+        shuffle=False,
     )
     assert whole[:2] == parted[:2]
     assert "".join(whole[0] + whole[1]) == "".join(texts)

@@ -50,12 +50,10 @@ def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]
     """The stages in passes: those of one document at a time, then those of all documents that follow them at once."""
     passes: list[tuple[list[str], list[str]]] = [([], [])]
     for name in stages:
-        if name in _GLOBAL_STAGES:
-            passes[-1][1].append(name)
-        elif passes[-1][1]:
-            passes.append(([name], []))
-        else:
-            passes[-1][0].append(name)
+        is_global = name in _GLOBAL_STAGES
+        if passes[-1][1] and not is_global:
+            passes.append(([], []))
+        passes[-1][is_global].append(name)
     return passes
 
 

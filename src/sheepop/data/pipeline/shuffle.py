@@ -19,6 +19,7 @@ import numpy as np
 from sheepop.core.files import write_json
 from sheepop.core.random import derive_seed
 from sheepop.data.clean.ledger import EXCERPT_CHARACTERS, Ledger, Samples
+from sheepop.data.config import DataConfig
 from sheepop.data.documents import Document, DocumentWriter, StoredDocument
 from sheepop.data.extract.pair import KIND
 from sheepop.data.mixing import Mixture, copies
@@ -67,20 +68,18 @@ class Assignment:
         return bucket + self.buckets[0] * SPLITS.index(split), b"%016x%04x" % (position, copy)
 
 
-def decide_assignment(
-    parts: Sequence[FinishedPart], mixture: Mixture, *, mode: str, fraction: float, shuffle: bool, seed: int
-) -> Assignment:
+def decide_assignment(parts: Sequence[FinishedPart], config: DataConfig, seed: int) -> Assignment:
     """Decides by the ids and sizes of the documents that stay; raises `DataError` when the mixture cannot be had."""
-    splitter = Splitter(mode, fraction, seed)  # type: ignore[arg-type]
+    splitter = Splitter(config.split, config.validation_fraction, seed)
     starts: list[tuple[int, int]] = []
     for part in parts:
         starts.append((splitter.num_bytes, splitter.documents))
         for identity, size, _ in _kept_documents(part):
             splitter.count(identity, size)
-    epochs, train_bytes = _epochs(parts, mixture, splitter)
-    held_out = splitter.num_bytes * fraction
-    buckets = (_num_buckets(train_bytes), _num_buckets(held_out) if fraction else 0)
-    return Assignment(splitter, shuffle, epochs, buckets, tuple(starts))
+    epochs, train_bytes = _epochs(parts, Mixture(config.mix), splitter)
+    held_out = splitter.num_bytes * splitter.fraction
+    buckets = (_num_buckets(train_bytes), _num_buckets(held_out) if held_out else 0)
+    return Assignment(splitter, config.clean.shuffle, epochs, buckets, tuple(starts))
 
 
 def _epochs(parts: Sequence[FinishedPart], mixture: Mixture, splitter: Splitter) -> tuple[tuple[float, ...], float]:

@@ -73,8 +73,8 @@ def place_split(gathered: Path, encoded: Path, buckets: Sequence[int], corpus: P
             total = {key: count + account[key] for key, count in total.items()}
             documents = corpus / DOCUMENTS / f"{prefix}-{number:05d}.jsonl.zst"
             _place_file(part_path(gathered, bucket) / f"{DOCUMENTS_PREFIX}-00000.jsonl.zst", documents)
-            entry = {"file": documents.name, "documents": account["documents"], "sha256": sha256_file(documents)}
-            files.append(entry)
+            known = {"documents": account["documents"], "sha256": sha256_file(documents)}
+            files.append({"file": documents.name, **known})
     unknown = total.pop("unknown")
     return {
         **total,
