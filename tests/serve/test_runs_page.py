@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_what_is_shown_is_what_the_run_wrote(client: Any, runs: dict[str, Path])
     assert client.get("/runs/first/metrics").json()["rows"] == read_json_lines(run.metrics_file)[0]
     assert client.get("/runs/first/samples").json() == read_json_lines(run.samples_file)[0]
     origins = client.get("/runs/first/steps/3").json()
-    expected = [{"row": row, **origin.as_record()} for row, origin in show_step(run.path, 3)][: len(origins)]
+    expected = [{"row": row, **asdict(origin)} for row, origin in show_step(run.path, 3)][: len(origins)]
     assert origins == json.loads(json.dumps(expected))
     assert origins[0]["file"].endswith(".txt") and "Sheep number" in "".join(origin["text"] for origin in origins)
     differences = client.get("/differences").json()

@@ -126,7 +126,6 @@ class BuildRecord:
         """What the report shows beside the manifest."""
         source, contents = _in_order(self.account["source"]), _in_order(self.contents)
         contents["lengths"] = dict(sorted(contents["lengths"].items(), key=lambda item: int(item[0])))
-        kept_samples = contents.pop("samples")
         return {
             "stages": list(self._flows()),
             "limits": source["limits"],
@@ -136,7 +135,7 @@ class BuildRecord:
             "splits": self.account["splits"],
             "mix": list(self._mix()),
             "contents": contents,
-            "kept_samples": kept_samples,
+            "kept_samples": contents.pop("samples"),
             "removed_samples": self.account["samples"],
         }
 
