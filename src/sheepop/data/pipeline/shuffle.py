@@ -140,7 +140,7 @@ class Scatter:
             for split, piece in pieces:
                 times = assignment.times(split, mixed, piece.id)
                 _count(splits[split], piece, times)
-                if split == "train":
+                if split == "train" and mixed >= 0:
                     _count(mixed_sources.setdefault(mixed, dict.fromkeys(_COUNTED, 0)), piece, times)
                 for copy in range(times):
                     chunks.add(*assignment.place(split, piece.id, copy, passed, ordinal), piece.line)
