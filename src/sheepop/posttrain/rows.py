@@ -13,7 +13,7 @@ import orjson
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted
-from sheepop.data.extract.decompression import decompressed
+from sheepop.data.extract.unpacking import decompressed
 from sheepop.data.extract.interface import ExtractionError
 from sheepop.posttrain.shapes import NoShapeError, recognised
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.data.documents import split_text
-from sheepop.data.extract.cutting import cut_point, pieces_of
+from sheepop.data.extract.text import cut_point, pieces_of
 from sheepop.data.extract.interface import Extracted
 
 texts = st.text(st.sampled_from("ab \t\n\ré漢🐑"), max_size=200)

@@ -22,12 +22,11 @@ from sheepop.core.bounded import (
 from sheepop.data.extract.child import clear, from_message
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
-from sheepop.data.extract.dispatch import Dispatcher
+from sheepop.data.extract.dispatch import FORMATS, Dispatcher
 from sheepop.data.extract.generated import is_generated_text
 from sheepop.data.extract.git_program import BlobReader
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
-from sheepop.data.extract.registry import FORMATS
-from sheepop.data.extract.spool import raise_if_full
+from sheepop.data.extract.unpacking import raise_if_full
 
 LIMITS = frozenset({"timeout", "memory"})
 """Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""

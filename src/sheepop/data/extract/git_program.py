@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from sheepop.core.errors import DataError
 from sheepop.data.extract.interface import Content, ExtractionError
-from sheepop.data.extract.spool import spooled
+from sheepop.data.extract.unpacking import spooled
 
 MEMORY_BYTES = 2**31
 SECONDS = 120.0

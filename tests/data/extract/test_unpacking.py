@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sheepop.data.extract.decompression import decompressed
+from sheepop.data.extract.unpacking import decompressed
 from sheepop.data.extract.interface import ExtractionError
 
 MIB = 2**20
