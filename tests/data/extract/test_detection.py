@@ -33,8 +33,8 @@ from warcio.warcwriter import WARCWriter
 
 from sheepop.data.extract import detection
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
-from sheepop.data.extract.interface import Content, ExtractionError
 from sheepop.data.extract.dispatch import FORMATS
+from sheepop.data.extract.interface import Content, ExtractionError
 
 # Two of the libraries leave temporary files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:(Unclosed file|Implicitly cleaning up):ResourceWarning")

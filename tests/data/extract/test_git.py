@@ -175,6 +175,13 @@ def test_what_nobody_wrote_there_is_left_out_with_its_reason(repository: Path, r
     assert isinstance(items["src/notes.md"][0], Extracted)
 
 
+def test_folders_of_foreign_code_are_named_where_they_begin(repository: Path):
+    folders = ("vendor/a", "src/third_party/b", "web/node_modules", "Vendor", "pip/_vendor/rich", "src/vendors")
+    commit(repository, {f"{folder}/x.py": "x = 1\n" for folder in folders})
+    foreign = ("vendor/", "src/third_party/", "web/node_modules/", "Vendor/", "pip/_vendor/")
+    assert skipped(f"git+{repository}") == dict.fromkeys(foreign, "vendored")
+
+
 def test_git_attributes_count_as_git_reads_them_at_that_revision(repository: Path):
     commit(
         repository,

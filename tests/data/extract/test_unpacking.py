@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sheepop.data.extract.unpacking import decompressed
 from sheepop.data.extract.interface import ExtractionError
+from sheepop.data.extract.unpacking import decompressed
 
 MIB = 2**20
 TEXT = "".join(f"line {number} of the text\n" for number in range(5_000)).encode()

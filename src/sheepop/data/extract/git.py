@@ -8,68 +8,66 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pathspec
 
 from sheepop.core.errors import DataError
 from sheepop.data.discovery import Skipped, ignore_spec, name_refusal, printable, size_refusal
-from sheepop.data.extract.generated import is_generated_name, vendored_folder
 from sheepop.data.extract.git_program import git_output
+from sheepop.data.extract.languages import is_generated_name
 from sheepop.data.pipeline.inventory import Entry
 
 GIT_PREFIX = "git+"
 """What a path begins with that means a repository: ``git+PATH`` or ``git+PATH@REVISION``."""
 
 _SUBMODULE = 0o160000
+_VENDORED_FOLDERS = frozenset(
+    {
+        *("vendor", "vendored", "_vendor", "_vendored", "third_party", "third-party", "thirdparty", "3rdparty"),
+        *("node_modules", "bower_components", "jspm_packages", "godeps", "pods", "dist"),
+    }
+)
 _LICENSE_NAMES = ("license", "licence", "copying", "unlicense")
 _LICENSE_BYTES = 2**20
-# SPDX identifier, then phrases in lower case that must all be there; where the first of them stands decides between
-# licences, since one often mentions another further down. Among equals the first in the table wins.
-_PHRASES = (
+# SPDX identifier, a pattern, and phrases that must be there too, all in lower case; where the pattern is found first
+# decides between licences, since one often mentions another further down. Among equals the first in the table wins.
+_BSD = "redistribution and use in source and binary forms"
+_MIT = "permission is hereby granted, free of charge, to any person obtaining a copy"
+_LICENSES = (
     ("AGPL-3.0", "gnu affero general public license", "version 3"),
     ("LGPL-3.0", "gnu lesser general public license", "version 3, 29 june 2007"),
     ("LGPL-2.1", "gnu lesser general public license", "version 2.1"),
     ("LGPL-2.0", "gnu library general public license", "version 2"),
     ("GPL-3.0", "gnu general public license", "version 3"),
     ("GPL-2.0", "gnu general public license", "version 2"),
-    ("MPL-2.0", "mozilla public license version 2.0"),
-    ("MPL-2.0", "mozilla public license, version 2.0"),
-    ("MPL-2.0", "mozilla public license, v. 2.0"),
-    ("MPL-1.1", "mozilla public license version 1.1"),
+    ("MPL-2.0", r"mozilla public license(?:,? version|, v\.) 2\.0"),
+    ("MPL-1.1", r"mozilla public license version 1\.1"),
     ("Apache-2.0", "apache license", "version 2.0"),
-    ("EPL-2.0", "eclipse public license - v 2.0"),
-    ("BSL-1.0", "boost software license - version 1.0"),
-    ("CC0-1.0", "cc0 1.0 universal"),
-    ("CC-BY-SA-4.0", "attribution-sharealike 4.0 international"),
-    ("CC-BY-4.0", "attribution 4.0 international"),
+    ("EPL-2.0", r"eclipse public license - v 2\.0"),
+    ("BSL-1.0", r"boost software license - version 1\.0"),
+    ("CC0-1.0", r"cc0 1\.0 universal"),
+    ("CC-BY-SA-4.0", r"attribution-sharealike 4\.0 international"),
+    ("CC-BY-4.0", r"attribution 4\.0 international"),
     ("Unlicense", "this is free and unencumbered software released into the public domain"),
     ("PSF-2.0", "python software foundation license version 2"),
-    ("BSD-4-Clause", "redistribution and use in source and binary forms", "all advertising materials"),
-    ("BSD-3-Clause", "redistribution and use in source and binary forms", "endorse or promote products"),
-    ("BSD-2-Clause", "redistribution and use in source and binary forms", "in binary form must reproduce"),
-    (
-        "MIT",
-        "permission is hereby granted, free of charge, to any person obtaining a copy",
-        "this permission notice shall be included",
-    ),
-    ("MIT-0", "permission is hereby granted, free of charge, to any person obtaining a copy"),
-    ("ISC", "permission to use, copy, modify, and/or distribute this software for any purpose"),
-    ("ISC", "permission to use, copy, modify, and distribute this software for any purpose"),
+    ("BSD-4-Clause", _BSD, "all advertising materials"),
+    ("BSD-3-Clause", _BSD, "endorse or promote products"),
+    ("BSD-2-Clause", _BSD, "in binary form must reproduce"),
+    ("MIT", _MIT, "this permission notice shall be included"),
+    ("MIT-0", _MIT),
+    ("ISC", "permission to use, copy, modify, and(?:/or)? distribute this software for any purpose"),
     ("Zlib", "this software is provided 'as-is', without any express or implied", "altered source versions"),
 )
 _SPACE = re.compile(r"\s+")
 _MOST_LICENSE_CHARACTERS = 200_000
 _ATTRIBUTES = {"linguist-generated": "generated", "linguist-vendored": "vendored"}
-
-
 _Refusal = tuple[str, str]
 """Reason and detail."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tracked:
+class _Tracked(NamedTuple):
     """A file of the tree: its mode, the full hash of its blob, its size in bytes, and its path, also printable."""
 
     mode: int
@@ -95,21 +93,20 @@ def repository_entries(spec: str, *, max_file_bytes: int, ignore: Iterable[str] 
     facts = (("revision", commit), ("license", license_name), ("license_file", license_file))
     known = tuple((name, value) for name, value in facts if value)
     label = f"{printable(path.resolve().name)}@{commit[:12]}"
-    ignored, named = ignore_spec(ignore), set()
+    ignored, named = ignore_spec(ignore), set[str]()
     for file in tracked:
-        depth, refusal = _left_out_folder(file.name.split("/")[:-1])
-        if refusal:
-            folder = "/".join([label, *file.name.split("/")[:depth]])
-            if folder not in named:
-                named.add(folder)
-                yield Skipped(folder, "discover", *refusal, is_directory=True)
-            continue
-        refusal = _left_out_file(file, ignored, max_file_bytes) or marked.get(file.raw)
-        source = f"{label}/{file.name}"
-        if refusal:
-            yield Skipped(source, "discover", *refusal)
-        else:
-            yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
+        *folders, last = file.name.split("/")
+        depth, refusal = _left_out_folder(folders)
+        source = "/".join([label, *folders[:depth]] if refusal else [label, *folders, last])
+        if refusal and source not in named:
+            yield Skipped(source, "discover", *refusal, is_directory=True)
+            named.add(source)
+        elif not refusal:
+            refusal = _left_out_file(file, last, ignored, max_file_bytes) or marked.get(file.raw)
+            if refusal:
+                yield Skipped(source, "discover", *refusal)
+            else:
+                yield Entry("git", str(path), source, file.size, revision=file.blob, facts=known)
 
 
 def parse_spec(spec: str) -> tuple[Path, str]:
@@ -124,24 +121,20 @@ def parse_spec(spec: str) -> tuple[Path, str]:
 
 def _left_out_folder(folders: list[str]) -> tuple[int, _Refusal | None]:
     """How many of the leading folders name one that is not read, and why not."""
-    vendored = vendored_folder(folders)
     for depth, folder in enumerate(folders, 1):
-        if depth == vendored:
+        if folder.lower() in _VENDORED_FOLDERS:
             return depth, ("vendored", "folders with this name hold code from other projects")
-        refusal = name_refusal(folder, is_directory=True)
-        if refusal:
+        if refusal := name_refusal(folder, is_directory=True):
             return depth, refusal
     return 0, None
 
 
-def _left_out_file(file: _Tracked, ignored: pathspec.GitIgnoreSpec, max_file_bytes: int) -> _Refusal | None:
-    last = file.name.rpartition("/")[2]
+def _left_out_file(file: _Tracked, last: str, ignored: pathspec.GitIgnoreSpec, max_file_bytes: int) -> _Refusal | None:
     if file.mode == _SUBMODULE:
         return "unsupported", "it is a submodule; give that repository by itself"
     if not stat.S_ISREG(file.mode):
         return "unsafe", "it is a symbolic link"
-    refusal = name_refusal(last, is_directory=False)
-    if refusal:
+    if refusal := name_refusal(last, is_directory=False):
         return refusal
     if ignored.match_file(file.name):
         return "ignored", "it matches an ignore pattern"
@@ -208,8 +201,8 @@ def guess_license(text: str) -> str:
         _SPACE.sub(" ", text[:_MOST_LICENSE_CHARACTERS]).lower().replace("\u2019", "'").replace("``as is''", "'as is'")
     )
     best, position = "", len(plain)
-    for identifier, first, *others in _PHRASES:
-        found = plain.find(first)
-        if 0 <= found < position and all(phrase in plain for phrase in others):
-            best, position = identifier, found
+    for identifier, first, *others in _LICENSES:
+        found = re.search(first, plain)
+        if found and found.start() < position and all(phrase in plain for phrase in others):
+            best, position = identifier, found.start()
     return best

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,13 +90,20 @@ def git_output(
 class BlobReader:
     """The contents of files in the repository at `path`, one after another from one ``git cat-file --batch``.
 
-    git starts with the first of them, and is ended when one takes over `seconds`.
+    git is ended when one takes over `seconds`, or is damaged; `is_open` is False from then on.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
-        self.path, self._seconds = path, seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes], int], BlobReader] | None = None
+        self.path, self._seconds, self.is_open = path, seconds, True
+        pipe = subprocess.PIPE
+        self._process = start_git(path, "cat-file", "--batch", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        """Ends git."""
+        self.is_open = False
+        self._process.kill()
+        with suppress(OSError):
+            self._process.communicate()
 
     @contextmanager
     def content(self, blob: str, name: str, scratch: Path) -> Iterator[Content]:
@@ -105,13 +111,11 @@ class BlobReader:
 
         Raises `ExtractionError`: ``missing`` when the repository does not hold it, ``damaged``, ``timeout``.
         """
-        process, begin = self._started(), time.monotonic()
-        limit = threading.Timer(self._seconds, process.kill)
+        begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
         limit.start()
         try:
-            source = _requested(process, blob)
+            source = self._requested(blob)
             with spooled(source, name, source.left, scratch) as content:
-                source.end()
                 limit.cancel()
                 yield content
         except _StoppedError:
@@ -122,20 +126,21 @@ class BlobReader:
         finally:
             limit.cancel()
 
-    def close(self) -> None:
-        """Ends git."""
-        if self._end is not None:
-            self._end()
-        self._process = self._end = None
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            pipe = subprocess.PIPE
-            self._process = start_git(
-                self.path, "cat-file", "--batch", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-            )
-            self._end = weakref.finalize(self, _end, self._process, os.getpid())
-        return self._process
+    def _requested(self, blob: str) -> _Blob:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(f"{blob}\n".encode("ascii"))
+            stdin.flush()
+        except OSError:
+            raise _StoppedError from None
+        fields = stdout.readline(_LONGEST_HEADER).split()
+        if fields[1:2] == [b"missing"]:
+            raise ExtractionError("missing", "the repository does not have this version of it")
+        if len(fields) != 3 or fields[1] != b"blob":
+            raise _StoppedError
+        return _Blob(stdout, int(fields[2]))
 
 
 class _StoppedError(Exception):
@@ -143,45 +148,15 @@ class _StoppedError(Exception):
 
 
 class _Blob:
-    """The bytes of one blob on their way from git."""
+    """The bytes of one blob on their way from git, which a line end follows."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self._stream, self.left = stream, size
 
     def read(self, count: int, /) -> bytes:
-        data = self._stream.read(min(count, self.left))
-        if len(data) < min(count, self.left):
+        count = min(count, self.left)
+        data = self._stream.read(count)
+        self.left -= count
+        if len(data) < count or (not count and self._stream.read(1) != b"\n"):
             raise _StoppedError
-        self.left -= len(data)
         return data
-
-    def end(self) -> None:
-        if self._stream.read(1) != b"\n":
-            raise _StoppedError
-
-
-def _requested(process: subprocess.Popen[bytes], blob: str) -> _Blob:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(f"{blob}\n".encode("ascii"))
-        process.stdin.flush()
-    except OSError:
-        raise _StoppedError from None
-    fields = process.stdout.readline(_LONGEST_HEADER).split()
-    if fields[1:2] == [b"missing"]:
-        raise ExtractionError("missing", "the repository does not have this version of it")
-    if len(fields) != 3 or fields[1] != b"blob":
-        raise _StoppedError
-    return _Blob(process.stdout, int(fields[2]))
-
-
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    # A forked copy of the owner must not end what belongs to the owner.
-    if os.getpid() == owner:
-        process.kill()
-        process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()

@@ -1,4 +1,4 @@
-"""What a file's name, or the first line of a script, says about the language that its text is written in."""
+"""What a file's name and its first lines say of its text: in which language it is written, and whether by a program."""
 
 from __future__ import annotations
 
@@ -199,6 +199,30 @@ _PROSE_NAMES = frozenset(_PROSE_WORDS.split())
 # A suffix behind the one that counts: setup.py.in, settings.ini.example.
 _OUTER_SUFFIXES = (".in", ".example", ".sample", ".dist", ".default", ".orig", ".bak", ".template")
 
+_LOCK_FILES = frozenset(
+    {
+        *("package-lock.json", "npm-shrinkwrap.json", "yarn.lock", "pnpm-lock.yaml", "bun.lockb", "bun.lock"),
+        *("poetry.lock", "pipfile.lock", "uv.lock", "pdm.lock", "conda-lock.yml", "cargo.lock", "go.sum"),
+        *("composer.lock", "gemfile.lock", "podfile.lock", "mix.lock", "flake.lock", "pubspec.lock"),
+        *("packages.lock.json", "gradle.lockfile", "package.resolved", "deno.lock"),
+    }
+)
+_GENERATED_NAME = re.compile(
+    r"\.(?:min|bundle)\.(?:m?js|css)$|\.(?:js|css)\.map$|_pb2(?:_grpc)?\.pyi?$|\.pb\.(?:go|cc|h|swift)$"
+    r"|\.(?:g|freezed)\.dart$|\.designer\.(?:cs|vb)$|\.generated\.[a-z]+$|\.snap$",
+    re.IGNORECASE,
+)
+# Go's rule (https://go.dev/s/generatedcode), the mark that Facebook began, and the usual sentences.
+_GENERATED_HEADER = re.compile(
+    r"code generated .{0,80}do not edit|(?<![\w@])@generated\b|\bdo not (?:edit|modify)\b"
+    r"|\b(?:auto-?|automatically |machine[- ])generated (?:by|from|file|code|with|using)\b"
+    r"|\bthis (?:file|code|module) (?:is|was|has been) (?:auto-?|automatically |machine[- ])?generated\b"
+    r"|^\W{1,8}generated (?:by|from)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEADER_LINES = 20
+_HEADER_CHARACTERS = 2000
+
 _FIRST_LINE = re.compile(r"#![ \t]*(\S+)(?:[ \t]+([^\r\n]*))?")
 _OBJECTIVE_C = re.compile(
     r"^[ \t]*(?:@(?:interface|implementation|protocol|import|class|end)\b|#\s*import\b)", re.MULTILINE
@@ -267,3 +291,14 @@ def _verilog(text: str) -> str:
 
 _FIRST_WORD = re.compile(r"[-._ ]")
 _SHARED: dict[str, Callable[[str], str]] = {".h": _header, ".m": _matlab, ".pl": _perl, ".t": _perl, ".v": _verilog}
+
+
+def is_generated_name(name: str) -> bool:
+    """Whether files of this name are written by programs."""
+    return name.lower() in _LOCK_FILES or _GENERATED_NAME.search(name) is not None
+
+
+def is_generated_text(beginning: str) -> bool:
+    """Whether the first lines of source code say that a program wrote it."""
+    header = "\n".join(beginning[:_HEADER_CHARACTERS].splitlines()[:_HEADER_LINES])
+    return _GENERATED_HEADER.search(header) is not None
