@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
+
+
+def by_word(table: Mapping[str, str]) -> dict[str, str]:
+    """A table of names, each with words that stand for it, turned round: word to name."""
+    return {word: name for name, words in table.items() for word in words.split()}
+
 
 # Language: the suffixes of its files. Names are those that most tools and data sets use, in lower case.
 _SUFFIXES_OF = {
@@ -133,62 +139,68 @@ _SUFFIXES_OF = {
 }
 LANGUAGES = frozenset(_SUFFIXES_OF)
 """The names of all languages of code, and of configuration and markup that is written by hand."""
-_SUFFIXES = {f".{suffix}": language for language, suffixes in _SUFFIXES_OF.items() for suffix in suffixes.split()}
+_SUFFIXES = by_word(_SUFFIXES_OF)
 
 # Names of whole files, in lower case.
-_NAMES_OF = {
-    "bazel": "build workspace module.bazel",
-    "cmake": "cmakelists.txt",
-    "dockerfile": "dockerfile containerfile",
-    "go": "go.mod go.work",
-    "groovy": "jenkinsfile",
-    "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
-    "javascript": "jakefile",
-    "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
-    "meson": "meson.build meson_options.txt",
-    "m4": "configure.ac configure.in",
-    "python": "sconstruct sconscript wscript snakefile",
-    "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
-    "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
-    "starlark": "tiltfile",
-    "toml": "cargo.lock poetry.lock uv.lock",
-    "vim": ".vimrc",
-    "yaml": ".clang-format .clang-tidy",
-}
-_NAMES = {name: language for language, names in _NAMES_OF.items() for name in names.split()}
+_NAMES = by_word(
+    {
+        "bazel": "build workspace module.bazel",
+        "cmake": "cmakelists.txt",
+        "dockerfile": "dockerfile containerfile",
+        "go": "go.mod go.work",
+        "groovy": "jenkinsfile",
+        "ini": "pipfile setup.cfg .editorconfig .npmrc .pylintrc .flake8 .coveragerc entry_points.txt",
+        "javascript": "jakefile",
+        "makefile": "makefile gnumakefile makefile.in makefile.am bsdmakefile makefile.pre.in",
+        "meson": "meson.build meson_options.txt",
+        "m4": "configure.ac configure.in",
+        "python": "sconstruct sconscript wscript snakefile",
+        "ruby": "rakefile gemfile guardfile podfile vagrantfile fastfile brewfile capfile",
+        "shell": "configure .bashrc .bash_profile .profile .zshrc pkgbuild",
+        "starlark": "tiltfile",
+        "toml": "cargo.lock poetry.lock uv.lock",
+        "vim": ".vimrc",
+        "yaml": ".clang-format .clang-tidy",
+    }
+)
 
 # Programs that a first line "#!/usr/bin/env NAME" names, without version numbers.
-_INTERPRETERS = {
-    **dict.fromkeys(("sh", "bash", "zsh", "dash", "ksh", "csh", "tcsh", "ash", "bats"), "shell"),
-    **dict.fromkeys(("node", "nodejs", "bun"), "javascript"),
-    **dict.fromkeys(("deno", "ts-node", "tsx"), "typescript"),
-    **dict.fromkeys(("python", "pypy", "ipython"), "python"),
-    **dict.fromkeys(("gawk", "mawk", "awk"), "awk"),
-    **dict.fromkeys(("tclsh", "wish", "expect"), "tcl"),
-    **dict.fromkeys(("guile", "csi"), "scheme"),
-    **dict.fromkeys(("runhaskell", "runghc", "stack"), "haskell"),
-    **dict.fromkeys(("make", "gmake"), "makefile"),
-    **{name: name for name in ("perl", "ruby", "php", "lua", "groovy", "elixir", "julia", "swift", "racket", "fish")},
-    "escript": "erlang",
-    "rscript": "r",
-    "ocaml": "ocaml",
-    "pwsh": "powershell",
-    "sbcl": "common lisp",
-    "clojure": "clojure",
-    "scala": "scala",
-    "kotlin": "kotlin",
-    "node-ts": "typescript",
-    "luajit": "lua",
+_INTERPRETERS = by_word(
+    {
+        "shell": "sh bash zsh dash ksh csh tcsh ash bats",
+        "javascript": "node nodejs bun",
+        "typescript": "deno ts-node tsx node-ts",
+        "python": "python pypy ipython",
+        "awk": "gawk mawk awk",
+        "tcl": "tclsh wish expect",
+        "scheme": "guile csi",
+        "haskell": "runhaskell runghc stack",
+        "makefile": "make gmake",
+        "erlang": "escript",
+        "r": "rscript",
+        "powershell": "pwsh",
+        "common lisp": "sbcl",
+        "lua": "lua luajit",
+        "ocaml": "ocaml",
+        "scala": "scala",
+        "clojure": "clojure",
+        "kotlin": "kotlin",
+    }
+)
+# These are called as their languages.
+_INTERPRETERS |= {
+    name: name for name in ("perl", "ruby", "php", "groovy", "elixir", "julia", "swift", "racket", "fish")
 }
 
 # Running text, by the suffix of its file: what it is marked up with.
-_PROSE_OF = {
-    "markdown": "md markdown mdown mkd mdx qmd rmd",
-    "rst": "rst rest",
-    "latex": "tex ltx latex sty cls dtx ins",
-    "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
-}
-_PROSE = {f".{suffix}": name for name, suffixes in _PROSE_OF.items() for suffix in suffixes.split()}
+_PROSE = by_word(
+    {
+        "markdown": "md markdown mdown mkd mdx qmd rmd",
+        "rst": "rst rest",
+        "latex": "tex ltx latex sty cls dtx ins",
+        "text": "txt text log org adoc asciidoc asc textile wiki mediawiki creole pod man eml mbox",
+    }
+)
 # First words of names that hold running text when no suffix says otherwise: LICENSE, COPYING.LIB, README-first.
 _PROSE_WORDS = (
     "readme license licence copying copyright notice authors contributors contributing credits changelog changes news "
@@ -247,8 +259,8 @@ def text_type(name: str, beginning: str) -> tuple[str, str] | None:
     named = _NAMES.get("dockerfile" if name.startswith("dockerfile.") else name)
     if named:
         return "code", named
-    stem, dot, last = name.rpartition(".")
-    suffix = dot + last if stem else ""
+    stem, _, last = name.rpartition(".")
+    suffix = last if stem else ""
     if suffix in _PROSE:
         return _PROSE[suffix], ""
     if suffix in _SHARED:
@@ -290,7 +302,7 @@ def _verilog(text: str) -> str:
 
 
 _FIRST_WORD = re.compile(r"[-._ ]")
-_SHARED: dict[str, Callable[[str], str]] = {".h": _header, ".m": _matlab, ".pl": _perl, ".t": _perl, ".v": _verilog}
+_SHARED: dict[str, Callable[[str], str]] = {"h": _header, "m": _matlab, "pl": _perl, "t": _perl, "v": _verilog}
 
 
 def is_generated_name(name: str) -> bool:
