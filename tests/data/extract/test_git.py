@@ -11,8 +11,7 @@ from sheepop.core.errors import DataError
 from sheepop.data.discovery import Skipped
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.extraction import Extraction
-from sheepop.data.extract.git import parse_spec, repository_entries
-from sheepop.data.extract.git_program import BlobReader
+from sheepop.data.extract.git import BlobReader, parse_spec, repository_entries
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.pipeline.inventory import Entry
 

@@ -31,13 +31,13 @@ _TEXT_FORMATS = by_word(
         "xml": "xml rss atom kml gpx opml",
         "json": "json geojson webmanifest har",
         "jsonl": "jsonl ndjson jsonlines",
-        "csv": "csv",
         "tsv": "tsv tab",
         "subtitles": "srt vtt ass ssa",
         "notebook": "ipynb",
         "mail": "eml mht mhtml",
         "mailbox": "mbox",
-    }
+    },
+    "csv",
 )
 # Formats that begin with a signature, by suffix: without it the file is damaged or something else.
 _SIGNED = by_word(
@@ -102,10 +102,7 @@ _XML = re.compile(
 # Below this score the model is right about code or prose, but often wrong about the language.
 _SURE = 0.95
 # What the model's labels are called here; those of other languages are their names.
-_LABELS = {
-    **{label: label for label in ("markdown", "rst", "latex", "html", "xml", "csv", "tsv", "json", "jsonl")},
-    "ipynb": "notebook",
-}
+_LABELS = by_word({"notebook": "ipynb"}, "markdown rst latex html xml csv tsv json jsonl")
 _LABEL_LANGUAGES = {
     "cpp": "c++",
     "cs": "c#",

@@ -21,11 +21,10 @@ from sheepop.core.bounded import (
     ProcessDiedError,
     TimeLimitError,
 )
-from sheepop.data.extract.child import clear, from_message
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
-from sheepop.data.extract.dispatch import FORMATS, Dispatcher
-from sheepop.data.extract.git_program import BlobReader
+from sheepop.data.extract.dispatch import FORMATS, Dispatcher, clear, from_message
+from sheepop.data.extract.git import BlobReader
 from sheepop.data.extract.interface import Content, Extracted, ExtractionError, Refused
 from sheepop.data.extract.languages import is_generated_text
 from sheepop.data.extract.unpacking import raise_if_full
@@ -33,7 +32,7 @@ from sheepop.data.extract.unpacking import raise_if_full
 LIMITS = frozenset({"timeout", "memory"})
 """Reasons of a `Refused` that depend on the machine: with one of them a build cannot be repeated."""
 
-_CHILD = "sheepop.data.extract.child"
+_CHILD = "sheepop.data.extract.dispatch"
 _CHANGED = ("changed", "it changed while it was being read")
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 
-def by_word(table: Mapping[str, str]) -> dict[str, str]:
-    """A table of names, each with words that stand for it, turned round: word to name."""
-    return {word: name for name, words in table.items() for word in words.split()}
+def by_word(table: Mapping[str, str], own: str = "") -> dict[str, str]:
+    """A table of names, each with words that stand for it, turned round: word to name; `own` are names and words."""
+    return {word: name for name, words in table.items() for word in words.split()} | {
+        name: name for name in own.split()
+    }
 
 
 # Language: the suffixes of its files. Names are those that most tools and data sets use, in lower case.
 _SUFFIXES_OF = {
     "ada": "adb ads ada",
-    "agda": "agda",
-    "applescript": "applescript",
     "arduino": "ino pde",
     "assembly": "asm s nasm",
     "autohotkey": "ahk",
@@ -29,31 +29,23 @@ _SUFFIXES_OF = {
     "c#": "cs csx",
     "c++": "cpp cc cxx c++ hpp hh hxx h++ ipp inl tpp tcc",
     "clojure": "clj cljs cljc edn",
-    "cmake": "cmake",
     "cobol": "cob cbl cpy cobol",
     "coffeescript": "coffee",
     "common lisp": "lisp lsp cl asd",
-    "coq": "coq",
     "crystal": "cr",
-    "css": "css",
     "cuda": "cu cuh",
     "cython": "pyx pxd pxi",
     "d": "d di",
-    "dart": "dart",
     "diff": "diff patch",
     "elixir": "ex exs",
-    "elm": "elm",
     "emacs lisp": "el",
     "erlang": "erl hrl",
     "f#": "fs fsi fsx",
-    "fish": "fish",
     "forth": "fth 4th",
     "fortran": "f for ftn f77 f90 f95 f03 f08",
     "gdscript": "gd",
     "gettext": "po pot",
     "glsl": "glsl vert frag geom comp",
-    "go": "go",
-    "gradle": "gradle",
     "graphql": "graphql gql",
     "groovy": "groovy gvy",
     "handlebars": "hbs handlebars mustache",
@@ -61,28 +53,19 @@ _SUFFIXES_OF = {
     "haxe": "hx",
     "hcl": "hcl tf tfvars",
     "hlsl": "hlsl fx",
-    "idl": "idl",
     "ini": "ini cfg conf cnf desktop properties inf editorconfig",
-    "java": "java",
     "javascript": "js mjs cjs jsx es6",
     "jinja": "j2 jinja jinja2",
     "json": "jsonc json5",
     "julia": "jl",
     "kotlin": "kt kts",
-    "lean": "lean",
-    "less": "less",
     "lex": "l lex flex",
     "linker script": "ld lds",
     "llvm": "ll llvm",
-    "lua": "lua",
     "m4": "m4 ac",
     "makefile": "mk mak make am",
     "matlab": "m",
-    "meson": "meson",
-    "metal": "metal",
-    "mlir": "mlir",
     "nim": "nim nims",
-    "nix": "nix",
     "objective-c": "mm",
     "ocaml": "ml mli mll mly",
     "opencl": "clc opencl",
@@ -91,18 +74,14 @@ _SUFFIXES_OF = {
     "php": "php php3 php4 php5 phtml",
     "postscript": "ps eps",
     "powershell": "ps1 psm1 psd1",
-    "prolog": "prolog",
     "protobuf": "proto",
     "puppet": "pp",
     "purescript": "purs",
     "python": "py pyw pyi pyt gyp wsgi",
-    "qml": "qml",
-    "r": "r",
     "racket": "rkt",
     "reason": "re rei",
     "ruby": "rb rake gemspec ru",
     "rust": "rs",
-    "sas": "sas",
     "sass": "sass scss",
     "scala": "scala sc sbt",
     "scheme": "scm ss sld",
@@ -112,34 +91,30 @@ _SUFFIXES_OF = {
     "sparql": "sparql rq",
     "sql": "sql ddl psql pgsql",
     "standard ml": "sml sig fun",
-    "starlark": "starlark",
     "stylus": "styl",
-    "svelte": "svelte",
-    "svg": "svg",
-    "swift": "swift",
     "swig": "swg i",
     "systemverilog": "sv svh",
     "tcl": "tcl tk itcl",
     "template": "erb tmpl tpl mako ejs jsp asp aspx cshtml",
-    "thrift": "thrift",
-    "toml": "toml",
     "typescript": "ts tsx mts cts",
     "typst": "typ",
     "vala": "vala vapi",
     "verilog": "v vh",
     "vhdl": "vhd vhdl",
-    "vim": "vim",
     "visual basic": "vb vbs bas frm vba",
-    "vue": "vue",
     "webassembly": "wat wast",
     "xml": "xsd xsl xslt dtd plist xaml csproj vcxproj vbproj props targets resx glade ui qrc storyboard xib",
     "yaml": "yaml yml",
     "yara": "yar yara",
-    "zig": "zig",
 }
-LANGUAGES = frozenset(_SUFFIXES_OF)
+# These have their name for a suffix, and no other.
+_OWN_SUFFIXES = (
+    "agda applescript cmake coq css dart elm fish go gradle idl java lean less lua meson metal mlir nix prolog "
+    "qml r sas starlark svelte svg swift thrift toml vim vue zig"
+)
+_SUFFIXES = by_word(_SUFFIXES_OF, _OWN_SUFFIXES)
+LANGUAGES = frozenset(_SUFFIXES.values())
 """The names of all languages of code, and of configuration and markup that is written by hand."""
-_SUFFIXES = by_word(_SUFFIXES_OF)
 
 # Names of whole files, in lower case.
 _NAMES = by_word(
@@ -181,16 +156,9 @@ _INTERPRETERS = by_word(
         "powershell": "pwsh",
         "common lisp": "sbcl",
         "lua": "lua luajit",
-        "ocaml": "ocaml",
-        "scala": "scala",
-        "clojure": "clojure",
-        "kotlin": "kotlin",
-    }
+    },
+    "perl ruby php groovy elixir julia swift racket fish ocaml scala clojure kotlin",
 )
-# These are called as their languages.
-_INTERPRETERS |= {
-    name: name for name in ("perl", "ruby", "php", "groovy", "elixir", "julia", "swift", "racket", "fish")
-}
 
 # Running text, by the suffix of its file: what it is marked up with.
 _PROSE = by_word(
