@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 from sheepop.data.discovery import name_refusal, printable
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.magic import is_tar_header
-from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, Readable, decompressed, spooled
+from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 from sheepop.data.extract.zip_safety import ENCRYPTED_FLAG, opened_zip
 
 _TAR_BLOCK = 512
@@ -64,7 +64,7 @@ def extract_compressed(content: Content, context: Context) -> Iterator[Extracted
             return
         name = content.name.removesuffix(PurePosixPath(content.name).suffix)
         name = name if content.suffix in _COMPRESSED_SUFFIXES else content.name
-        with spooled(counted, name, context.config.max_member_bytes, context.scratch) as inner:
+        with spooled(counted.read, name, context.config.max_member_bytes, context.scratch) as inner:
             yield from context.inner(inner, "")
 
 
@@ -84,7 +84,7 @@ def _documents(members: Iterator[_Member], size: int, context: Context) -> Itera
             try:
                 with member.open() as source:
                     counted, limit = Counted(source.read, allowance), context.config.max_member_bytes
-                    with spooled(counted, member.name, limit, context.scratch) as inner:
+                    with spooled(counted.read, member.name, limit, context.scratch) as inner:
                         yield from context.inner(inner, f"member {place}")
             except MemberError as error:
                 refusal = error.reason, error.detail
@@ -124,17 +124,16 @@ def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
         raise MemberError("damaged", str(error)) from None
 
 
-def _tar_documents(file: Readable, size: int, context: Context) -> Iterator[Extracted | Refused]:
+def _tar_documents(file: Any, size: int, context: Context) -> Iterator[Extracted | Refused]:
     try:
         yield from _documents(_tar_members(file), size, context)
     except tarfile.TarError as error:
         raise ExtractionError("damaged", f"it is not a tar archive from here on: {error}") from None
 
 
-def _tar_members(file: Readable) -> Iterator[_Member]:
+def _tar_members(file: Any) -> Iterator[_Member]:
     # Zeros in between are skipped: archives that were put behind each other are read to the last.
-    options: dict[str, Any] = {"mode": "r|", "tarinfo": _Header, "ignore_zeros": True, "encoding": "utf-8"}
-    with tarfile.open(fileobj=cast("Any", file), **options) as archive:
+    with tarfile.open(fileobj=file, mode="r|", tarinfo=_Header, ignore_zeros=True, encoding="utf-8") as archive:
         for member in archive:
             cast("Any", archive).members = []  # it would keep them all
             refusal = None if member.isreg() else _NO_FILE

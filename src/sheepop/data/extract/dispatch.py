@@ -114,6 +114,10 @@ class Dispatcher:
     def _documents(
         self, content: Content, file_type: FileType | None, place: str, depth: int, unpacked: Allowance
     ) -> Iterator[Extracted | Refused]:
+        def inner(content: Content, inner_place: str) -> Iterator[Extracted | Refused]:
+            unpacked.spend(content.size)
+            return self._documents(content, None, inner_place, depth + 1, unpacked)
+
         extra = ""
         try:
             file_type = file_type or detect(content)
@@ -122,7 +126,8 @@ class Dispatcher:
             most = self.config.max_depth + (0 if row.container else _DEEPEST_CONTENT)
             if depth > most:
                 raise ExtractionError("nested", f"it is nested {depth} containers deep; see data.extract.max_depth")
-            for item in row.load()(content, self._context(depth, unpacked)):
+            context = Context(self.config, self.scratch, inner, self.alive)
+            for item in row.load()(content, context):
                 yield _placed(item, place, file_type)
         except (MemoryError, StorageError):
             raise
@@ -138,13 +143,6 @@ class Dispatcher:
             yield self._unreadable(place, error)
         except Exception as error:
             yield Refused(place, "damaged", self._clean(f"{type(error).__name__}: {error}"))
-
-    def _context(self, depth: int, unpacked: Allowance) -> Context:
-        def inner(content: Content, place: str) -> Iterator[Extracted | Refused]:
-            unpacked.spend(content.size)
-            return self._documents(content, None, place, depth + 1, unpacked)
-
-        return Context(self.config, self.scratch, inner, self.alive)
 
     def _checked(self, item: Extracted | Refused, texts: Allowance) -> Iterator[Extracted | Refused]:
         """The item, cut when it is too long, refused when it is no valid text."""

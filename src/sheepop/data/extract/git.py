@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import pathspec
 
@@ -84,7 +84,6 @@ _SETTINGS = {
     "core.attributesFile": os.devnull,
     "core.splitIndex": "false",
     "core.untrackedCache": "false",
-    "core.quotePath": "false",
     "protocol.allow": "never",
 }
 _ENVIRONMENT = {
@@ -95,7 +94,6 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_PAGER": "cat",
     "HOME": os.devnull,
     "LC_ALL": "C",
 }
@@ -296,6 +294,7 @@ class BlobReader:
         self.path, self._seconds, self.is_open = path, seconds, True
         pipe = subprocess.PIPE
         self._process = _start_git(path, "cat-file", "--batch", stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._stdin, self._stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
 
     def close(self) -> None:
         """Ends git."""
@@ -313,8 +312,19 @@ class BlobReader:
         begin, limit = time.monotonic(), threading.Timer(self._seconds, self._process.kill)
         limit.start()
         try:
-            source = self._requested(blob)
-            with spooled(source, name, source.left, scratch) as content:
+            left = size = self._requested(blob)
+
+            def read(count: int) -> bytes:
+                nonlocal left
+                count = min(count, left)
+                left -= count
+                # A line end follows.
+                data = self._stdout.read(count or 1)
+                if len(data) < count or (not count and data != b"\n"):
+                    raise _StoppedError
+                return data if count else b""
+
+            with spooled(read, name, size, scratch) as content:
                 limit.cancel()
                 yield content
         except _StoppedError:
@@ -325,37 +335,20 @@ class BlobReader:
         finally:
             limit.cancel()
 
-    def _requested(self, blob: str) -> _Blob:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
+    def _requested(self, blob: str) -> int:
+        """The size of a blob, whose bytes git sends next."""
         try:
-            stdin.write(f"{blob}\n".encode("ascii"))
-            stdin.flush()
+            self._stdin.write(f"{blob}\n".encode("ascii"))
+            self._stdin.flush()
         except OSError:
             raise _StoppedError from None
-        fields = stdout.readline(_LONGEST_HEADER).split()
+        fields = self._stdout.readline(_LONGEST_HEADER).split()
         if fields[1:2] == [b"missing"]:
             raise ExtractionError("missing", "the repository does not have this version of it")
         if len(fields) != 3 or fields[1] != b"blob":
             raise _StoppedError
-        return _Blob(stdout, int(fields[2]))
+        return int(fields[2])
 
 
 class _StoppedError(Exception):
     """git has ended, or says what it should not."""
-
-
-class _Blob:
-    """The bytes of one blob on their way from git, which a line end follows."""
-
-    def __init__(self, stream: IO[bytes], size: int) -> None:
-        self._stream, self.left = stream, size
-
-    def read(self, count: int, /) -> bytes:
-        count = min(count, self.left)
-        data = self._stream.read(count)
-        self.left -= count
-        if len(data) < count or (not count and self._stream.read(1) != b"\n"):
-            raise _StoppedError
-        return data

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
@@ -37,13 +37,6 @@ _LZMA_MEMORY = 2**28
 _MAGIC_BYTES = 8
 _MEMORY_BYTES = 2**24
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Readable(Protocol):
-    """What can be read forward."""
-
-    def read(self, count: int, /) -> bytes:
-        """At most `count` bytes, none at the end."""
 
 
 class MemberError(ExtractionError):
@@ -89,12 +82,12 @@ def raise_if_full(error: Exception, scratch: Path) -> None:
 
 
 @contextmanager
-def spooled(source: Readable, name: str, limit: int, scratch: Path) -> Iterator[Content]:
-    """All of `source` as content called `name`: in memory, or in a temporary file when it is large.
+def spooled(read: Callable[[int], bytes], name: str, limit: int, scratch: Path) -> Iterator[Content]:
+    """All that `read` gives as content called `name`: in memory, or in a temporary file when it is large.
 
     Raises `MemberError` when it is longer than `limit` bytes or cannot be unpacked.
     """
-    blocks, beginning = _blocks(source, limit), bytearray()
+    blocks, beginning = _blocks(read, limit), bytearray()
     for block in blocks:
         beginning += block
         if len(beginning) > _MEMORY_BYTES:
@@ -110,10 +103,10 @@ def spooled(source: Readable, name: str, limit: int, scratch: Path) -> Iterator[
         yield Content(name, path=Path(file.name))
 
 
-def _blocks(source: Readable, limit: int) -> Iterator[bytes]:
+def _blocks(read: Callable[[int], bytes], limit: int) -> Iterator[bytes]:
     total = 0
     try:
-        for block in iter(partial(source.read, _OUTPUT), b""):
+        for block in iter(partial(read, _OUTPUT), b""):
             total += len(block)
             if total > limit:
                 raise MemberError("oversized", f"over data.extract.max_member_bytes = {limit:,}")
@@ -162,8 +155,13 @@ def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[byt
             is_end = is_waiting and not data
             try:
                 out = stream.decompress(data, _OUTPUT)
-            except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
-                raise _failure(str(error)) from None
+            except MemoryError:
+                raise
+            except Exception as error:
+                # Every library has its own.
+                if "too much memory" in str(error) or "Memory usage limit" in str(error):
+                    raise ExtractionError("unsupported", "unpacking it needs more memory than is allowed") from None
+                raise ExtractionError("damaged", f"it cannot be unpacked: {error}") from None
             if is_end and not out and not stream.eof:
                 raise ExtractionError("damaged", "it ends too early")
             # Those of bzip2 and xz keep themselves what they have not used yet.
@@ -186,7 +184,7 @@ class _Brotli:
     def __init__(self) -> None:
         import brotli
 
-        self._decompressor, self._error = brotli.Decompressor(), brotli.error
+        self._decompressor = brotli.Decompressor()
 
     @property
     def eof(self) -> bool:
@@ -197,10 +195,7 @@ class _Brotli:
         return bool(self._decompressor.can_accept_more_data())
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        try:
-            return bytes(self._decompressor.process(data, output_buffer_limit=limit))
-        except self._error as error:
-            raise zlib.error(str(error)) from None
+        return bytes(self._decompressor.process(data, output_buffer_limit=limit))
 
 
 class _Zstd:
@@ -212,7 +207,6 @@ class _Zstd:
         import zstandard
 
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
-        self._error = zstandard.ZstdError
 
     @property
     def eof(self) -> bool:
@@ -224,10 +218,7 @@ class _Zstd:
 
     def decompress(self, data: bytes, _: int) -> bytes:
         self.unconsumed_tail = data[_ZSTD_INPUT:]
-        try:
-            return self._decompressor.decompress(data[:_ZSTD_INPUT])
-        except self._error as error:
-            raise zlib.error(str(error)) from None
+        return self._decompressor.decompress(data[:_ZSTD_INPUT])
 
 
 def _deflate(beginning: bytes) -> Any:
@@ -249,9 +240,3 @@ _FORMATS: tuple[tuple[re.Pattern[bytes], Callable[[], Any]], ...] = (
     # The second kind are frames that hold no data but what a program notes for itself.
     (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _Zstd),
 )
-
-
-def _failure(text: str) -> ExtractionError:
-    if "too much memory" in text or "Memory usage limit" in text:
-        return ExtractionError("unsupported", "unpacking it needs more memory than is allowed")
-    return ExtractionError("damaged", f"it cannot be unpacked: {text}")

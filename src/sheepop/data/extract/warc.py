@@ -158,7 +158,7 @@ def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
     )
     stream = ChunkedDataReader(record.raw_stream) if transfer == "chunked" else record.raw_stream
     limit = context.config.max_member_bytes
-    with spooled(stream, name, limit, context.scratch) as content, content.open() as file:
+    with spooled(stream.read, name, limit, context.scratch) as content, content.open() as file:
         if encoding not in _ENCODINGS:
             raise MemberError("unsupported", f"its content is encoded as {encoding[:40]}")
         packed = _ENCODINGS[encoding]
@@ -167,7 +167,7 @@ def _payload(record: Any, name: str, context: Context) -> Iterator[Content]:
             yield content
             return
         try:
-            with spooled(decompressed(file, encoding), name, limit, context.scratch) as plain:
+            with spooled(decompressed(file, encoding).read, name, limit, context.scratch) as plain:
                 yield plain
         except ExtractionError as error:
             raise MemberError(error.reason, error.detail) from None
