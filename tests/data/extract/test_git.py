@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.fixture
 def read() -> Iterator[Callable[[str], dict[str, list[Extracted | Refused]]]]:
     """Reads every file of a repository, by its path in it."""
-    with Extraction(ExtractConfig()) as extraction:
+    with closing(Extraction(ExtractConfig())) as extraction:
 
         def run(spec: str) -> dict[str, list[Extracted | Refused]]:
             return {
@@ -313,7 +314,7 @@ def test_a_blob_that_is_gone_or_damaged_is_refused_and_the_next_is_read(reposito
     objects["a.txt"].unlink()
     objects["b.txt"].chmod(0o644)
     objects["b.txt"].write_bytes(b"garbage")
-    with Extraction(ExtractConfig()) as extraction:
+    with closing(Extraction(ExtractConfig())) as extraction:
         items = [list(extraction.blob(repository, file.revision, name)) for name, file in found.items()]
     assert [type(item[0]) for item in items] == [Refused, Refused, Extracted]
     assert items[0][0].reason == "missing"

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import astuple
 from itertools import islice
 from operator import attrgetter
@@ -79,8 +79,10 @@ class Extraction:
             yield from self._here.documents(Content(name, data=whole), file_type)
             return
         yield from self._read(content, file_type)
-        if _is_changed(path, before):
-            yield Refused("", *_CHANGED)
+        with suppress(OSError):
+            if _state(path.stat()) == before:
+                return
+        yield Refused("", *_CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Iterator[Extracted | Refused]:
         """The documents of a file in a git repository, given the full hash of its content.
@@ -116,12 +118,6 @@ class Extraction:
         self._child.close()
         self._owned.close()
         self._scratch = self._blobs = None
-
-    def __enter__(self) -> Extraction:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _whole(self, file: BinaryIO, before: tuple[int, int, int]) -> bytes | None:
         """All bytes of an open file, None when there are too many to hold."""
@@ -198,13 +194,6 @@ def _detected(content: Content, head: bytes | None = None) -> FileType:
         raise
     except Exception as error:
         raise ExtractionError("damaged", f"{type(error).__name__} while its type was being detected") from None
-
-
-def _is_changed(path: Path, before: tuple[int, int, int]) -> bool:
-    try:
-        return _state(path.stat()) != before
-    except OSError:
-        return True
 
 
 def _refused(error: ExtractionError | OSError) -> Refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 
@@ -212,6 +212,17 @@ _CPP = re.compile(
 )
 _PROLOG = re.compile(r"^[ \t]*:-|^[a-z]\w*\([^\n]*\)\s*:-", re.MULTILINE)
 _COQ = re.compile(r"^[ \t]*(?:Require|Theorem|Lemma|Proof|Inductive|Fixpoint|Definition)\b", re.MULTILINE)
+_FIRST_WORD = re.compile(r"[-._ ]")
+_ANY = re.compile("")
+_PERL_OR_PROLOG = ((_PROLOG, "prolog"), (_ANY, "perl"))
+# Suffixes that languages share: the first pattern that is found in the text decides.
+_SHARED = {
+    "h": ((_OBJECTIVE_C, "objective-c"), (_CPP, "c++"), (_ANY, "c")),
+    "m": ((_OBJECTIVE_C, "objective-c"), (_ANY, "matlab")),
+    "pl": _PERL_OR_PROLOG,
+    "t": _PERL_OR_PROLOG,
+    "v": ((_COQ, "coq"), (_ANY, "verilog")),
+}
 
 
 def text_type(name: str, beginning: str) -> tuple[str, str] | None:
@@ -232,7 +243,8 @@ def text_type(name: str, beginning: str) -> tuple[str, str] | None:
     if suffix in _PROSE:
         return _PROSE[suffix], ""
     if suffix in _SHARED:
-        return "code", _SHARED[suffix](beginning)
+        script = script_language(beginning) if _SHARED[suffix] is _PERL_OR_PROLOG else ""
+        return "code", script or next(language for pattern, language in _SHARED[suffix] if pattern.search(beginning))
     language = _SUFFIXES.get(suffix) or script_language(beginning)
     if language:
         return "code", language
@@ -249,28 +261,6 @@ def script_language(beginning: str) -> str:
         word = next((word for word in arguments if not word.startswith("-") and "=" not in word), "")
         program = PurePosixPath(word).name
     return _INTERPRETERS.get(program.lower().rstrip("-.0123456789"), "")
-
-
-def _header(text: str) -> str:
-    if _OBJECTIVE_C.search(text):
-        return "objective-c"
-    return "c++" if _CPP.search(text) else "c"
-
-
-def _matlab(text: str) -> str:
-    return "objective-c" if _OBJECTIVE_C.search(text) else "matlab"
-
-
-def _perl(text: str) -> str:
-    return script_language(text) or ("prolog" if _PROLOG.search(text) else "perl")
-
-
-def _verilog(text: str) -> str:
-    return "coq" if _COQ.search(text) else "verilog"
-
-
-_FIRST_WORD = re.compile(r"[-._ ]")
-_SHARED: dict[str, Callable[[str], str]] = {"h": _header, "m": _matlab, "pl": _perl, "t": _perl, "v": _verilog}
 
 
 def is_generated_name(name: str) -> bool:

@@ -85,9 +85,20 @@ def cut_point(data: bytes | bytearray, limit: int) -> int:
     It ends after a blank line in the second half of what is allowed, else after a line end, else after a blank; 0
     when there is none of these. A CR LF is never torn apart.
     """
+
+    def after(mark: bytes, begin: int = 0, end: int = limit) -> int:
+        position = data.rfind(mark, begin, end)
+        return 0 if position < 0 else position + len(mark)
+
     half = limit // 2
-    blank_line = max(_after(data, b"\n\n", half, limit), _after(data, b"\n\r\n", half, limit))
-    return blank_line or _line_end(data, limit) or max(_after(data, b" ", 0, limit), _after(data, b"\t", 0, limit))
+    # The line feed may stand just behind what is allowed.
+    before_line_feed = limit - (data[limit - 1 : limit + 1] == b"\r\n")
+    return (
+        max(after(b"\n\n", half), after(b"\n\r\n", half))
+        or after(b"\n")
+        or after(b"\r", end=before_line_feed)
+        or max(after(b" "), after(b"\t"))
+    )
 
 
 def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
@@ -102,37 +113,17 @@ def pieces_of(document: Extracted, limit: int) -> Iterator[Extracted]:
         return
     number = begin = offset = 0
     while begin < len(data):
-        rest = memoryview(data)[begin : begin + limit + 1]
-        end = begin + (_piece_length(bytes(rest), limit) if len(rest) > limit else len(rest))
-        piece = data[begin:end].decode("utf-8")
+        rest = data[begin : begin + limit + 1]
+        length = len(rest) if len(rest) <= limit else cut_point(rest, limit) or limit
+        # Where there was nowhere to cut: not inside a character at least.
+        while length < len(rest) and rest[length] & 0xC0 == 0x80:
+            length -= 1
+        piece = rest[:length].decode("utf-8")
         number += 1
         place = f"{document.place}, piece {number}" if document.place else f"piece {number}"
         marks = _marks_between(document.marks, offset, offset + len(piece))
         yield replace(document, text=piece, place=place, marks=marks)
-        begin, offset = end, offset + len(piece)
-
-
-def _piece_length(data: bytes, limit: int) -> int:
-    length = cut_point(data, limit)
-    if length:
-        return length
-    # Nowhere to cut: not inside a character at least.
-    while data[limit] & 0xC0 == 0x80:
-        limit -= 1
-    return limit
-
-
-def _after(data: bytes | bytearray, what: bytes, begin: int, end: int) -> int:
-    position = data.rfind(what, begin, end)
-    return 0 if position < 0 else position + len(what)
-
-
-def _line_end(data: bytes | bytearray, limit: int) -> int:
-    end = _after(data, b"\n", 0, limit)
-    if end:
-        return end
-    end = _after(data, b"\r", 0, limit)
-    return end if data[end : end + 1] != b"\n" else _after(data, b"\r", 0, end - 1)
+        begin, offset = begin + length, offset + len(piece)
 
 
 def _marks_between(marks: tuple[tuple[int, str], ...], begin: int, end: int) -> tuple[tuple[int, str], ...]:

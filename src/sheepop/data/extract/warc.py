@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from itertools import count
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -46,7 +47,6 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     ``date``, and ``truncated`` with the reason where the crawler kept only the beginning. Raises `ExtractionError`
     where the archive is damaged; what came before counts.
     """
-    from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
     allowance, number = Allowance(content.size, context.config), 0
@@ -54,40 +54,39 @@ def extract_warc(content: Content, context: Context) -> Iterator[Extracted | Ref
     with content.open() as file:
         # Here, because warcio itself would take a damaged end for the end. What has been unpacked is handed on before
         # more is, so that what stands before damage is not lost with it.
-        read = decompressed(file).read1 if is_packed else file.read
-        records = ArchiveIterator(Counted(read, allowance), arc2warc=True)
+        counted = Counted(decompressed(file).read1 if is_packed else file.read, allowance)
         try:
-            while (record := _next(records, number + 1)) is not None:
-                number += 1
+            for number, record in enumerate(_records(counted), 1):
                 if record.rec_type in _DOCUMENTS:
                     allowance.spend(members=1)
                     yield from _record(record, number, context)
-                _finish(records, record, number)
         except (ArchiveLoadFailed, ValueError, AttributeError, TypeError) as error:
             raise ExtractionError("damaged", f"what follows record {number:,} is not a record: {error}") from None
 
 
-def _next(records: Any, number: int) -> Any | None:
-    """The next record, which is the one of this number; None after the last."""
-    begins = records.next_line is not None
-    with redirect_stderr(io.StringIO()):
-        record = next(records, None)
-    if record is None and begins:
-        raise ExtractionError("damaged", f"record {number:,} breaks off")
-    if record is not None and record.length is None:
-        raise ExtractionError("damaged", f"record {number:,} does not say how long it is")
-    return record
+def _records(file: Counted) -> Iterator[Any]:
+    """The records, each of which is read to its end, and checked to end where it says, before the next."""
+    from warcio.archiveiterator import ArchiveIterator
 
-
-def _finish(records: Any, record: Any, number: int) -> None:
-    """Reads what is left of a record, and checks that it ends where it says."""
-    # Of records that do not, warcio writes a line there, and counts them.
-    with redirect_stderr(io.StringIO()):
-        records.read_to_end()
-    if getattr(record.raw_stream, "limit", 0) > 0:
-        raise ExtractionError("damaged", f"record {number:,} breaks off")
-    if records.err_count:
-        raise ExtractionError("damaged", f"record {number:,} does not end where it says")
+    records = ArchiveIterator(file, arc2warc=True)
+    for number in count(1):
+        begins = records.next_line is not None
+        # Of records that do not end where they say, warcio writes a line there, and counts them.
+        with redirect_stderr(io.StringIO()):
+            record = next(records, None)
+        if record is None and not begins:
+            return
+        if record is None:
+            raise ExtractionError("damaged", f"record {number:,} breaks off")
+        if record.length is None:
+            raise ExtractionError("damaged", f"record {number:,} does not say how long it is")
+        yield record
+        with redirect_stderr(io.StringIO()):
+            records.read_to_end()
+        if getattr(record.raw_stream, "limit", 0) > 0:
+            raise ExtractionError("damaged", f"record {number:,} breaks off")
+        if records.err_count:
+            raise ExtractionError("damaged", f"record {number:,} does not end where it says")
 
 
 def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | Refused]:
@@ -102,8 +101,7 @@ def _record(record: Any, number: int, context: Context) -> Iterator[Extracted | 
         try:
             with _payload(record, _name(url, media_type), context) as payload:
                 if payload.size:
-                    payload = _in_utf8(payload, charset) if charset and _is_text(media_type) else payload
-                    for item in context.inner(payload, place):
+                    for item in context.inner(_in_utf8(payload, media_type, charset), place):
                         if isinstance(item, Extracted):
                             item = replace(item, metadata={**item.metadata, **known})
                         yield item
@@ -182,14 +180,11 @@ _ENCODINGS: dict[str, bytes | None] = {
 }
 
 
-def _is_text(media_type: str) -> bool:
-    """Whether the encoding that the server states counts; XML says itself in which it is."""
-    return (media_type.startswith("text/") and media_type != "text/xml") or media_type == "application/xhtml+xml"
-
-
-def _in_utf8(content: Content, charset: str) -> Content:
-    """The content in UTF-8, where the encoding that the server states fits; it counts more than the page's own."""
-    if content.size > _LONGEST_DECODED:
+def _in_utf8(content: Content, media_type: str, charset: str) -> Content:
+    """Text in UTF-8, where the encoding that the server states fits; it counts more than the page's own."""
+    # XML says itself in which it is.
+    is_text = media_type.startswith("text/") and media_type != "text/xml"
+    if not charset or not (is_text or media_type == "application/xhtml+xml") or content.size > _LONGEST_DECODED:
         return content
     with content.open() as file:
         decoded = decoded_as(file.read(), charset)
