@@ -39,6 +39,12 @@ def test_what_a_library_packed_is_unpacked(compress: Callable[[bytes], bytes]):
 
 
 @every_format
+def test_data_of_which_little_comes_out_at_a_time_is_unpacked_to_its_end(compress: Callable[[bytes], bytes]):
+    data = random.Random(3).randbytes(400_000).hex().encode()
+    assert unpacked(compress(data)) == data
+
+
+@every_format
 def test_streams_behind_each_other_and_zeros_that_fill_up_are_one_file(compress: Callable[[bytes], bytes]):
     assert unpacked(compress(b"one ") + compress(b"") + compress(b"two") + bytes(700)) == b"one two"
 
